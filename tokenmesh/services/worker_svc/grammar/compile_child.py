@@ -33,7 +33,7 @@ from tokenmesh.shared.child_pool import serve
 from tokenmesh.shared.messages.structured import Structured
 
 TRIAL_TOKENS: Final = 32
-"""How far a new grammar is followed, so that one that explodes does it here."""
+"""Steps that a new grammar is followed, so that one that explodes does so in this process."""
 
 
 class Bench:
@@ -45,7 +45,7 @@ class Bench:
         self._backends = {name: make_backend(name, tokens) for name in setup.backends}
 
     def prepare(self, data: bytes) -> Callable[[], bytes]:
-        """A job, ready to be carried out."""
+        """A job, ready to run."""
         job = decode_job(data)
         if job.structured is None:
             return lambda: encode(Compiled(b""))
@@ -82,7 +82,7 @@ class Bench:
 
 
 def _data_bytes() -> int:
-    """What counts towards the limit already."""
+    """Memory that counts towards the limit before a job."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
@@ -102,7 +102,7 @@ def main(argument: str) -> None:
     eos_ids = frozenset(setup.eos_ids)
     tokens = read_token_table(Path(setup.tokenizer_file), setup.vocab_size, eos_ids)
     bench = Bench(setup, tokens)
-    # what the libraries have loaded takes seconds to load: a job that is ended must not cost it
+    # libraries take seconds to load: ending a job must not cost that again
     serve(sys.stdin.buffer, sys.stdout.buffer, setup.time_s, bench.prepare, forks=True)
 
 

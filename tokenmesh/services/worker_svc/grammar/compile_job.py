@@ -1,4 +1,4 @@
-"""What the worker and its compiling processes say to each other: a job, one of two answers.
+"""Messages between the worker and its compiling processes: a job, and one of two answers.
 
 All of it is msgpack; how it travels is shared/child_pool.py's.
 """
@@ -13,7 +13,7 @@ BackendName = Literal["xgrammar", "guidance"]
 
 
 class CompileSetup(msgspec.Struct, frozen=True):
-    """What a process is made for, as JSON on its command line."""
+    """Settings of a process, as JSON on its command line."""
 
     tokenizer_file: str
     vocab_size: int
@@ -40,7 +40,7 @@ class Compiled(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotCompiled(msgspec.Struct, frozen=True, tag=True):
-    """Why there is none."""
+    """Why the grammar does not compile."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Follower: one stream on its way through its grammar, reasoning before it and its end included."""
+"""Follower: one stream's position in its grammar, with reasoning before it and the end after it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -20,7 +20,7 @@ class Follower:
         step_s: float,
         eos_ids: Iterable[int] = (),
     ) -> None:
-        """after: what ends reasoning; empty: there is none. step_s: CPU time of a step at most."""
+        """after: ends of reasoning; empty without reasoning. step_s: CPU time limit of a step."""
         self._matcher = matcher
         self._eos_ids = list(eos_ids)
         self._after = [list(each) for each in after]
@@ -34,7 +34,7 @@ class Follower:
 
     @classmethod
     def of(cls, new: NewRow, step_s: float, eos_ids: Iterable[int] = ()) -> Self | None:
-        """Where the row's output has led to; None for a row without a grammar."""
+        """The follower after a row's output so far; None for a row without a grammar."""
         if new.grammar is None:
             return None
         assert new.sampling.structured is not None
@@ -51,7 +51,7 @@ class Follower:
         return self.is_constrained or self._needs_answer
 
     def append(self, token_id: int) -> None:
-        """The stream went on by a token."""
+        """Add a token to the stream."""
         if self.is_constrained:
             self._accept(token_id)
             return
@@ -61,7 +61,7 @@ class Follower:
         )
 
     def fill(self, masks: Masks, index: int) -> None:
-        """What may come next, to masks[index], where it `has_mask`. Raises GrammarFailed."""
+        """Write the allowed tokens to masks[index], if it `has_mask`. Raises GrammarFailed."""
         if not self.is_constrained:
             masks[index] = -1
             words = masks[index].view(np.uint32)
@@ -71,7 +71,7 @@ class Follower:
         if self._error is not None:
             raise GrammarFailed(self._error)
         if self._matcher.is_terminated():
-            # launched before the stream's end was known: what is drawn is dropped
+            # launched before the stream's end was known: the drawn token is dropped
             masks[index] = -1
             return
         began_s = thread_cpu_s()

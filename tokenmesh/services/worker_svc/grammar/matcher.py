@@ -22,20 +22,20 @@ class CannotCompile(TokenMeshError):
 
 
 class GrammarFailed(TokenMeshError):
-    """A matcher cannot go on: its grammar turned out to be too ambiguous to follow."""
+    """A matcher cannot continue: its grammar is too ambiguous to follow."""
 
 
 class Matcher(Protocol):
-    """One stream's place in its grammar."""
+    """One stream's position in its grammar."""
 
     def fill(self, masks: Masks, index: int) -> None:
-        """Write what may come next to masks[index]. Raises GrammarFailed."""
+        """Write the allowed tokens to masks[index]. Raises GrammarFailed."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; False, and nothing has changed, when it may not come next."""
+        """Accept a token; False, and nothing has changed, when it is not allowed next."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back as many accepted tokens."""
+        """Take back the last `num_tokens` accepted tokens."""
 
     def is_terminated(self) -> bool:
         """Whether an end-of-sequence token was accepted: nothing may follow."""
@@ -46,7 +46,7 @@ class Grammar(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """Approximate memory of the grammar."""
 
     def start(self) -> Matcher: ...
 

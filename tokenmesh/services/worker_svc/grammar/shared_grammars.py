@@ -1,4 +1,4 @@
-"""SharedGrammars: what one worker has compiled, for the others of the same model, through Redis.
+"""SharedGrammars: compiled grammars that workers of the same model share through Redis.
 
 A stream that goes on elsewhere finds its grammar there, compiled by the same library: two libraries
 may allow different tokens. Grammars lie in a fixed number of slots, by the hash of their text, so
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 _LIBRARIES: Final = ("xgrammar", "llguidance")
 _FORM: Final = "1"
-"""Another one when our own part of compiling changes: what lies in Redis outlives an upgrade."""
+"""Increase it when our part of compiling changes: entries in Redis outlive an upgrade."""
 _FAST: Final = 1
 """zlib's level: a third of the size for some milliseconds."""
 
 
 class SharedGrammar(msgspec.Struct, frozen=True):
     key: bytes
-    """Of the grammar's text: another one may lie in its slot."""
+    """Hash of the grammar's text: its slot may hold another one."""
     backend: BackendName
     check: str
-    """Of `data`: a library must not be given what was damaged on its way."""
+    """Hash of `data`: corrupted data must not reach a library."""
     data: bytes
     """For `Backend.load`, compressed."""
 
@@ -55,7 +55,7 @@ def vocabulary_of(
 
 
 class SharedGrammars:
-    """For one vocabulary. Without Redis there are none, and nothing fails."""
+    """The shared grammars of one vocabulary. Without Redis it is empty, and nothing fails."""
 
     def __init__(self, blobs: Blobs, vocabulary: bytes, settings: WorkerSettings) -> None:
         self._blobs = blobs

@@ -32,7 +32,7 @@ class ModelFacts:
     max_position: int
     """Longest sequence the checkpoint was made for, rope scaling included."""
     ropes: tuple[RopeConfig, ...]
-    """Those whose angles depend on a sequence's length must be here."""
+    """All ropes whose angles depend on a sequence's length, and maybe others."""
     takes_images: bool
     dtype: str | None
     """As the checkpoint states it, such as "bfloat16"."""
@@ -45,11 +45,11 @@ class ModelFacts:
         return next((rope.boundary for rope in self.ropes if rope.boundary is not None), None)
 
     def gpu_problem(self) -> str | None:
-        """Why the model does not run on a GPU; None: nothing in its config stands against it."""
+        """Why the model does not run on a GPU; None: nothing in its config prevents it."""
         return None
 
     def min_length(self, num_prompt: int, num_known: int) -> int:
-        """The length that the first tokens of a row count with, where keys depend on it.
+        """The sequence length to compute a row's first tokens with, where keys depend on it.
 
         num_known tokens are known when its KV is computed from the start. Past a boundary every key
         is one of the whole sequence; else an output token's is that of the length it made.
@@ -57,14 +57,14 @@ class ModelFacts:
         return num_prompt if self.rope_boundary is None else num_known
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
-        """The prefix cache's salt of a request: the client's own and the model's reasons."""
+        """The prefix cache's salt of a request: the client's, extended where keys depend on length."""
         for rope in self.ropes:
             salt = rope.cache_salt(salt, num_prompt)
         return salt
 
 
 def heads_problem(width: int) -> str | None:
-    """Why heads of so many features do not run on a GPU; None: they do."""
+    """Why heads of this width do not run on a GPU; None: they do."""
     if width % MULTIPLE == 0:
         return None
     return f"heads of {width} features do not run on a GPU: no multiple of {MULTIPLE}"

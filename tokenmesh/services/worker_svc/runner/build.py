@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnableModel:
-    """A model and what the rest of the worker must know about it."""
+    """A loaded model and what the rest of the worker needs of it."""
 
     runner: AnyRunner
     facts: ModelFacts
@@ -124,7 +124,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
 
 
 def _get_ready(runner: CudaRunner, maker: RunnerMaker) -> None:
-    """All that the first requests would have to wait for."""
+    """Record graphs and compile kernels, which the first requests would wait for."""
     problem = (
         "CUDA graphs do not fit the GPU; lower gpu_memory_utilization or max_cudagraph_capture_size"
     )
@@ -135,7 +135,7 @@ def _get_ready(runner: CudaRunner, maker: RunnerMaker) -> None:
 
 @contextmanager
 def _fitting(problem: str, setting: str) -> Iterator[None]:
-    """A lack of device memory as something that the user can mend."""
+    """Turn a lack of device memory into a ConfigError that names the setting to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -14,7 +14,7 @@ class Skipped(TokenMeshError):
 
 
 class Task:
-    """A step on its way; implements `Launch`."""
+    """An in-flight step; implements `Launch`."""
 
     def __init__(self, compute: Callable[[], StepResult], below: "Task | None") -> None:
         """below is the step before, unless its result was taken already."""
@@ -26,7 +26,7 @@ class Task:
         self.is_taken = False
 
     def run(self) -> None:
-        """On the compute thread."""
+        """Run the step on the compute thread."""
         assert self._compute is not None
         try:
             if self._below is not None and self._below._error is not None:
@@ -53,7 +53,7 @@ class Task:
 
 
 class ComputeHere:
-    """The same for an engine that never launches ahead: a hand-over less in each step."""
+    """The same for an engine that never launches ahead, without handing steps to a thread."""
 
     def submit(self, compute: Callable[[], StepResult]) -> Task:
         """Run the step; it has ended when this returns."""
@@ -63,7 +63,7 @@ class ComputeHere:
 
 
 class ComputeThread:
-    """One thread; it ends when nothing refers to this object any more."""
+    """One thread, which ends when this object is garbage-collected."""
 
     def __init__(self) -> None:
         # never holds more than the launches that the engine has in flight

@@ -57,7 +57,7 @@ class RunnerMaker:
     dtype: torch.dtype
     max_model_len: int
     may_be_shorter: bool
-    """Whether as much of max_model_len as the KV memory holds will do."""
+    """Whether max_model_len may be lowered to what the KV memory holds."""
     eos_token_ids: frozenset[int]
     settings: WorkerSettings
     native: bool

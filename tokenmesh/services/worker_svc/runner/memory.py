@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _GIB: Final = 1 << 30
 _SAVED_SHARE: Final = 0.25
 """Of the memory for blocks. A saved state may take as much as the keys and values of thousands of
-tokens, and one without blocks is worth nothing."""
+tokens, and a saved state without blocks is useless."""
 _SAVED_PER_ROW: Final = 2
 _EMPTY_BLOCKS: Final = 1 << 18
 """Most blocks that hold nothing, for more than one request: each still is an entry of the pool."""
@@ -75,7 +75,7 @@ class Need:
     """Saved states; None: as many as there is room for, at most `most_saved`."""
     most_saved: int = 0
     may_be_shorter: bool = False
-    """Whether as much of max_model_len as fits will do."""
+    """Whether max_model_len may be lowered to what fits."""
 
     @property
     def num_blocks(self) -> int:
@@ -195,8 +195,8 @@ def size_store(
 ) -> StoreSize:
     """What the pool holds; `measure` is called only when no setting says.
 
-    Raises ConfigError when a single request of full length would not fit, or of any length where
-    a shorter one will do.
+    Raises ConfigError when one request of full length does not fit, or of any length where
+    max_model_len may be lowered.
     """
     # More than every row at full length can never be used.
     most = 1 + settings.num_rows * (need.num_blocks - 1)

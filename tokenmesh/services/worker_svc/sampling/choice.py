@@ -1,7 +1,7 @@
 """ChoiceState: temperature, the filters min_p, top_k and top_p, and the draw itself.
 
-What the filters keep is nearly always among the best few hundred tokens, so only those are looked
-at first. Rows for which they are not enough are done again over the whole vocabulary.
+The tokens that filters keep are nearly always among the best few hundred, so only those are tried
+first. Rows for which they do not suffice are drawn again over the whole vocabulary.
 """
 
 import struct
@@ -97,11 +97,11 @@ def _float_of(bits: int) -> float:
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this are 0, as in vLLM."""
 CANDIDATES: Final = 256
-"""Tokens looked at first when a filter is on."""
+"""Best tokens that are tried first when a filter is on."""
 TIES: Final = 8
-"""Candidates beyond the largest top_k, to see whether its last place is shared."""
+"""Candidates beyond the largest top_k, which show whether its last place is tied."""
 PIECE: Final = 1 << 18
-"""Elements that are drawn from at a time: a row of a large vocabulary stays in the cache."""
+"""Elements drawn from at a time, so that a row of a large vocabulary stays in the cache."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""DeviceGrammars: grammars of the rows of a device; the host follows them, a step behind it.
+"""DeviceGrammars: grammars of rows on a device, which the host follows one step behind it.
 
-What a row may draw is known once the token before it is, so a step that holds such a row waits for
-the one below it between its forward pass and its draw; all others wait for nothing.
+What a row may draw is known once its previous token is. A step with such a row therefore waits for
+the step before it between forward pass and draw; other steps do not wait.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tokenmesh.services.worker_svc.sampling.grammars import GrammarState, StepGr
 
 
 class DeviceStepGrammars:
-    """Of one batch: its masks on the way to the device, its tokens on the way back."""
+    """The grammars of one batch: sends masks to the device, follows the tokens it returns."""
 
     def __init__(self, step: StepGrammars, numbers: Sequence[int]) -> None:
         self._step = step
@@ -34,13 +34,13 @@ class DeviceStepGrammars:
         rows = upload(torch.tensor(indices, dtype=torch.int32), logits.device)
         is_sound = logits.amax(-1).isfinite()
         grammar_mask(logits, rows, upload(torch.from_numpy(masks), logits.device))
-        # torch.where would wait for the device to bring it the numbers
+        # torch.where would wait for the device to read the numbers
         kinds = torch.full_like(marks, HID_DEFECT).masked_fill_(is_sound, HID_NUMBER)
         marks[rows.long()] = kinds[rows.long()]
         return marks
 
     def note(self, result: StepResult) -> None:
-        """The step has been read: go on by its tokens, and take out the rows that failed."""
+        """Follow the tokens of the step's result, and move rows that failed to its errors."""
         for index, number in enumerate(self._numbers):
             if number in result.tokens and index not in self._step.errors:
                 for token_id in result.tokens[number]:
@@ -69,7 +69,7 @@ class DeviceGrammars:
         self._state.remove(number)
 
     def apply(self) -> None:
-        """Nothing of it lies on the device."""
+        """Nothing is staged: grammars are kept on the host."""
 
     def of(self, numbers: Sequence[int]) -> DeviceStepGrammars | None:
         """For a batch of these rows; None when none of them has a grammar."""

@@ -34,12 +34,12 @@ class _Limits:
         return bool(self.allowed is not None or self.bias or self.stops or self.words)
 
     def num_recent(self) -> int:
-        """Output tokens that decide about the bad words."""
+        """Output tokens that bad words are compared with."""
         return max((len(word) - 1 for word in self.words), default=0)
 
 
 class DeviceLimits:
-    """Which tokens a row may draw. Tables grow with the longest list that any row brings."""
+    """Which tokens a row may draw. Tables grow with the longest list of any row."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class DeviceLimits:
         return 0 <= token < self._vocab_size
 
     def _grow(self, needed: dict[str, int]) -> None:
-        """Make the tables large enough; a new column of `recent` is older than any word needs."""
+        """Make the tables large enough; new columns of `recent` are older than any word needs."""
         widths = {n: max(width, _power_of_2(needed[n])) for n, width in self._widths.items()}
         if widths != self._widths or self._slots.capacity > len(self.rows.num_edits):
             self._widths = widths

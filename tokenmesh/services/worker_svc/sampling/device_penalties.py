@@ -59,9 +59,9 @@ class DevicePenalties:
         return number in self._slots
 
     def _stage_counts(self, slot: int, output: list[int]) -> None:
-        """A new request's row is zeroed where it is; a resumed one brings its counts."""
+        """Stage the counts of a resumed request; a new request's row is zeroed on the device."""
         if not output:
-            # An earlier request's counts, staged and never sent, are of no use any more.
+            # counts of an earlier request that were staged and never sent are obsolete
             self._tables.discard("counts", slot)
             self.rows.counts[slot].zero_()
             return

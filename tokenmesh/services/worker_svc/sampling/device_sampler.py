@@ -1,7 +1,7 @@
 """DeviceSampler: the sampler's twin for a device, from logits to tokens without waiting.
 
 It draws what `Sampler` draws. Parameters live in device rows and are written by `apply`; `draw`
-launches kernels and returns tensors; `DeviceDraws.read` waits for them and speaks like `Sampler`.
+launches kernels and returns tensors; `DeviceDraws.read` waits for them and returns `Draws`.
 """
 
 import math
@@ -64,7 +64,7 @@ class DeviceChoice:
             self._tables.stage_number(name, new.row, value)
 
     def remove(self, number: int) -> None:
-        """Forget a row; what the device holds of it is overwritten by the next."""
+        """Forget a row; its values on the device are overwritten by the next one's."""
         self._filtered.discard(number)
 
     def apply(self) -> None:

@@ -1,7 +1,7 @@
 """DeviceTables: rows of parameters on a device, written in batches.
 
-`stage` keeps what is to be written on the host; `apply` sends all of it in one copy and one launch.
-What a row's entry held before stays behind a shorter one, so every ragged table has its counts.
+`stage` keeps writes on the host; `apply` sends all of them in one copy and one launch. A shorter
+entry leaves the end of the previous one in place, so every ragged table has counts.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from tokenmesh.kernels.staged_writes import staged_writes
 def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The same values on `device`, for what is launched there from now on.
 
-    They go through pinned memory: a copy from any other waits for all that was launched before it.
+    They go through pinned memory: a copy from other memory waits for all earlier launches.
     """
     if device.type == "cpu":
         return values
-    # torch keeps pinned memory from others until the copies that were launched on it are done
+    # torch does not reuse pinned memory before the copies launched on it are done
     return values.pin_memory().to(device, non_blocking=True)
 
 
@@ -143,7 +143,7 @@ class Slots:
         return number in self._slot_by_number
 
     def allocate(self, number: int) -> int:
-        """A free slot. It may lie beyond what the tables hold: `capacity` has doubled then."""
+        """A free slot. If it lies beyond the tables, `capacity` has doubled."""
         if not self._free:
             larger = max(1, 2 * self.capacity)
             self._free = list(reversed(range(self.capacity, larger)))

@@ -1,7 +1,7 @@
 """DeviceThinking: reasoning budgets of the rows that have one. The twin of `ThinkingState`.
 
-The token before is known to the device alone, so it also follows where each output is. Few rows
-have a budget, and a batch without one launches nothing of this: it is left to torch's own kernels.
+Only the device knows the previous token, so it also tracks where each output stands in reasoning.
+Few rows have a budget and other batches launch none of this, so it uses torch's own kernels.
 """
 
 from typing import Final
@@ -31,7 +31,7 @@ class DeviceThinking:
         self._tables = DeviceTables.zeros(_shapes(1), device)
         self._rows = 1
         self._longest = 1
-        """Tokens of the longest end marker that any row has brought."""
+        """Tokens of the longest end marker of any row so far."""
 
     def add(self, new: NewRow) -> None:
         """Take a row with what it has generated before."""
@@ -85,7 +85,7 @@ class DeviceThinking:
         num_end, known = self._of("num_end", slots), torch.zeros_like(slots)
         for width in range(1, self._longest):
             is_known = (recent[:, _WIDTH - width :] == end[:, :width]).all(1)
-            # not torch.where: it would wait for the device to bring it the number
+            # torch.where would wait for the device to read the number
             known = known.masked_fill(is_known & (width < num_end), width)
         token = end.gather(1, known.unsqueeze(1)).long().clamp(min=0)
         is_spent = self._of("count", slots) >= self._of("budget", slots)

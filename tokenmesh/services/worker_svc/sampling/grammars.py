@@ -19,7 +19,7 @@ class StepGrammars:
         self._followers = followers
         self._num_words = num_words(vocab_size)
         self.errors: dict[int, str] = {}
-        """By place in the batch: rows that cannot go on, and why. Known once they are filled."""
+        """By place in the batch: why a row cannot continue; complete after `fill`."""
 
     def fill(self) -> tuple[list[int], Masks]:
         """Places whose next token is restricted, and their masks."""
@@ -80,7 +80,7 @@ class GrammarState:
     def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> dict[int, str]:
         """Change logits [N, V] in place; numbers [N] are the rows they belong to.
 
-        Returns rows that cannot go on, and why.
+        Returns the errors of rows that cannot continue.
         """
         if not self._follower_by_number:
             return {}

@@ -1,4 +1,4 @@
-"""RowStates: what both samplers keep of every row, feature by feature."""
+"""RowStates: the state of all rows that both samplers keep, feature by feature."""
 
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
@@ -29,7 +29,7 @@ class RowStates(Generic[State]):
         """Tokens whose log-probabilities a row wants in place of those of the most likely."""
 
     def add(self, new: NewRow) -> None:
-        """Take a row; whatever its number held before is forgotten."""
+        """Take a row; the previous row of its number is forgotten."""
         self.remove(new.row)
         for state in self._states:
             state.add(new)

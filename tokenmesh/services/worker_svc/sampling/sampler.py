@@ -33,15 +33,15 @@ class Draw:
 
 @dataclass(slots=True)
 class Draws:
-    """The outcome of one step. Every row is in one of the two."""
+    """The outcome of one step. Every row is in `draw_by_row` or in `errors`."""
 
     draw_by_row: dict[int, Draw] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     non_retryable: set[int] = field(default_factory=set)
-    """Those of `errors` that fail wherever they are tried."""
+    """Rows of `errors` that would fail on every worker."""
 
     def give_up(self, number: int, error: str) -> None:
-        """The row's own parameters leave it no way."""
+        """Fail a row whose own parameters leave no token, which no retry changes."""
         self.errors[number] = error
         self.non_retryable.add(number)
 
@@ -71,14 +71,14 @@ class Sampler(RowStates[_HostState]):
             self._bad_words,
             self._thinking,
         )
-        """What changes logits."""
+        """Features that change logits, in their order."""
         super().__init__((*self._changing, self._choice))
 
     def draw(self, numbers: Sequence[int], logits: torch.Tensor) -> Draws:
         """Draw one token for each row; logits [N, V] are overwritten."""
         changed = len(self._num_logprobs) + sum(len(state) for state in self._changing)
         is_plain = self._choice.is_greedy and not changed
-        is_sound = [] if is_plain else _mend(logits)
+        is_sound = [] if is_plain else _repair(logits)
         asked = [i for i, number in enumerate(numbers) if number in self._num_logprobs]
         raw = logits[asked] if asked else None
 
@@ -125,9 +125,9 @@ class Sampler(RowStates[_HostState]):
         return shown
 
 
-def _mend(logits: torch.Tensor) -> list[bool]:
+def _repair(logits: torch.Tensor) -> list[bool]:
     """Whether each row's largest logit is a finite number; other rows [N, V] become zeros."""
-    # numpy: torch takes longer to wake its threads than to look at a vocabulary
+    # numpy: torch takes longer to wake its threads than numpy for the whole vocabulary
     is_sound: list[bool] = np.isfinite(logits.numpy().max(-1)).tolist()
     if not all(is_sound):
         logits[[i for i, sound in enumerate(is_sound) if not sound]] = 0.0

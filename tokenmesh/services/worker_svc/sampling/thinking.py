@@ -9,7 +9,7 @@ from tokenmesh.shared.messages.sampling import ThinkingBudget
 
 
 class ThinkingTracker:
-    """Where one output is. It follows from the tokens alone: a resumed row comes to the same."""
+    """Where one output stands in reasoning, which follows from its tokens alone."""
 
     def __init__(self, budget: ThinkingBudget, token_ids: Sequence[int], num_prompt: int) -> None:
         self.budget = budget
@@ -24,7 +24,7 @@ class ThinkingTracker:
             self.push(token)
 
     def push(self, token_id: int) -> None:
-        """The output has got a token."""
+        """Add a token to the output."""
         self.recent.append(token_id)
         del self.recent[: -self._width]
         if self.is_inside:
@@ -36,7 +36,7 @@ class ThinkingTracker:
     def forced(self) -> int | None:
         """The only token that may come next; None when any may.
 
-        What the output already ends with of the marker is not written again.
+        The beginning of the marker that the output already ends with is not repeated.
         """
         if not self.is_inside or self.count < self.budget.num_tokens:
             return None
@@ -75,7 +75,7 @@ class ThinkingState:
     def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> None:
         """Change logits [N, V] in place; numbers [N] are the rows they belong to.
 
-        It has the last word: nothing else can forbid the marker.
+        It is applied last, so that no other feature can forbid the marker.
         """
         if not self._tracker_by_number:
             return

@@ -110,7 +110,7 @@ class _Writer:
 
     @property
     def inner_widths(self) -> list[int]:
-        """Of the buffers that come after those of _Buffer: what is within an MLP or experts."""
+        """Widths of the buffers after those of _Buffer, for values within MLP or experts."""
         return [width for _, width in self._inner]
 
     def attention_block(self, number: int, layer: DecoderLayer, config: LayerConfig) -> None:
@@ -181,7 +181,7 @@ class _Writer:
         self._op(Kind.ADD, shared, _Buffer.BLOCK, width=width, value=1.0)
 
     def _buffer(self, *key: *tuple[str, int]) -> int:
-        """The one of this use and width, for all layers."""
+        """The buffer of this use and width, shared by all layers."""
         if key not in self._inner:
             self._inner.append(key)
         return len(_Buffer) + self._inner.index(key)

@@ -39,7 +39,7 @@ class Names:
 QkNorm = Literal["none", "head", "all"]
 """none; over each head's features; over all heads' features at once."""
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-"""Of a gated MLP; gelu is the exact one."""
+"""Activation of a gated MLP; "gelu" is the exact one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LayerConfig:
     rope: int | None
     """Index into DecoderConfig.ropes; None: no positions in this layer."""
     routing: Routing | None = None
-    """To the experts of this layer; None: its MLP is dense."""
+    """Routing to the experts of this layer; None: its MLP is dense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class DecoderConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    """Of dense layers; 0 where there are none."""
+    """Width of dense layers' MLPs; 0 without dense layers."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -90,11 +90,11 @@ class DecoderConfig:
     """Scores become softcap * tanh(score / softcap)."""
     embedding_multiplier: float = 1.0
     multiplies_patches: bool = False
-    """Whether that counts for embeddings that do not come from the table, such as images."""
+    """Whether embeddings that do not come from the table, such as images, are multiplied too."""
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
-    """Of the divided logits, in the same way."""
+    """Softcap of the divided logits, in the same way."""
     query_scaling: QueryScaling | None = None
 
     @property

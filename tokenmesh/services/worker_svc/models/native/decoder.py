@@ -90,7 +90,7 @@ class Decoder:
     head: Linear
     rotaries: Sequence[Rotary]
     program: Program | None
-    """The layers as C kernels; None where there are none for this model or machine."""
+    """The layers as a program of C kernels; None if unavailable for the model or the machine."""
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:

@@ -1,4 +1,4 @@
-"""FAMILIES: which architectures there are and what sets each apart.
+"""FAMILIES: the architectures of the native kind and their differences.
 
 Adding one that only differs by switches is an entry here and a configuration in the tests.
 """
@@ -181,7 +181,7 @@ TEXT_MODELS: Final[Mapping[str, TextModel]] = {
     "qwen2": _text_model("Qwen2ForCausalLM", 151936, 4096, 22016, 32768),
     "qwen3": _text_model("Qwen3ForCausalLM", 151936, 4096, 22016, 32768),
 }
-"""By text_config.model_type."""
+"""Language models by text_config.model_type."""
 
 IMAGE_ARCHITECTURES: Final = ("LlavaForConditionalGeneration",)
 """Checkpoints whose vision tower another service runs."""

@@ -123,7 +123,7 @@ def _read_kinds(model: HfModel, skeleton: Skeleton) -> list[Reading]:
 
 
 def _kind_of(layer: torch.nn.Module, named: dict[str, Any]) -> Hashable:
-    """What two layers have in common that only differ by their weights."""
+    """A key that is equal for layers that differ only in their weights."""
     parts = []
     for name, module in layer.named_modules():
         numbers = tuple(

@@ -31,9 +31,9 @@ class ExpertsReading:
     router: str
     """A parameter [E, hidden]."""
     bias: str | None
-    """Of the router, [E] or [1, E]."""
+    """The router's bias, [E] or [1, E]."""
     correction: str | None
-    """Likewise, see `route`."""
+    """The correction of the choice, [E] or [1, E]; see `route`."""
     routing: Routing
     is_wide: bool
     """The router computes in float32."""
@@ -62,7 +62,7 @@ class _Seen:
 
 
 class _StandIn(torch.nn.Module):
-    """Stands where experts were: notes what they are given, returns random numbers."""
+    """Replaces experts: records their arguments and returns random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def read_experts(
 
 
 def in_dtype(reading: ExpertsReading, layer: torch.nn.Module) -> ExpertsReading:
-    """Of the same layer in the dtype that it runs in."""
+    """The reading of the same layer in the dtype that it runs in."""
     weight, bias = reading.router_of(layer)
     if weight.dtype == torch.float32:
         return reading
@@ -152,7 +152,7 @@ def in_dtype(reading: ExpertsReading, layer: torch.nn.Module) -> ExpertsReading:
 
 @contextmanager
 def _randomized(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """What a checkpoint has may be zero, and then says nothing."""
+    """Give tensors random values meanwhile: a checkpoint's may be zero and hide their use."""
     kept = [each.detach().clone() for each in tensors]
     try:
         for seed, each in enumerate(tensors, start=2):
@@ -226,7 +226,7 @@ def _shared_gate_of(
     x: torch.Tensor,
     seen: _Seen,
 ) -> str | None:
-    """Whose sigmoid the shared expert is multiplied by; checks that all is added up so."""
+    """The linear layer whose sigmoid scales the shared expert. Raises Unread for another sum."""
     if shared is None:
         if not is_same(seen.out, seen.made):
             raise Unread("its experts' result is not all that their module makes")

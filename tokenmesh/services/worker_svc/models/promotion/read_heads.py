@@ -15,12 +15,12 @@ from tokenmesh.services.worker_svc.models.native.config import QkNorm
 
 
 class Unread(Exception):
-    """What of a tree the native kind does not have."""
+    """A tree cannot be read as a native decoder; the message names the first part that differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """How queries and keys come about."""
+    """How queries and keys are made."""
 
     num_heads: int
     num_kv_heads: int
@@ -29,10 +29,10 @@ class Heads:
     """One projection for each, or one for all."""
     qk_norm: QkNorm
     norms: tuple[str, ...]
-    """Of queries and of keys."""
+    """The norms of queries and of keys; empty without norms."""
     norms_after_rope: bool
     rope: int | None
-    """Which of the tree's."""
+    """Index of the rope among the tree's; None: no positions."""
     is_interleaved: bool
     scale: float
     window: int | None
@@ -41,7 +41,7 @@ class Heads:
 
 @dataclass(slots=True)
 class Spy:
-    """Stands where an attention module's port was."""
+    """Replaces an attention module's port for one pass, and records what it is called with."""
 
     port: Port
     given: tuple[torch.Tensor, ...] = ()
@@ -63,7 +63,7 @@ class Spy:
 
 @dataclass(frozen=True, slots=True)
 class Ropes:
-    """Those of a tree, at the positions of the pass."""
+    """The ropes of a tree, at the positions of the pass."""
 
     positions: torch.Tensor
     rotaries: Sequence[Rotary]
@@ -82,7 +82,7 @@ class Ropes:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One candidate for what is done to queries and keys."""
+    """One candidate for norms and rope of queries and keys."""
 
     norms: tuple[str, ...]
     kind: QkNorm

@@ -67,7 +67,7 @@ class Reading:
     out: str
     gate_up: tuple[str, ...]
     down: str | None
-    """Of its gated MLP, or of the expert that all tokens share; () and None: there is neither."""
+    """Projections of its gated MLP, or of the shared expert; () and None: there is neither."""
     experts: ExpertsReading | None
     attention_norm: str | None
     attention_post_norm: str | None
@@ -188,7 +188,7 @@ class _Reader:
         raise Unread("its attention does not end with a projection")
 
     def _mlp(self) -> tuple[torch.nn.Module, Gated | None, ExpertsReading | None]:
-        """The module, and what of it is a gated MLP and what experts."""
+        """The module of the MLP, with the gated MLP and the experts in it."""
         found = self._gated()
         names = find_experts(self._layer)
         if names is None:

@@ -21,15 +21,15 @@ from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 from tokenmesh.services.worker_svc.models.promotion.read_layer import LayerCall
 
 _POSITIONS: Final = (0, 1, 5, 77, 1000)
-"""And the last one."""
+"""Positions of the pass; the last one of the model is added."""
 _ROUND: Final = 1e-6
 _ROWS: Final = 256
-"""Of the table of embeddings, that are tried."""
+"""Rows of the embedding table that are tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skeleton:
-    """A tree without its layers' inside."""
+    """A tree without the contents of its layers."""
 
     layers: list[torch.nn.Module]
     calls: list[LayerCall]
@@ -76,7 +76,7 @@ def read_skeleton(model: HfModel) -> Skeleton:
 
 
 def _layers_of(body: torch.nn.Module, count: int) -> list[torch.nn.Module]:
-    """Those of the list in which each module has one attention."""
+    """The layers: the module list whose modules have one attention each."""
     for module in body.modules():
         layers = list(module.children())
         if isinstance(module, torch.nn.ModuleList) and len(layers) == count:
@@ -137,7 +137,7 @@ def _norm_of(
 
 
 def _factor(scaled: torch.Tensor, given: torch.Tensor, what: str) -> float:
-    """By which all numbers were multiplied."""
+    """The number by which all of `given` was multiplied."""
     factor = _fit(scaled, given)
     if scaled.shape != given.shape or not is_same(scaled, given * factor):
         raise Unread(f"{what} are not multiplied by one number")

@@ -56,7 +56,7 @@ _HARMLESS: Final = (
     "quant_method",
 )
 _OBSERVERS: Final = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-"""Of how the scales were found, and types that the tensors have anyway."""
+"""Keys about how the scales were found, and types that the tensors state themselves."""
 
 
 def read_compressed_tensors(raw: RawConfig) -> Quantization:
@@ -105,7 +105,7 @@ def _patterns(raw: RawConfig, key: str) -> Iterator[re.Pattern[str]]:
 
 
 def _format_of(raw: RawConfig, group: RawConfig) -> Format | None:
-    """Of one group; None where its weights are plain."""
+    """The format of one group; None where its weights are not quantized."""
     group.get("input_activations")
     if group.part("output_activations") is not None:
         raise group.error("output_activations", "is set; quantized outputs are not supported")

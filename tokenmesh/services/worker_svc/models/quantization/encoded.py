@@ -31,9 +31,9 @@ class EncodedWeight:
     shape: tuple[int, ...]
     format: Format
     parts: Mapping[str, Part]
-    """By their names in the format."""
+    """Stored tensors by their names in the format."""
     file: Path
-    """Of the numbers."""
+    """The file that holds the encoded numbers."""
 
     def fill(self, target: torch.Tensor) -> None:
         """Decode into a tensor of its shape, in any type and on any device.
@@ -44,7 +44,7 @@ class EncodedWeight:
         if target.ndim == 2:
             self._fill(target, tensors, "")
             return
-        # of all experts at once, what is between takes many times the memory
+        # decoding all experts at once would take many times the memory
         for expert in range(len(target)):
             one = slice(expert, expert + 1)
             of_one = {name: tensor[one] for name, tensor in tensors.items()}

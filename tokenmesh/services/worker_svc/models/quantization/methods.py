@@ -105,11 +105,11 @@ _GPTQ_HARMLESS: Final = (
     *("gc_mode", "vram_strategy", "compute_device_filter", "wait_for_submodule_finalizers"),
     *("auto_forward_data_parallel", "mock_quantization", "process", "uuid"),
 )
-"""How the numbers were found, and what runs them elsewhere."""
+"""Keys about how the numbers were found and which kernels run them elsewhere."""
 
 
 def read_gptq(raw: RawConfig) -> Quantization:
-    """With the exceptions of `dynamic`: "-:" modules are plain, others have values of their own."""
+    """With the exceptions of `dynamic`: "-:" modules are plain, others have separate values."""
     key = "checkpoint_format" if raw.get("checkpoint_format") is not None else "format"
     stored = choose(raw, key, "gptq", "gptq_v2", fallback="gptq")
     choose(raw, "method", "gptq", fallback="gptq")

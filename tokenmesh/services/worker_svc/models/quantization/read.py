@@ -14,7 +14,7 @@ from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
 MODELOPT_FILE: Final = "hf_quant_config.json"
 """Where modelopt describes checkpoints whose config.json does not."""
 KEYS: Final = ("quantization_config", "compression_config")
-"""Of config.json; the second is an older name."""
+"""Keys of config.json; the second is an older name."""
 _MXFP4_TYPES: Final = ("gpt_oss",)
 """Model types whose experts lie in MXFP4 as `Mxfp4Experts` reads them."""
 
@@ -33,13 +33,13 @@ _REMOVED: Final = (
     *("marlin", "marlin_24", "gptq_marlin_24", "bitblas", "gptq_bitblas", "aqlm"),
     *("marlin-24", "sparse-24-bitmask", "sparse-bitmask"),
 )
-"""Layouts for single kernels that other engines have given up too."""
+"""Layouts for single kernels, which other engines have removed as well."""
 _FORMAT_KEYS: Final = ("quant_method", "format", "checkpoint_format")
 _ADVICE: Final = "convert it to pack-quantized of compressed-tensors or to GPTQ (format gptq)"
 
 
 def read_quantization(raw: RawConfig) -> Quantization | None:
-    """Of a whole config.json; None: its weights are plain.
+    """The quantization that config.json states; None: the weights are not quantized.
 
     Raises CheckpointError that names the key, for everything that is not understood.
     """
@@ -65,7 +65,7 @@ def read_quantization(raw: RawConfig) -> Quantization | None:
 
 
 def _part_of(raw: RawConfig, key: str) -> RawConfig | None:
-    """Of the model, or of the language model within it."""
+    """The key's object, of the model or of the language model within it."""
     part = raw.part(key)
     text = raw.values.get("text_config")
     if part is None and isinstance(text, Mapping) and text.get(key) is not None:

@@ -17,7 +17,7 @@ class Modules(Protocol):
     """Some modules by their names, such as an expression that matches the beginning of a name."""
 
     def match(self, module: str, /) -> object:
-        """True in the eyes of `if` where a module is one of them."""
+        """Truthy where the module is one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Paths:
     names: tuple[str, ...]
 
     def match(self, module: str, /) -> object:
-        """See Modules. Lists of hundreds of names are usual."""
+        """Whether a module is one of them; fast, as lists often have hundreds of names."""
         ending = module.endswith(self.names)
         return ending or module.startswith(tuple(f"{name}." for name in self.names))
 
 
 Rule = tuple[Modules, Format | None]
-"""How modules are stored; None: plainly."""
+"""Modules and their format; None: not quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Quantization:
     unapplied: frozenset[str] = frozenset()
     """Last names of tensors that only quantized activations, keys and values need."""
     stacks: Format | None = None
-    """Of experts in one tensor, whose parts have names such as `down_proj_blocks`."""
+    """Format of experts in one tensor, whose parts have names such as `down_proj_blocks`."""
 
     def format_of(self, module: str) -> Format | None:
-        """How a module is stored; None: plainly."""
+        """The format of a module; None: not quantized."""
         return next((form for pattern, form in self.rules if pattern.match(module)), None)
 
     def unapplied_of(self, tensors: Iterable[str]) -> frozenset[str]:
@@ -82,7 +82,7 @@ def exact(name: str) -> re.Pattern[str]:
 
 
 def wildcards(raw: RawConfig, key: str) -> list[Modules]:
-    """Of names with `*` and `?`, as modelopt writes them; a name stands for all under it."""
+    """Patterns of names with `*` and `?`, as modelopt writes them; a name includes all under it."""
     found = names(raw, key)
     under = [re.compile(fnmatch.translate(f"{each}.*")) for each in found]
     return [*(re.compile(fnmatch.translate(each)) for each in found), *under]
