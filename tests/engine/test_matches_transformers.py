@@ -15,7 +15,7 @@ from tokenmesh.services.worker_svc.models.native.build_decoder import build_deco
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.inputs import build_inputs
-from tokenmesh.services.worker_svc.runner.rows import RowTable
+from tokenmesh.services.worker_svc.runner.rows import HostRows
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 
 ATOL = 2e-4
@@ -34,7 +34,7 @@ def all_logits(checkpoint: TinyCheckpoint, prompt: list[int], native: bool) -> t
         num_blocks = 8 * (1 + num_windowed)
         store = make_store(decoder.keeps, num_blocks, 16, 1, torch.float32, cpu, grouping)
         store.clear_blocks(torch.arange(num_blocks))
-        rows = RowTable(1, 8, facts, num_windowed)
+        rows = HostRows(1, 8, facts, num_windowed)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
         blocks = [3, 7, 1, 5]
         entry = ScheduledRow(0, 0, len(prompt), blocks, samples=True)

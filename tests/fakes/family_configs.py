@@ -21,7 +21,7 @@ from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.runner.inputs import build_inputs
-from tokenmesh.services.worker_svc.runner.rows import RowTable
+from tokenmesh.services.worker_svc.runner.rows import HostRows
 
 SIZES: Final[Mapping[str, Any]] = {
     "vocab_size": 160,
@@ -123,7 +123,7 @@ def decoder_logits(decoder: Decoder, prompt: list[int], chunk: int) -> torch.Ten
         all_blocks = 1 + num_blocks * (1 + num_windowed)
         store = make_store(decoder.keeps, all_blocks, 16, 1, dtype, cpu, grouping)
         store.clear_blocks(torch.arange(all_blocks))
-        rows = RowTable(1, num_blocks, decoder.facts, num_windowed)
+        rows = HostRows(1, num_blocks, decoder.facts, num_windowed)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
         first, *windowed = torch.arange(1, all_blocks).view(-1, num_blocks).tolist()
         rows.append_windowed(0, windowed)

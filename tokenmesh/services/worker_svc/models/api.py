@@ -57,7 +57,7 @@ class ModelFacts:
         return num_prompt if self.rope_boundary is None else num_known
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
-        """The prefix cache's salt of a request: the client's, extended where keys depend on length."""
+        """The prefix cache's salt: the client's, extended where keys depend on the length."""
         for rope in self.ropes:
             salt = rope.cache_salt(salt, num_prompt)
         return salt

@@ -11,7 +11,7 @@ import torch
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.api import Patch
-from tokenmesh.services.worker_svc.runner.rows import RowTable
+from tokenmesh.services.worker_svc.runner.rows import HostRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class StepInputs:
     errors: dict[int, str]
 
 
-def build_inputs(scheduled: list[ScheduledRow], rows: RowTable, page_size: int) -> StepInputs:
+def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) -> StepInputs:
     """Gather inputs for at least one scheduled row."""
     order = sorted(scheduled, key=_batch_key)
     token_ids: list[int] = []

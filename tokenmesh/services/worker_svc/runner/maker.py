@@ -28,7 +28,7 @@ from tokenmesh.services.worker_svc.runner.memory import (
     size_store,
 )
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner, run_largest_steps
-from tokenmesh.services.worker_svc.runner.rows import RowTable
+from tokenmesh.services.worker_svc.runner.rows import HostRows
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.services.worker_svc.sampling.sampler import Sampler
 from tokenmesh.shared.clock import perf_s
@@ -111,7 +111,7 @@ class RunnerMaker:
             return make_cuda_runner(model, store, eos, worker, self.max_model_len), store
         max_blocks = -(-self.max_model_len // worker.block_size)
         num_windowed = len(store.grouping.windows) - 1
-        rows = RowTable(worker.num_rows, max_blocks, self.facts, num_windowed)
+        rows = HostRows(worker.num_rows, max_blocks, self.facts, num_windowed)
         sampler = Sampler(self.facts.vocab_size, self.eos_token_ids, worker.grammar_step_s)
         is_async = worker.async_scheduling is True
         return TorchRunner(model, store, rows, sampler, is_async=is_async), store

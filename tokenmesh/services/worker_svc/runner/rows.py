@@ -1,4 +1,4 @@
-"""RowTable: what the runner keeps of each request from its admission to its end or preemption."""
+"""HostRows: what the runner keeps of each request from its admission to its end or preemption."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Row:
     """Why this request cannot be computed."""
 
 
-class RowTable:
+class HostRows:
     """All rows and their block tables. Row numbers are the scheduler's."""
 
     def __init__(

@@ -14,7 +14,7 @@ from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import Drafted, StepInputs, build_inputs
-from tokenmesh.services.worker_svc.runner.rows import RowTable
+from tokenmesh.services.worker_svc.runner.rows import HostRows
 from tokenmesh.services.worker_svc.sampling.logprobs import prompt_logprobs
 from tokenmesh.services.worker_svc.sampling.sampler import Draws, Sampler
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -61,7 +61,7 @@ class TorchRunner:
         self,
         model: LanguageModel,
         store: KvStore,
-        rows: RowTable,
+        rows: HostRows,
         sampler: Sampler,
         *,
         is_async: bool,
