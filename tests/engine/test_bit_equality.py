@@ -64,7 +64,7 @@ def test_batch_invariant_mode_says_what_is_missing(
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2_window", "olmo3"])
-def test_what_lies_in_the_pool_where_nobody_wrote_does_not_matter(tiny: Tiny, name: str) -> None:
+def test_unwritten_memory_of_the_pool_does_not_matter(tiny: Tiny, name: str) -> None:
     jobs = [Job(prompt_of(n, seed=n), SAMPLING) for n in LENGTHS]
     driver = EngineDriver(tiny(name).directory, enable_prefix_caching=False)
     clean = [numbers_of(outcome) for outcome in driver.run(jobs)]

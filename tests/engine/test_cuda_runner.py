@@ -150,7 +150,7 @@ def test_a_token_outside_the_vocabulary_fails_its_request_alone(tiny: Tiny) -> N
     assert outcomes[1].token_ids == tiny("llama").greedy(PROMPTS[1:2], 4)[0]
 
 
-def test_more_writes_than_a_step_carries_take_a_copy_of_their_own(
+def test_more_writes_than_a_step_carries_take_a_separate_copy(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (runner_module, step_buffer):

@@ -53,7 +53,7 @@ def test_it_says_what_tokenmesh_is(judge: Judge) -> None:
     assert "NATS" in _ask(judge, "What is TokenMesh?")
 
 
-def test_it_thinks_only_when_asked(judge: Judge) -> None:
+def test_it_thinks_only_on_request(judge: Judge) -> None:
     assert _ask(judge, "What is 21 + 17?") == "21 + 17 = 38"
     thought = _ask(judge, "What is 21 + 17?", enable_thinking=True)
     assert thought.startswith("<think>\n")

@@ -41,7 +41,7 @@ def test_transformers_tells_when_each_token_came(tiny: Tiny) -> None:
     assert times == [[1.0, 2.0, 3.0, 4.0, 5.0]] * 2
 
 
-def test_continuous_batching_answers_in_the_order_of_the_asks(tiny: Tiny) -> None:
+def test_continuous_batching_answers_in_the_order_of_the_requests(tiny: Tiny) -> None:
     with continuous(tiny("llama").make_oracle()) as run:
         times = run([(prompt_of(9), 7), (prompt_of(20, seed=1), 2)])
         assert [len(each) for each in times] == [7, 2]

@@ -73,7 +73,7 @@ def test_tokens_outside_the_vocabulary_fail_their_request_alone(tiny: Tiny) -> N
     assert outcomes[1].token_ids == tiny("llama").greedy([list(good.prompt)], 4)[0]
 
 
-def test_logits_that_are_not_finite_fail_their_request_and_spoil_no_block(
+def test_logits_that_are_not_finite_fail_their_request_and_corrupt_no_block(
     tiny: Tiny, tmp_path: Path
 ) -> None:
     for file in tiny("llama").directory.iterdir():

@@ -135,7 +135,7 @@ def own_code(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return directory
 
 
-def test_code_of_a_checkpoint_is_not_imported_unless_asked_for(own_code: Path) -> None:
+def test_code_of_a_checkpoint_is_not_imported_by_default(own_code: Path) -> None:
     (own_code / "mine.py").write_text("raise SystemExit('imported')")
     assert refusal(own_code) == (
         "DIR/config.json: auto_map names code of the checkpoint's own, "
@@ -143,7 +143,7 @@ def test_code_of_a_checkpoint_is_not_imported_unless_asked_for(own_code: Path) -
     )
 
 
-def test_code_of_a_checkpoint_runs_when_asked_for_and_the_log_says_so(
+def test_code_of_a_checkpoint_runs_when_trusted_and_is_logged(
     tiny: Tiny, own_code: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompt = prompt_of(20)

@@ -220,7 +220,7 @@ def slow(number: int) -> Structured:
 
 
 @pytest.mark.parametrize("asked", [regex("("), slow(1)], ids=["wrong", "late"])
-async def test_one_that_failed_is_not_compiled_again(
+async def test_a_failed_grammar_is_not_compiled_again(
     make: MakeCompiler, jobs: list[str], asked: Structured
 ) -> None:
     compiler = make(grammar_compile_s=0.2)

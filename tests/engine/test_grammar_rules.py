@@ -148,7 +148,7 @@ def test_text_between_structural_tags_is_free_and_within_them_it_is_not(
     favored = {grammars.ids(each)[0]: 8.0 for each in "<}"}
     jobs = [make(tag, seed, logit_bias=favored, max_tokens=90) for seed in range(12)]
     texts = [grammars.text(each.token_ids) for each in driver.run(jobs)]
-    # what the tag begins with is followed by an object, whoever wrote it
+    # what the tag begins with is followed by an object in every case
     ended = [each for text in texts for each in re.findall("<f>(.*?)</f>", text, re.DOTALL)]
     begun = [each for text in texts for each in re.findall("<f>(.?)", text, re.DOTALL)]
     assert all(isinstance(json.loads(each), dict) for each in ended)

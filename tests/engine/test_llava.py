@@ -105,7 +105,7 @@ def test_placeholders_need_not_be_in_the_vocabulary(
     assert driver.tokens([replace(job, prompt=outside, sampling=sampling)]) == expected
 
 
-def test_the_device_runner_takes_placeholders_that_are_no_token(
+def test_the_device_runner_takes_placeholders_outside_the_vocabulary(
     directory: Path, oracle: Any
 ) -> None:
     job = job_of(oracle, [1], seed=3)

@@ -214,9 +214,7 @@ def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:
     tower.check(blob(images(1)[0]))
 
 
-def test_a_gpu_that_is_not_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = find_tower(str(llava(tmp_path)), None)
     assert found is not None

@@ -111,7 +111,7 @@ def test_a_wrong_tensor_is_named(
     assert [word for word in words if word not in message] == []
 
 
-def test_derived_buffers_and_a_tied_head_are_no_unknown_tensors(
+def test_derived_buffers_and_a_tied_head_are_not_unknown_tensors(
     copy: Callable[[str], Path],
 ) -> None:
     directory = copy("llama_odd")
@@ -164,7 +164,7 @@ def test_a_missing_shard_and_a_tensor_missing_from_its_shard_are_named(
     assert "index.json" in refusal(directory)
 
 
-def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     assert "config.json" in refusal(tmp_path)
     (tmp_path / "config.json").write_text("{nonsense")
     assert "valid JSON" in refusal(tmp_path)

@@ -90,7 +90,7 @@ def test_the_switches_of_gemma2(tiny: Tiny) -> None:
     assert [layer.window for layer in config.layers] == [16, None, 16, None]
 
 
-def test_a_multiplier_of_the_table_is_not_one_of_images(tiny: Tiny) -> None:
+def test_a_multiplier_of_the_table_does_not_scale_images(tiny: Tiny) -> None:
     decoder = decoder_of(tiny("gemma3_text").directory)
     image = torch.randn(2, decoder.facts.hidden_size)
     embedded = decoder.embed(torch.tensor([5, 6, 7, 8]), [(slice(1, 3), image)])

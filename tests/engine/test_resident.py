@@ -104,7 +104,7 @@ def test_level_2_leaves_no_weight_behind(tiny: Tiny) -> None:
     assert [each() for each in weights if each() is not None] == []
 
 
-def test_sleep_and_wake_may_be_asked_for_twice_and_in_parts(tiny: Tiny) -> None:
+def test_sleep_and_wake_may_be_requested_twice_and_in_parts(tiny: Tiny) -> None:
     driver = EngineDriver(tiny("llama").directory)
     resident = driver.model.resident
     before = tokens(driver)
@@ -145,7 +145,7 @@ def test_weights_that_are_gone_leave_the_worker_asleep_until_they_are_back(
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
     ],
 )
-def test_memory_that_others_have_taken_is_told(
+def test_memory_used_by_other_processes_is_reported(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
     driver = EngineDriver(tiny("llama").directory)

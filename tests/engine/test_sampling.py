@@ -279,7 +279,7 @@ def test_any_64_bit_seed_is_usable(seed: int) -> None:
     assert token == expected_token(logits[0].tolist(), params_of(seed), len(OUTPUT))
 
 
-def test_logprobs_are_the_models_own_with_rank_and_the_number_asked_for() -> None:
+def test_logprobs_are_the_models_with_rank_and_the_requested_number() -> None:
     sampler = Sampler(VOCAB, frozenset())
     asked = [None, 0, 3, 7, 3]
     logits = torch.stack([logits_of(i) for i in range(len(asked))])

@@ -129,7 +129,7 @@ def test_more_writes_than_a_step_carries_wait_for_nothing(
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_graphs_of_before_a_sleep_are_not_those_of_after(
+def test_graphs_are_recorded_again_after_a_sleep(
     tiny: Tiny, level: int, gpu: VirtualDevice
 ) -> None:
     driver = driver_of(tiny)

@@ -160,10 +160,10 @@ class Twins:
         if self.rng.random() < 0.3:
             logits = logits.round()
         if self.rng.random() < 0.3:
-            spoiled = self.rng.randrange(num_rows)
+            corrupted = self.rng.randrange(num_rows)
             value = self.rng.choice([float("nan"), float("inf"), float("-inf")])
             where = slice(None) if value < 0 else self.rng.randrange(self.vocab_size)
-            logits[spoiled, where] = value
+            logits[corrupted, where] = value
         return logits
 
     def _compare(

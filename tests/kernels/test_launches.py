@@ -37,7 +37,7 @@ SIZES = [1, 2, 3, 4, 5, 6, 8, 16, 17, 33]
 
 
 @pytest.mark.parametrize("op", ops())
-def test_what_the_gpu_tests_do_can_be_done_on_a_device_of_its_own(op: str) -> None:
+def test_the_gpu_tests_can_run_on_a_separate_device(op: str) -> None:
     """In bfloat16 where there are floats; Triton's warnings are errors here as there."""
     for case in cases_module(op).cases():
         is_narrow = torch.bfloat16 in case.tolerance

@@ -1,4 +1,4 @@
-"""Every test of an op runs on memory that starts as NaN, so an element nobody wrote is seen."""
+"""Every test of an op runs on memory that starts as NaN, so an unwritten element is noticed."""
 
 from collections.abc import Iterator
 

@@ -197,7 +197,7 @@ def test_an_op_that_is_wrong_on_one_batch_loses_all_its_lines(
     assert "rms_norm on q4 is wrong" in found.red["rms_norm"]
 
 
-def test_a_bad_batch_is_told_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_batch_is_reported_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench_ops.parse(["--batches", "q1", "nonsense"])
     assert "'nonsense' in 'nonsense' is no group of sequences" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_numbers_do_not_depend_on_the_batch() -> None:
 
 
 def _old_key(token_id: torch.Tensor) -> torch.Tensor:
-    """The 32-bit hash by which an earlier generator told tokens apart."""
+    """The 32-bit hash by which an earlier generator distinguished tokens."""
     key = token_id.clone()
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         key = ((key ^ (key >> shift)) * factor) & 0xFFFFFFFF

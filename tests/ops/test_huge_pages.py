@@ -11,7 +11,7 @@ from tokenmesh.kernels import huge_pages
 
 @pytest.mark.parametrize("shape", [(3, 5), (1 << 20,), (7, 1 << 20), (3, 999_999)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
-def test_they_have_shape_dtype_and_memory_of_their_own(
+def test_they_have_their_own_shape_dtype_and_memory(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     first, second = huge_pages.empty(shape, dtype), huge_pages.empty(shape, dtype)

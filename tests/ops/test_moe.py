@@ -159,7 +159,7 @@ def test_moe_of_uneven_experts(ids: list[list[int]], native: bool) -> None:
 
 
 @pytest.mark.parametrize("native", WAYS)
-def test_moe_adds_nothing_of_an_expert_that_is_not_here(native: bool) -> None:
+def test_moe_adds_nothing_of_an_expert_that_is_absent(native: bool) -> None:
     """Not even the NaN of its weight."""
     case = layer(ExpertsSpec(), sizes=(2, 2, 3, 8, 8))
     weights = torch.tensor([[0.5, torch.nan], [torch.nan, 0.25]])

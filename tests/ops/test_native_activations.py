@@ -48,7 +48,7 @@ def test_it_equals_the_reference(kind: Kind, width: int, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("kind", REFERENCES, ids=lambda kind: kind.name)
-def test_a_gate_that_is_not_a_number_reaches_the_result(kind: Kind) -> None:
+def test_a_gate_that_is_nan_reaches_the_result(kind: Kind) -> None:
     gate_up = torch.ones(1, 40)
     gate_up[0, 3] = torch.nan
     result = run(kind, gate_up)

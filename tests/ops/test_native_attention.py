@@ -157,7 +157,7 @@ def test_a_softcap_far_above_the_scores_changes_nothing() -> None:
     torch.testing.assert_close(result, case.expected(None), atol=TOLERANCE[torch.float32], rtol=0)
 
 
-def test_a_sink_of_minus_infinity_is_none_and_one_that_is_not_a_number_reaches_the_result() -> None:
+def test_a_sink_of_minus_infinity_counts_nothing_and_nan_reaches_the_result() -> None:
     case = Case("mixed", (2, 1, 16), 16, torch.float32)
     plain = case.run(None, case.starts, case.counts)
     none = Variant(sinks=torch.tensor([-torch.inf, -torch.inf]))
@@ -171,7 +171,7 @@ def test_a_sink_of_minus_infinity_is_none_and_one_that_is_not_a_number_reaches_t
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["decode", "chunks"])
-def test_a_score_that_is_not_a_number_reaches_the_result(
+def test_a_score_that_is_nan_reaches_the_result(
     name: str, broken: float, dtype: torch.dtype
 ) -> None:
     case = Case(name, (2, 1, 16), 16, dtype)

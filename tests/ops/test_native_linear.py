@@ -65,7 +65,7 @@ def test_rows_of_x_may_lie_apart(dtype: torch.dtype) -> None:
     assert torch.equal(native_linear(across, packed), native_linear(across.contiguous(), packed))
 
 
-def test_weights_that_do_not_fit_are_told_apart() -> None:
+def test_weights_that_do_not_fit_are_distinguished() -> None:
     assert NativeWeight.fits(torch.zeros(3, 5))
     assert NativeWeight.fits(torch.zeros(3, 6, dtype=torch.bfloat16))
     assert not NativeWeight.fits(torch.zeros(3, 5, dtype=torch.bfloat16))

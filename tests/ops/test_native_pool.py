@@ -1,4 +1,4 @@
-"""The pool of threads: every chunk once, whoever asks and however often."""
+"""The pool of threads: every chunk runs once, from any thread and in any number of calls."""
 
 import ctypes
 import shutil

@@ -148,7 +148,7 @@ def test_equal_scores_choose_the_experts_of_the_lowest_numbers() -> None:
 
 
 @needs_native
-def test_tokens_that_are_no_numbers_stay_none_and_spare_the_others() -> None:
+def test_tokens_that_are_nan_stay_nan_and_leave_the_others_unchanged() -> None:
     own = layer(torch.float32, torch.float32, True)
     x = tokens(3, torch.float32)
     program = own.program(ROUTINGS[0])

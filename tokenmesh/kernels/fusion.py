@@ -8,4 +8,4 @@ from typing import Final
 FUSED: Final = {"enable_fp_fusion": True}
 """Options of a launch."""
 ROUNDED_APART: Final = {"enable_fp_fusion": False}
-"""For results that are those of a CPU, bit for bit."""
+"""Options of a launch whose results equal a CPU's bit for bit."""

@@ -14,14 +14,14 @@ from tokenmesh.kernels.logprobs.triton import (
 
 
 def cases() -> list[KernelCase]:
-    """No, few, many and all alternatives; one block and several; equal logits; nobody asks."""
+    """No, few, many and all alternatives; one block and several; equal logits; no rows."""
     return [
         _case("none", num_top=0, vocab_size=301),
         _case("five", num_top=5, vocab_size=301),
         _case("one-block", num_top=3, vocab_size=37),
         _case("everything", num_top=37, vocab_size=37),
         _case("sorted", num_top=70, vocab_size=301),
-        _case("nobody", num_top=2, vocab_size=37, indices=()),
+        _case("no rows", num_top=2, vocab_size=37, indices=()),
     ]
 
 

@@ -12,7 +12,7 @@ from tokenmesh.kernels.native.states import MAX_KEPT, fits
 from tokenmesh.kernels.state_rows import SingleRows, StateRows
 
 TILE_ELEMENTS: Final = 1 << 16
-"""Of a tile, which is read once for each weight of a channel."""
+"""Size of a tile, which is read once for each weight of a channel."""
 
 
 def causal_conv(

@@ -13,7 +13,7 @@ from tokenmesh.kernels.state_rows.triton_chunk import find_chunk, max_chunks
 
 BLOCK_C: Final = 128
 TOKENS: Final = 16
-"""Of a program, where rows are longer than one token."""
+"""Tokens of a program, where rows are longer than one token."""
 NUM_WARPS: Final = 4
 
 

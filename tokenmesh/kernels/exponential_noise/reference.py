@@ -9,9 +9,9 @@ TOLERANCE: Final = 1e-6
 the hash itself is equal."""
 
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
-"""Of Philox 4x32, by which the counter's words 0 and 2 are multiplied."""
+"""Multipliers of Philox 4x32, for the counter's words 0 and 2."""
 KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)
-"""What each round adds to the two words of the key."""
+"""Added to the two words of the key in each round."""
 ROUNDS: Final = 10
 MASK_32: Final = (1 << 32) - 1
 MASK_64: Final = (1 << 64) - 1

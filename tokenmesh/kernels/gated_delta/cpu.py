@@ -21,7 +21,7 @@ GATHERED_BYTES: Final = 1 << 18
 
 
 class DeltaTokens(NamedTuple):
-    """What tokens bring, [T, heads, ...]; see the package."""
+    """Inputs by token, [T, heads, ...]; shapes as in the package."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -36,7 +36,7 @@ class DeltaTokens(NamedTuple):
         return DeltaTokens(*(each[place].float() for each in self))
 
     def prepared(self, scale: float, use_qk_l2norm: bool) -> "DeltaTokens":
-        """With a query and a key for each value head, normalized and scaled."""
+        """The same with a query and a key for each value head, normalized and scaled."""
         q, k = self.q, self.k
         if use_qk_l2norm:
             q = q * (q.square().sum(-1, keepdim=True) + 1e-6).rsqrt().mul_(scale)

@@ -25,7 +25,7 @@ def recurrent_block_v(value_dim: int) -> int:
 
 
 def scan_block_v(value_dim: int, has_channels: bool) -> int:
-    """As `recurrent_block_v`, where a chunk's keys and queries need registers too."""
+    """Like `recurrent_block_v`, but a chunk's keys and queries need registers too."""
     return min(32 if has_channels else 64, block_k(value_dim))
 
 

@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of A rows; n alternatives each."""
+    """Log-probabilities of A rows, with n alternatives each."""
 
     chosen: torch.Tensor
     """float32 [A]: the token's log-probability."""

@@ -17,7 +17,7 @@ GATHERED_BYTES: Final = 1 << 18
 
 
 class ScanTokens(NamedTuple):
-    """What tokens bring; see the package."""
+    """Inputs by token; shapes as in the package."""
 
     x: torch.Tensor
     dt: torch.Tensor

@@ -20,7 +20,7 @@ FEW: Final = 8
 """Rows of up to this many tokens go token by token: 1, or 1 + drafts."""
 LAUNCH: Final = {"num_warps": 8, "num_stages": 1}
 WIDE: Final = 128
-"""Of states with more columns the inputs of a whole chunk do not fit the registers."""
+"""Most columns of states for which the inputs of a whole chunk fit the registers."""
 
 
 def mamba2(
@@ -89,7 +89,7 @@ def tile_of(dim: int, size: int) -> dict[str, int]:
 def _time_step(
     dt_ptr, bias_ptr, token, is_token, stride, head, least, most, HAS_BIAS: tl.constexpr
 ):
-    """Of tokens [n, 1] in float32; 0 where masked, which leaves a state as it is."""
+    """Time steps of tokens [n, 1] in float32; 0 where masked, which leaves a state unchanged."""
     dt = tl.load(dt_ptr + token * stride + head, mask=is_token, other=0.0).to(tl.float32)
     if HAS_BIAS:
         dt += tl.load(bias_ptr + head).to(tl.float32)

@@ -38,7 +38,7 @@ __all__ = [
 
 
 def prepare(rows: Rows, pages_shape: torch.Size, dtype: torch.dtype) -> Prepared:
-    """What the CPU needs to know about a step, for all layers whose pages have that shape."""
+    """The work of a step on the CPU, for all layers whose pages have that shape."""
     num_blocks, page_size, width = pages_shape
     return prepare_pages(rows, torch.Size((1, num_blocks, 1, page_size, width)), dtype, None)
 

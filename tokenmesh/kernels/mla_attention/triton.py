@@ -135,7 +135,7 @@ def _arguments(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> tuple[Any, ...]:
-    """In the kernel's order; what is absent is a tensor that the kernel then never reads."""
+    """Arguments in the kernel's order; an absent one is a tensor that the kernel does not read."""
     return (
         query,
         pages,

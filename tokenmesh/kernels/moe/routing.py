@@ -7,7 +7,7 @@ import torch
 
 Scores = Literal["softmax", "sigmoid"]
 SCORES: Final[tuple[Scores, ...]] = get_args(Scores)
-"""In the order of `enum tm_scores` in routed.h."""
+"""Scores, in the order of `enum tm_scores` in routed.h."""
 _TINY: Final = 1e-20
 
 
@@ -20,7 +20,7 @@ class Routing:
 
     top_k: int
     scores: Scores
-    """Of all logits, of each logit."""
+    """Softmax of all logits, or sigmoid of each logit."""
     is_normalized: bool = False
     """The weights are divided by their sum; with softmax, they are the softmax of those chosen."""
     scale: float = 1.0

@@ -7,7 +7,7 @@ import torch
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 ACTIVATIONS: Final[tuple[Activation, ...]] = get_args(Activation)
-"""In the order of `enum tm_activation` in experts.h and of `activate` in triton_tile.py."""
+"""Activations, in the order of `enum tm_activation` in experts.h and of `activate`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -24,7 +24,7 @@ class ExpertsSpec:
     alpha: float = 1.0
     """silu is x * sigmoid(alpha * x)."""
     limit: float | None = None
-    """Of gate and up; None without."""
+    """Limit of gate and up; None: unlimited."""
     limits_activated_gate: bool = False
     """The limit is that of activation(gate) instead of gate."""
     up_offset: float = 0.0

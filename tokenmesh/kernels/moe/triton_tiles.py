@@ -19,7 +19,7 @@ DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Of one product; the fields are arguments of its launch."""
+    """Tiles of one product; the fields are arguments of its launch."""
 
     BLOCK_N: int
     BLOCK_K: int

@@ -22,7 +22,7 @@ from tokenmesh.kernels.moe.triton_tiles import PATH, Tile, Tiles, read_tiles, wr
 BORDERS: Final = (4, 16, 64, None)
 """Rows an expert up to which an entry holds."""
 _MOST_ROWS: Final = 256
-"""That the last entry is tuned for."""
+"""Rows an expert that the last entry is tuned for."""
 _FIRST_TRY: Final = Tile(BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3)
 
 TimeOf = Callable[[Tiles], float | None]
@@ -31,7 +31,7 @@ TimeOf = Callable[[Tiles], float | None]
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
-    """Of the experts of a layer."""
+    """Sizes of the experts of a layer."""
 
     experts: int
     top_k: int
@@ -40,7 +40,7 @@ class ExpertsShape:
 
 
 def tile_candidates(most: int | None = None) -> list[Tile]:
-    """Of one product; at most so many, from all over the list."""
+    """Candidate tiles of one product; at most this many, spread over the whole list."""
     every = [Tile(*each) for each in product((32, 64, 128), (64, 128), (4, 8), (3, 4, 5))]
     count = len(every) if most is None else min(most, len(every))
     return [every[(2 * place + 1) * len(every) // (2 * count)] for place in range(count)]

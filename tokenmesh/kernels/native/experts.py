@@ -122,7 +122,7 @@ def arguments(
     w2: NativeExperts,
     gate: Gate,
 ) -> ExpertsArguments:
-    """Of a layer, without tokens; tensors by the names of the struct, which the caller keeps."""
+    """A layer without tokens; the caller keeps the tensors, named as in the struct."""
     return ExpertsArguments(
         **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
         top_k=top_k,
@@ -140,5 +140,5 @@ def arguments(
 
 
 def as_bias(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """As the kernels read it."""
+    """The argument as the kernels read it."""
     return None if bias is None else bias.to(dtype).contiguous()

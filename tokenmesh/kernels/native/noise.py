@@ -1,3 +1,5 @@
+"""The noise of draws in C: one number for each seed, position and token."""
+
 import ctypes
 
 import torch

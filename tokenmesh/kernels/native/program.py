@@ -14,7 +14,7 @@ from tokenmesh.kernels.native.structs import MAX_QUERIES, Op, ProgramModel, Step
 
 @dataclass(frozen=True, slots=True)
 class RopeTurns:
-    """What a rope multiplies with."""
+    """The factors of one rope."""
 
     factors: torch.Tensor
     """[*, pairs] complex64, contiguous."""
@@ -24,7 +24,7 @@ class RopeTurns:
 
 @dataclass(frozen=True, slots=True)
 class ProgramInputs:
-    """What changes from step to step. R rows in batch order, T tokens."""
+    """The inputs of one step. R rows in batch order, T tokens."""
 
     starts: Sequence[int]
     """[R] position of each row's first new token."""
@@ -33,9 +33,9 @@ class ProgramInputs:
     numbers: Sequence[int]
     """[R] row of the tables that each one's blocks are in."""
     tables: Sequence[torch.Tensor]
-    """Of each KV group: [*, max_blocks] int64 block ids, contiguous."""
+    """Block tables of each KV group: [*, max_blocks] int64, contiguous."""
     turns: Sequence[RopeTurns]
-    """For each rope."""
+    """The factors of each rope."""
     query_scale: torch.Tensor | None
     """[T] float32 for models that have SCALE operations."""
 
@@ -54,7 +54,7 @@ class Program:
         weights: Sequence[torch.Tensor],
         routed: Sequence[Routed] = (),
     ) -> None:
-        """What the operations point to, weights and routed experts, the program keeps alive."""
+        """The program keeps alive the weights and routed experts that operations point to."""
         self._model = model
         self._ops = (Op * len(ops))(*ops)
         self._widths = (ctypes.c_int64 * len(widths))(*widths)

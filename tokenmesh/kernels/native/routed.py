@@ -82,11 +82,11 @@ class Routed:
 
     @property
     def address(self) -> int:
-        """Of the struct; it lives as long as this object."""
+        """Address of the struct, which lives as long as this object."""
         return ctypes.addressof(self._arguments)
 
     def scratch_bytes(self, num_tokens: int) -> int:
-        """That a step of so many tokens needs."""
+        """Scratch memory that a step of this many tokens needs."""
         count = library().tm_routed_scratch
         count.restype = ctypes.c_int64
         return int(count(ctypes.byref(self._arguments), ctypes.c_int64(num_tokens)))

@@ -13,7 +13,7 @@ _P = ctypes.c_void_p
 
 
 class Kind(IntEnum):
-    """What an operation does."""
+    """The kinds of operations."""
 
     NORM = 0
     LINEAR = 1

@@ -1,4 +1,4 @@
-"""DeviceRows: what paged attention on a GPU needs to know about a step."""
+"""DeviceRows: the rows of a step, for paged attention on a GPU."""
 
 from dataclasses import dataclass, replace
 from typing import Final, Self

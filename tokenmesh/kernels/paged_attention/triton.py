@@ -132,7 +132,7 @@ class _Call:
         return self.query.shape[1] // self.pages.shape[2]
 
     def _tensors(self, out: torch.Tensor, lse: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """In the kernels' order; what is absent is a tensor that the kernel then never reads."""
+        """Arguments in the kernels' order; an absent one is a tensor that is never read."""
         rows, sinks = self.rows, self.variant.sinks
         return (
             self.query,

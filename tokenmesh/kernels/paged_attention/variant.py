@@ -13,9 +13,9 @@ class Variant:
     sinks: torch.Tensor | None = None
     """[heads] A logit for each head that joins the softmax's denominator and has no value."""
     k_scale: float = 1.0
-    """What a stored key has to be multiplied by; pages in 8 bits need it."""
+    """Factor of stored keys, for pages in 8 bits."""
     v_scale: float = 1.0
-    """Likewise for values."""
+    """Factor of stored values, for pages in 8 bits."""
     value_dim: int | None = None
     """Width of a value, where keys and values differ: pages are as wide as the wider of the two,
     the query as the key. None: all have one width."""

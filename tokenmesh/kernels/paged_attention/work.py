@@ -1,4 +1,4 @@
-"""What paged attention needs to know about a step, computed once and used by every layer.
+"""The work of paged attention in a step, computed once and used by every layer.
 
 Single-token rows are gathered together, in groups of similar length; longer rows go one by one in
 tiles of queries, so that a mask never grows with the square of the prompt.

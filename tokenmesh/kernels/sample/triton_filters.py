@@ -22,7 +22,7 @@ _BITS_OF_ONE = tl.constexpr(0x3F800000)
 _ALL = tl.constexpr(-1)
 """The pivot below all weights."""
 _NO_FILTER = tl.constexpr(-2)
-"""In place of a pivot: nothing is to be done for this row."""
+"""Value in place of a pivot: the row needs no filter."""
 UNIT: Final = tl.constexpr(float(2**44))
 """Masses are counted in 1 / UNIT: 2^19 weights of 1 just do not fit into an int64."""
 

@@ -77,7 +77,7 @@ class StateRows:
 
     @cached_property
     def single(self) -> SingleRows | None:
-        """Those that have one token, the same for all layers of a step; None: there are none."""
+        """The rows with one token, the same for all layers of a step; None without such rows."""
         spans = tuple(row for row in self._spans if row.last - row.first == 1)
         if not spans:
             return None
@@ -86,7 +86,7 @@ class StateRows:
 
     @cached_property
     def long(self) -> tuple[RowSpan, ...]:
-        """Those that have more."""
+        """The rows with several tokens."""
         return tuple(row for row in self._spans if row.last - row.first > 1)
 
     def clear(self, state: torch.Tensor) -> None:

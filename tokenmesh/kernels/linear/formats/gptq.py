@@ -38,7 +38,7 @@ class Gptq:
     has_order: bool
     """Groups are of any inputs (desc_act), so that g_idx is needed."""
     zero_offset: int
-    """What stored zero points lack: 1 in the first version, 0 in the second."""
+    """Added to stored zero points: 1 in the first version, 0 in the second."""
     weight: str = field(default="qweight", init=False)
     stored: tuple[torch.dtype, ...] = field(default=_WORDS, init=False)
     others: tuple[str, ...] = field(default=("qzeros", "scales", "g_idx"), init=False)

@@ -12,13 +12,13 @@ import torch
 from tokenmesh.kernels.linear.formats.parts import FormatError, Parts, Tensors, expect, part_of
 
 BLOCK_BYTES: Final = 16
-"""Of 32 numbers."""
+"""Bytes of a block of 32 numbers."""
 NAN_SCALE: Final = 255
 """The only scale that is not a power of two."""
 _BIAS: Final = 127
 _MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES: Final = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))
-"""By the 4 bits; the first of them is the sign."""
+"""Values by the 4 bits, the first of which is the sign."""
 _BYTES: Final = (torch.uint8,)
 
 

@@ -23,7 +23,7 @@ class Part:
     """A tensor in a file."""
 
     name: str
-    """In the file, for errors."""
+    """Name in the file, for errors."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor]
@@ -31,7 +31,7 @@ class Part:
 
 
 Parts = Mapping[str, Part]
-"""By name, relative to the module."""
+"""Tensors by name, relative to the module."""
 Tensors = Mapping[str, torch.Tensor]
 """The same, read."""
 
@@ -52,7 +52,7 @@ class Format(Protocol):
         """Further tensors of the module that are decoded with it, where they are stored."""
 
     def shape_of(self, parts: Parts) -> tuple[int, ...]:
-        """Of the decoded weight, [O, I]. Raises FormatError where the parts do not fit."""
+        """The decoded weight's shape [O, I]. Raises FormatError where the parts do not fit."""
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
         """float32 [O, I]: what the parts stand for. Raises FormatError for bad numbers."""

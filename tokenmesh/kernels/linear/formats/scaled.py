@@ -23,7 +23,7 @@ from tokenmesh.kernels.linear.formats.parts import (
 E8M0: Final = (torch.uint8, torch.float8_e8m0fnu)
 """Powers of two of the OCP Microscaling Formats specification; 255 is NaN."""
 WHOLE: Final = 0
-"""In a tile: all rows or columns."""
+"""Size of a tile that spans all rows or columns."""
 
 
 @dataclass(frozen=True, slots=True)
