@@ -35,12 +35,19 @@ class KeepAlive:
     def __init__(self, interval_s: float, write: Callable[[], Awaitable[None]]) -> None:
         self._interval_s = interval_s
         self._write = write
-        self._task = asyncio.create_task(self._run())
+        # Most streams end earlier: a timer costs less than a task.
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self._begin)
+        self._task: asyncio.Task[None] | None = None
         self.last_write_s = monotonic_s()
         """Monotonic; set by the writer."""
 
     def stop(self) -> None:
-        self._task.cancel()
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         while True:
