@@ -1,4 +1,4 @@
-"""What the documentation says about the code exists."""
+"""Code, links and routes that the documentation names exist."""
 
 import ast
 import re
@@ -53,7 +53,7 @@ def test_code_anchors_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     broken = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert broken == []
@@ -70,14 +70,14 @@ def test_lines_have_at_most_120_characters(page: Path) -> None:
 
 def test_every_route_is_in_the_documentation() -> None:
     text = (ROOT / "docs/http-api.md").read_text(encoding="utf-8")
-    told = {words.split()[-1] for words in re.findall(r"`([^`\n]+)`", text)}
+    documented = {words.split()[-1] for words in re.findall(r"`([^`\n]+)`", text)}
     code = [path.read_text("utf-8") for path in (ROOT / "tokenmesh/services/gateway").rglob("*.py")]
     routes = {re.sub(r"\{[^}]+\}", "{id}", each) for text in code for each in ROUTE.findall(text)}
     assert "/sleep" in routes
-    assert sorted(routes - told) == []
+    assert sorted(routes - documented) == []
 
 
-def test_the_request_path_names_every_hop() -> None:
+def test_the_request_path_names_every_service() -> None:
     text = (ROOT / "docs/request-path.md").read_text(encoding="utf-8")
     hops = {path for path, _ in ANCHOR.findall(text)}
     for service in ("gateway", "tokenizer_svc", "mm_encoder_svc", "scheduler_svc", "worker_svc"):
@@ -85,7 +85,7 @@ def test_the_request_path_names_every_hop() -> None:
 
 
 def test_every_limit_of_a_request_is_in_the_config_reference() -> None:
-    told = (ROOT / "docs/reference/config.md").read_text("utf-8")
+    reference = (ROOT / "docs/reference/config.md").read_text("utf-8")
     for name in (
         "gateway.max_body_bytes",
         "tokenizer.max_messages",
@@ -101,4 +101,4 @@ def test_every_limit_of_a_request_is_in_the_config_reference() -> None:
         "gateway.max_choices",
         "gateway.max_beam_width",
     ):
-        assert f"`{name}" in told, name
+        assert f"`{name}" in reference, name

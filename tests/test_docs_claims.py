@@ -47,7 +47,7 @@ on_every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 @cache
 def strings() -> set[str]:
-    """All that the sources hold."""
+    """All strings of the sources."""
     return {
         node.value
         for path in sorted((ROOT / "tokenmesh").rglob("*.py"))
@@ -170,11 +170,11 @@ def test_every_span_is_in_the_guide() -> None:
 def test_every_message_is_carried_by_a_subject() -> None:
     carried = set(re.findall(r"\w+", " ".join(each.carries for each in SUBJECTS)))
     names = {kind.__name__ for kind in get_args(Message)}
-    # what may answer everything, as the page says, and what a scheduler may answer
+    # Failed may answer every request
     assert sorted(names - carried - {"Failed"}) == []
 
 
-def test_every_error_that_a_client_may_meet_is_in_the_table() -> None:
+def test_every_error_of_a_client_is_in_the_table() -> None:
     ours = [each for each in vars(errors).values() if isinstance(each, type)]
     kinds = [*ours, NotSupported, UnsupportedMediaType, RateLimited, QuotaExceeded]
     inside = {"config_error", "checkpoint_error", "protocol_error", "cancelled"}
@@ -189,10 +189,10 @@ def test_every_error_that_a_client_may_meet_is_in_the_table() -> None:
     assert missing == []
 
 
-def test_every_exit_code_is_told() -> None:
+def test_every_exit_code_is_documented() -> None:
     codes = {str(int(code)) for code in ExitCode}
-    told = {row[0] for row in rows(ROOT / "docs/on-call.md", "## A worker died or hangs")}
-    assert codes <= told
+    documented = {row[0] for row in rows(ROOT / "docs/on-call.md", "## A worker died or hangs")}
+    assert codes <= documented
 
 
 def test_limits_are_those_of_the_code() -> None:
@@ -201,11 +201,11 @@ def test_limits_are_those_of_the_code() -> None:
         found = NUMBER.match(row[1]) if len(row) == 4 else None
         if found is None:
             continue
-        told = float(found[1].replace(",", "")) * SCALES[found[2]]
+        value = float(found[1].replace(",", "")) * SCALES[found[2]]
         default = field_at(tuple(row[2].strip("`").split("."))).default
         checked += 1
-        if told != default:
-            wrong.append((row[2], told, default))
+        if value != default:
+            wrong.append((row[2], value, default))
     assert checked > 30
     assert wrong == []
 

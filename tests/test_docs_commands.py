@@ -34,7 +34,7 @@ def words_of(line: str) -> list[str]:
         return []
 
 
-def told(page: Path, program: str) -> Iterator[list[str]]:
+def calls_of(page: Path, program: str) -> Iterator[list[str]]:
     """The arguments with which a program is called, in blocks and in the text."""
     for line in (*commands(page), *spans(page)):
         # each part of a pipe or of a subshell is a command of its own
@@ -48,7 +48,7 @@ def told(page: Path, program: str) -> Iterator[list[str]]:
 
 @on_every_page
 def test_our_commands_have_the_flags_that_are_shown(page: Path) -> None:
-    for words in told(page, "tokenmesh"):
+    for words in calls_of(page, "tokenmesh"):
         if not words or words[0] not in COMMANDS:
             continue
         known = known_flags(words[0])
@@ -61,7 +61,7 @@ def test_our_commands_have_the_flags_that_are_shown(page: Path) -> None:
 
 
 def test_there_are_commands_to_check() -> None:
-    found = [words for page in PAGES for words in told(page, "tokenmesh")]
+    found = [words for page in PAGES for words in calls_of(page, "tokenmesh")]
     assert len(found) > 20
     assert ["drain", "ID", "--url", "$URL"] in found
 
@@ -69,7 +69,7 @@ def test_there_are_commands_to_check() -> None:
 @on_every_page
 def test_modules_that_are_run_exist_and_know_their_flags(page: Path) -> None:
     for program in ("python", "python3", "python3.11"):
-        for words in told(page, program):
+        for words in calls_of(page, program):
             sources = sources_of(words)
             if sources is None:
                 continue
@@ -90,7 +90,7 @@ def flags_in(source: Path) -> set[str]:
 
 
 def sources_of(words: list[str]) -> list[Path] | None:
-    """Of a module or script of ours that is run, with all that stands beside it."""
+    """Files of a module or script of this repository that is run, and of its folder."""
     if words[:1] == ["-m"] and len(words) > 1:
         if words[1].partition(".")[0] not in ("benchmarks", "tokenmesh") or "NAME" in words[1]:
             return None
@@ -106,7 +106,7 @@ def sources_of(words: list[str]) -> list[Path] | None:
 
 @on_every_page
 def test_tests_that_are_named_exist(page: Path) -> None:
-    for words in told(page, "pytest"):
+    for words in calls_of(page, "pytest"):
         paths = [each for each in words if each.startswith("tests/")]
         assert [each for each in paths if not list(ROOT.glob(each))] == []
 
@@ -115,14 +115,14 @@ def test_tests_that_are_named_exist(page: Path) -> None:
 def test_targets_of_make_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    for words in told(page, "make"):
+    for words in calls_of(page, "make"):
         named = [each for each in words if re.fullmatch(r"[a-z-]+", each) and each[0] != "-"]
         assert set(named) <= targets, words
 
 
 @on_every_page
 def test_files_of_docker_compose_exist(page: Path) -> None:
-    for words in told(page, "docker"):
+    for words in calls_of(page, "docker"):
         if words[:1] == ["compose"]:
             assert words[1] == "-f", "from the root of the repository"
             assert (ROOT / words[2]).is_file()
@@ -136,10 +136,10 @@ def routes() -> list[re.Pattern[str]]:
 
 
 @on_every_page
-def test_requests_are_to_routes_that_exist_and_bear_json(page: Path) -> None:
+def test_requests_are_to_routes_that_exist_with_json_bodies(page: Path) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("-d", "--data")
-    for words in told(page, "curl"):
+    for words in calls_of(page, "curl"):
         for each in words:
             path = re.match(r"^(?:https?://127\.0\.0\.1:8000|\$URL|\.\.\.)(/[^?]*)", each)
             assert path is None or any(route.fullmatch(path[1]) for route in routes()), each
@@ -166,7 +166,7 @@ def test_python_in_pages_parses(page: Path) -> None:
 
 
 @on_every_page
-def test_options_in_the_text_are_somebodys(page: Path) -> None:
+def test_options_in_the_text_exist(page: Path) -> None:
     ours = {flag for command in COMMANDS for flag in known_flags(command)}
     ours |= {flag.partition(".")[0] for flag in ours} | {f"--{name}" for name in FIXED}
     others = "\n".join(

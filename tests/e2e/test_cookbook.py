@@ -13,6 +13,8 @@ from tests.e2e.mesh_process import mesh
 from tests.fakes.pages import ROOT
 from tokenmesh.cli.embedded.ports import free_port
 
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
 PAGE = ROOT / "docs/cookbook.md"
 BLOCK = re.compile(r"^```(sh|python|json|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "127.0.0.1:8000"
