@@ -31,6 +31,9 @@ _LATE: Final = b"\xff\xff\xff\xff"
 """In place of the length of an answer: the fork that worked on the job ran out of time."""
 _DIED: Final = b"\xfe\xff\xff\xff"
 """The same: the fork died."""
+_CLOSE_S: Final = 1.0
+"""For the pipe of a killed process to close."""
+_READ_BYTES: Final = 1 << 20
 
 
 class ChildLate(TokenMeshError):
@@ -155,6 +158,7 @@ class ChildPool:
             child.stdin.close()
             _kill(child)
             await child.wait()
+            await _close_pipes(child)
         self._children.clear()
 
     async def _start(self) -> Process:
@@ -206,6 +210,20 @@ async def _exchange(child: Process, data: bytes) -> bytes:
     if length in (_LATE, _DIED):
         raise _ForkEnded(is_late=length == _LATE)
     return await child.stdout.readexactly(int.from_bytes(length, "little"))
+
+
+async def _close_pipes(child: Process) -> None:
+    """Read the answers of a killed process to the end: only then asyncio closes the pipe."""
+    assert child.stdout is not None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):
+            while not child.stdout.at_eof():
+                try:
+                    await child.stdout.read(_READ_BYTES)
+                except RuntimeError:
+                    # a job in flight still waits for its answer, and gets the end
+                    await asyncio.sleep(0)
+    await asyncio.sleep(0)
 
 
 def _kill(child: Process) -> None:
