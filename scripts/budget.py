@@ -6,8 +6,10 @@ ADR. `python scripts/budget.py` prints the table; `--all` lists every file.
 
 import argparse
 import ast
+import re
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,16 @@ MAX_P90_FUNCTION: Final = 36
 BANNED_NAMES: Final = frozenset(
     f"{name}.py" for name in ("utils", "helpers", "common", "misc", "core", "types", "manager")
 )
+
+
+DIALECT: Final = re.compile(
+    r"\b(?:told|who(?:so)?ever|nobody|somebody|anybody|everybody|bears|mended|buried|bury|excused?"
+    r"|goes? home|for good|(?<!there )is no (?!longer|more|less|need|way|room|such)\w+)\b",
+    re.IGNORECASE,
+)
+"""Words for which docs/glossary.md or the field has a plainer one."""
+MIN_DOCSTRING_WORDS: Final = 4
+FORWARDING_DOCSTRING: Final = re.compile(r"See [\w`.]+\.?\Z")
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,41 @@ def violations(files: list[File]) -> Iterator[str]:
                 )
 
 
+def dialect(path: Path) -> Iterator[str]:
+    """One line for every word of the dialect in a file of the package or its documentation."""
+    for number, line in enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), 1):
+        for found in DIALECT.finditer(line):
+            yield f"{path}:{number}: {found.group()!r} is not plain English, see docs/glossary.md"
+
+
+def documentation() -> Iterator[Path]:
+    """Every page but the lab notebook, which is history."""
+    for path in sorted(
+        [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    ):
+        if path.name != "log.md":
+            yield path.relative_to(ROOT)
+
+
+def names_and_docstrings(paths: list[Path]) -> Iterator[str]:
+    """One line for every public class name used twice, and every docstring that says nothing."""
+    places = defaultdict(list)
+    for path in paths:
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path}:{node.lineno}")
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                text = ast.get_docstring(node)
+                if text and (
+                    len(text.split()) < MIN_DOCSTRING_WORDS or FORWARDING_DOCSTRING.match(text)
+                ):
+                    line = getattr(node, "lineno", 1)
+                    yield f"{path}:{line}: the docstring {text!r} says nothing: delete it"
+    for name, where in sorted(places.items()):
+        if len(where) > 1:
+            yield f"class {name} is defined more than once: {', '.join(where)}"
+
+
 def quantile(values: list[int], share: float) -> int:
     """The value at or below which `share` of the values lie."""
     ordered = sorted(values)
@@ -137,6 +184,10 @@ def main() -> int:
             problems.append(f"median file is {median} lines (limit {MAX_MEDIAN_FILE})")
         if kind is CODE and p90 > MAX_P90_FUNCTION:
             problems.append(f"p90 function is {p90} lines (limit {MAX_P90_FUNCTION})")
+    package = [file.path for file in files if file.path.parts[0] == "tokenmesh"]
+    problems += names_and_docstrings(package)
+    for path in [*package, *documentation()]:
+        problems += dialect(path)
     for problem in problems:
         print(f"over budget: {problem}")
     return 1 if problems else 0

@@ -54,7 +54,7 @@ def chaos_section(result: Result) -> Iterator[str]:
     yield (
         f"{result['faults']} faults in {result['seconds']:.0f} s: services, NATS and Redis killed, "
         "stopped or terminated, several at a time. Plain streams, chats with recorded answers and "
-        "stored responses, checked token for token; tenants' usage against what clients were told. "
+        "stored responses, checked token for token; tenants' usage against what clients received. "
         "`python -m benchmarks.chaos`."
     )
     yield ""

@@ -111,7 +111,6 @@ class Server:
         return 0 if self._settings.uds else int(self._socket.getsockname()[1])
 
     async def run(self) -> None:
-        """Serve until `stop`."""
         refreshing = asyncio.create_task(self._certificate.refresh()) if self._certificate else None
         try:
             await self._uvicorn.serve(sockets=[self._socket])

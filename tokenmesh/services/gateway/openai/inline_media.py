@@ -21,7 +21,7 @@ from tokenmesh.shared.errors import (
 )
 
 BLOB_SCHEME: Final = "blob:"
-"""How the tokenizer is told where the bytes are; clients may not name blobs themselves."""
+"""Marks a reference to the blob store for the tokenizer; clients may not use it."""
 
 _DATA_SCHEME: Final = "data:"
 _SOURCE_FIELDS: Final = ("image_url", "image", "file_id", "url")

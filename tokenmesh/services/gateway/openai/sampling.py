@@ -114,7 +114,10 @@ def _refuse_not_served(body: SamplingFields) -> None:
 
 
 def read_budget(given: int | None, parsing: Parsing) -> ReasoningBudget | None:
-    """-1 is no limit. Raises InvalidInput for a model whose reasoning has no end marker."""
+    """None for -1, which means without a limit.
+
+    Raises InvalidInput for a model whose reasoning has no end marker.
+    """
     if given is None or given == -1:
         return None
     if not parsing.family.can_cut_reasoning:

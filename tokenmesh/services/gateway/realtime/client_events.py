@@ -111,14 +111,10 @@ class ItemTruncate(ClientEvent):
 
 
 class ResponseCreate(ClientEvent):
-    """Generate a response."""
-
     response: ResponseFields | None = None
 
 
 class ResponseCancel(ClientEvent):
-    """Stop generating."""
-
     response_id: str | None = None
 
 

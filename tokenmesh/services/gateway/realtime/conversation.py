@@ -86,7 +86,6 @@ class RealtimeConversation:
         return previous_id
 
     def remove(self, item_id: str) -> None:
-        """Raises NotFound."""
         self._items.remove(self.get(item_id))
 
     def check_room(self, num_bytes: int = 0) -> None:

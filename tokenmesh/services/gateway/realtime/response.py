@@ -67,7 +67,6 @@ class RealtimeResponse:
         await asyncio.sleep(0)
 
     async def done(self) -> None:
-        """Return after response.done."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 

@@ -119,7 +119,6 @@ class RealtimeSession:
         return max(0.0, min(self._ends_s, idle_ends_s) - monotonic_s())
 
     def _check_times(self) -> None:
-        """Raises SessionOver."""
         now = monotonic_s()
         if now >= self._ends_s:
             limit_s = self._settings.realtime_session_timeout_s

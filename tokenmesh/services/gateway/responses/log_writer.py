@@ -153,8 +153,6 @@ class LateWriter:
 
 
 class NoWriter:
-    """Stores nothing."""
-
     def __init__(self, on_record: OnDurable) -> None:
         self._on_record = on_record
 

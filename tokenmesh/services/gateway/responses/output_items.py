@@ -65,7 +65,6 @@ class EventRecorder:
         return item
 
     def finish(self, index: int, **fields: Any) -> None:
-        """Complete an item."""
         item = self.change(index, **fields)
         self.emit("response.output_item.done", output_index=index, item=item)
 
@@ -81,8 +80,7 @@ class OpenItem(ABC):
         self._place: Event = {"item_id": self.id, "output_index": self._index}
 
     @abstractmethod
-    def write(self, text: str) -> None:
-        """Append text."""
+    def write(self, text: str) -> None: ...
 
     @abstractmethod
     def close(self, status: OutputStatus) -> None:

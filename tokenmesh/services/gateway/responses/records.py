@@ -130,7 +130,7 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 
 
 class ResponseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="Ended", omit_defaults=True):
-    """The last record."""
+    """The last record: the response as it is kept."""
 
     status: Status
     response: bytes

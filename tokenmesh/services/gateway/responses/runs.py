@@ -51,7 +51,6 @@ class OrphanCleaner:
             self._deleting = asyncio.create_task(self._delete())
 
     async def stop(self) -> None:
-        """Stop deleting."""
         self._is_stopped = True
         if self._deleting is not None:
             self._deleting.cancel()

@@ -73,7 +73,6 @@ class Responses:
         return self._members.get(InstanceId(gateway_id)) is not None
 
     async def start(self) -> None:
-        """Subscribe to cancellations."""
         subject = response_cancels(self._runs.owner)
         self._subscription = await self._bus.subscribe_raw(subject, self._on_cancel)
 

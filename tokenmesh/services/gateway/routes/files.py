@@ -89,7 +89,7 @@ def _add_reading(router: APIRouter, gateway: Gateway, uploads: Uploads) -> None:
 
     @router.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
-        """Delete an upload."""
+        """Delete an upload of the caller's tenant."""
         access = context_of(request.scope).access
         owner = access.tenant.name
         try:
