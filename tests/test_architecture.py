@@ -1,4 +1,4 @@
-"""The rules of the tree: the import contracts of pyproject.toml, and what they cannot express."""
+"""The rules of the tree that import-linter cannot express."""
 
 import ast
 import importlib.util
@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tokenmesh"
@@ -55,10 +54,6 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def test_the_import_contracts_hold() -> None:
-    assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True) == EXIT_STATUS_SUCCESS
 
 
 @pytest.mark.parametrize("library", sorted(OWNERS))
