@@ -306,9 +306,9 @@ def test_host_memory_is_bounded_by_the_container(tmp_path: Path) -> None:
     assert host(tmp_path, memory_max="99999999", memory_current="9", memory_stat=stat) == 50 * 1024
 
 
-def test_a_host_that_does_not_tell_is_an_error(tmp_path: Path) -> None:
+def test_a_host_that_does_not_state_its_memory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
-    with pytest.raises(ConfigError, match="does not tell"):
+    with pytest.raises(ConfigError, match="does not state"):
         available_host_bytes(tmp_path / "meminfo", tmp_path)
 
 
