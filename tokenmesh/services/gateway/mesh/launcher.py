@@ -117,12 +117,16 @@ class Launcher:
             await self._drive(stream, None)
 
     async def _pause_if_fruitless(self, stream: Stream) -> None:
-        """Limits the workers that a request which crashes each of them can reach, and how fast."""
+        """Limits how fast a request that crashes every worker reaches the next one."""
+        self._raise_if_fruitless(stream)
+        if stream.session.num_fruitless > 1:
+            await asyncio.sleep(self._pause_s(stream.session.num_fruitless))
+
+    def _raise_if_fruitless(self, stream: Stream) -> None:
+        """Limits the workers that a request which crashes each of them can reach."""
         num, reason = stream.session.num_fruitless, stream.session.lost_because
         if num >= self._settings.fruitless_attempts:
             raise Unavailable(f"{num} workers in a row have lost the stream, the last: {reason}")
-        if num > 1:
-            await asyncio.sleep(self._pause_s(num))
 
     def _pause_s(self, failures: int) -> float:
         """0 after the first failure, then growing exponentially."""
@@ -144,6 +148,8 @@ class Launcher:
                 await self._start_on(stream, placed)
             except (Unavailable, DeadlineExceeded) as error:
                 failures += 1
+                # a worker may lose the stream before its answer has been read
+                self._raise_if_fruitless(stream)
                 await self._pause_or_raise(stream, error, failures)
             if session.state is SessionState.RUNNING:
                 return
