@@ -31,7 +31,7 @@ async def test_every_gateway_gets_every_span(bus: MessageBus, bus_settings: BusS
     await telemetry.stop()
     await arrived(first, second, num_traces=1)
     for store in (first, second):
-        trace = store.get("chatcmpl-1", ADMIN)
+        trace = await store.get("chatcmpl-1", ADMIN)
         assert {each.name for each in trace.spans} == {"generate", "worker.queue"}
         assert {each.instance for each in trace.spans} == {"worker-1"}
     for subscription in subscriptions:
@@ -47,7 +47,7 @@ async def test_undecodable_spans_do_not_end_the_subscription(bus: MessageBus) ->
     record_span("load", 1, 2)
     await telemetry.stop()
     await arrived(store, num_traces=1)
-    assert store.recent(1, ADMIN)[0].name == "load"
+    assert (await store.recent(1, ADMIN))[0].name == "load"
     await subscription.stop()
 
 

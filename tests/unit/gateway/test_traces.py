@@ -1,5 +1,6 @@
 """The trace store, its routes and the console's page."""
 
+import asyncio
 import re
 from base64 import b64encode
 from hashlib import sha256
@@ -79,12 +80,12 @@ def store_of(**settings: object) -> TraceStore:
     return TraceStore(TelemetrySettings.model_validate(settings))
 
 
-def test_a_trace_is_found_by_its_id_and_by_its_request() -> None:
+async def test_a_trace_is_found_by_its_id_and_by_its_request() -> None:
     store = store_of()
     store.add(packed(a_span(2, request_id="chatcmpl-1", parent=1), service="worker"))
     store.add(packed(a_span(1, name="http")))
-    by_request = store.get("chatcmpl-1", ADMIN)
-    assert by_request == store.get(trace_id(1), ADMIN)
+    by_request = await store.get("chatcmpl-1", ADMIN)
+    assert by_request == await store.get(trace_id(1), ADMIN)
     assert by_request.request_id == "chatcmpl-1"
     assert {(span.name, span.service, span.parent_id) for span in by_request.spans} == {
         ("http", "gateway", None),
@@ -92,13 +93,13 @@ def test_a_trace_is_found_by_its_id_and_by_its_request() -> None:
     }
 
 
-def test_spans_come_in_order_of_their_beginning() -> None:
+async def test_spans_come_in_order_of_their_beginning() -> None:
     store = store_of()
     store.add(packed(a_span(1, start_ns=30), a_span(2, start_ns=10), a_span(3, start_ns=20)))
-    assert [span.start_ns for span in store.get(trace_id(1), ADMIN).spans] == [10, 20, 30]
+    assert [span.start_ns for span in (await store.get(trace_id(1), ADMIN)).spans] == [10, 20, 30]
 
 
-def test_every_kind_of_value_can_be_shown() -> None:
+async def test_every_kind_of_value_can_be_shown() -> None:
     span = a_span(1, text="a<b>", yes=True, count=-3, share=0.5)
     numbers = ArrayValue(values=[AnyValue(int_value=1), AnyValue(string_value="x")])
     span.attributes.append(KeyValue(key="list", value=AnyValue(array_value=numbers)))
@@ -108,7 +109,7 @@ def test_every_kind_of_value_can_be_shown() -> None:
     span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message="broke"))
     store = store_of()
     store.add(packed(span))
-    (shown,) = store.get(trace_id(1), ADMIN).spans
+    (shown,) = (await store.get(trace_id(1), ADMIN)).spans
     text = shown.attributes.pop("bytes")
     assert isinstance(text, str)
     assert shown.attributes == {
@@ -123,36 +124,36 @@ def test_every_kind_of_value_can_be_shown() -> None:
     assert (shown.status, shown.status_message) == ("error", "broke")
 
 
-def test_the_least_recently_extended_trace_leaves_first() -> None:
+async def test_the_least_recently_extended_trace_leaves_first() -> None:
     store = store_of(max_traces=2)
     store.add(packed(a_span(1, trace=1, request_id="one")))
     store.add(packed(a_span(1, trace=2, request_id="two")))
     store.add(packed(a_span(2, trace=1)))
     store.add(packed(a_span(1, trace=3, request_id="three")))
-    assert [trace.request_id for trace in store.recent(10, ADMIN)] == ["three", "one"]
+    assert [trace.request_id for trace in await store.recent(10, ADMIN)] == ["three", "one"]
     for gone in ("two", trace_id(2)):
         with pytest.raises(NotFound):
-            store.get(gone, ADMIN)
+            await store.get(gone, ADMIN)
 
 
-def test_a_trace_holds_a_bounded_number_of_spans_and_counts_the_rest() -> None:
+async def test_a_trace_holds_a_bounded_number_of_spans_and_counts_the_rest() -> None:
     store = store_of(max_trace_spans=3)
     for number in range(1, 8):
         store.add(packed(a_span(number)))
-    assert len(store.get(trace_id(1), ADMIN).spans) == 3
-    assert store.get(trace_id(1), ADMIN).dropped_spans == 4
+    assert len((await store.get(trace_id(1), ADMIN)).spans) == 3
+    assert (await store.get(trace_id(1), ADMIN)).dropped_spans == 4
 
 
-def test_bytes_are_bounded_over_all_traces() -> None:
+async def test_bytes_are_bounded_over_all_traces() -> None:
     store = store_of(max_trace_bytes=4096)
     for number in range(1, 50):
         store.add(packed(a_span(1, trace=number, text="x" * 500)))
         assert store.num_bytes <= 4096
     assert 5 < len(store) < 10
-    assert store.recent(1, ADMIN)[0].trace_id == trace_id(49)
+    assert (await store.recent(1, ADMIN))[0].trace_id == trace_id(49)
 
 
-def test_an_evicted_trace_leaves_nothing_behind() -> None:
+async def test_an_evicted_trace_leaves_nothing_behind() -> None:
     store = store_of(max_traces=1)
     for number in range(1, 100):
         store.add(packed(a_span(1, trace=number, request_id=f"request-{number}")))
@@ -161,15 +162,15 @@ def test_an_evicted_trace_leaves_nothing_behind() -> None:
     assert len(store) == 1
     assert abs(store.num_bytes - one) < 5
     with pytest.raises(NotFound, match="request-5"):
-        store.get("request-5", ADMIN)
+        await store.get("request-5", ADMIN)
 
 
-def test_a_request_id_that_is_used_again_belongs_to_the_newer_trace() -> None:
+async def test_a_request_id_that_is_used_again_belongs_to_the_newer_trace() -> None:
     store = store_of(max_traces=2)
     store.add(packed(a_span(1, trace=1, request_id="mine")))
     store.add(packed(a_span(1, trace=2, request_id="mine")))
     store.add(packed(a_span(1, trace=3)))
-    assert store.get("mine", ADMIN).trace_id == trace_id(2)
+    assert (await store.get("mine", ADMIN)).trace_id == trace_id(2)
 
 
 def of(tenant: str) -> Access:
@@ -180,50 +181,67 @@ def a_request(number: int, trace: int, tenant: str, request_id: str) -> Span:
     return a_span(number, trace, request_id=request_id, tenant=tenant)
 
 
-def test_a_trace_is_its_tenants_and_the_admins() -> None:
+async def test_a_trace_is_its_tenants_and_the_admins() -> None:
     store = store_of()
     store.add(packed(a_request(1, 1, "acme", "one"), a_request(2, 2, "bolt", "two")))
     store.add(packed(a_span(3, trace=3, name="beat")))
-    assert [each.trace_id for each in store.recent(10, of("acme"))] == [trace_id(1)]
-    assert len(store.recent(10, ADMIN)) == 3
-    assert store.get("one", of("acme")).trace_id == trace_id(1)
+    assert [each.trace_id for each in await store.recent(10, of("acme"))] == [trace_id(1)]
+    assert len(await store.recent(10, ADMIN)) == 3
+    assert (await store.get("one", of("acme"))).trace_id == trace_id(1)
     for key in ("one", trace_id(1), trace_id(3)):
         with pytest.raises(NotFound):
-            store.get(key, of("bolt"))
+            await store.get(key, of("bolt"))
 
 
-def test_nobody_sees_a_trace_by_adding_to_it() -> None:
+async def test_nobody_sees_a_trace_by_adding_to_it() -> None:
     store = store_of()
     store.add(packed(a_request(1, 1, "acme", "one"), a_request(2, 1, "bolt", "two")))
     for tenant in ("acme", "bolt"):
-        assert store.recent(10, of(tenant)) == []
-    assert store.get("two", ADMIN).trace_id == trace_id(1)
+        assert await store.recent(10, of(tenant)) == []
+    assert (await store.get("two", ADMIN)).trace_id == trace_id(1)
 
 
-def test_a_request_id_that_two_tenants_chose_means_each_ones_own() -> None:
+async def test_a_request_id_that_two_tenants_chose_means_each_ones_own() -> None:
     store = store_of(max_traces=2)
     store.add(packed(a_request(1, 1, "acme", "same")))
     store.add(packed(a_request(1, 2, "bolt", "same")))
-    assert store.get("same", of("acme")).trace_id == trace_id(1)
-    assert store.get("same", of("bolt")).trace_id == trace_id(2)
+    assert (await store.get("same", of("acme"))).trace_id == trace_id(1)
+    assert (await store.get("same", of("bolt"))).trace_id == trace_id(2)
     store.add(packed(a_span(1, trace=3)))
     with pytest.raises(NotFound):
-        store.get("same", of("acme"))
+        await store.get("same", of("acme"))
 
 
-def test_a_trace_that_is_full_still_has_its_tenant() -> None:
+async def test_a_look_at_many_traces_does_not_hold_the_event_loop() -> None:
+    store = store_of(max_traces=10_000)
+    for trace in range(1, 5000):
+        store.add(packed(a_request(1, trace, "bolt", f"two-{trace}"), a_span(2, trace)))
+    store.add(packed(a_request(1, 5000, "acme", "one")))
+    for look in (store.recent(50, of("acme")), store.get("one", of("acme"))):
+        looking = asyncio.ensure_future(look)
+        num_turns = 0
+        while not looking.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+        assert looking.result()
+        assert num_turns > 5, "all in one turn"
+        for trace in range(1, 5000):
+            store.add(packed(a_span(3, trace), a_span(4, trace)))
+
+
+async def test_a_trace_that_is_full_still_has_its_tenant() -> None:
     store = store_of(max_trace_spans=1)
     store.add(packed(a_span(1), a_request(2, 1, "acme", "one")))
-    assert store.get(trace_id(1), of("acme")).dropped_spans == 1
+    assert (await store.get(trace_id(1), of("acme"))).dropped_spans == 1
 
 
-def test_the_summary_says_what_the_first_span_was_and_how_it_went() -> None:
+async def test_the_summary_says_what_the_first_span_was_and_how_it_went() -> None:
     store = store_of()
     failed = a_span(2, start_ns=15, parent=1)
     failed.status.code = Status.STATUS_CODE_ERROR
     store.add(packed(failed, service="worker"))
     store.add(packed(a_span(1, name="http", start_ns=10, route="/v1/models")))
-    (summary,) = store.recent(10, ADMIN)
+    (summary,) = await store.recent(10, ADMIN)
     assert (summary.name, summary.attributes) == ("http", {"route": "/v1/models"})
     assert (summary.start_ns, summary.end_ns, summary.num_spans) == (10, 25, 2)
     assert summary.services == ["gateway", "worker"]
@@ -245,7 +263,7 @@ def test_garbage_is_refused(garbage: bytes) -> None:
         store_of().add(garbage)
 
 
-def test_a_span_that_is_garbage_behind_its_trace_id_is_dropped_when_somebody_looks() -> None:
+async def test_a_span_that_is_garbage_behind_its_trace_id_is_dropped_when_somebody_looks() -> None:
     store = store_of()
     good = packed(a_span(1, request_id="one"))
     store.add(good)
@@ -253,7 +271,7 @@ def test_a_span_that_is_garbage_behind_its_trace_id_is_dropped_when_somebody_loo
     of_scope = b"\x12" + bytes([len(broken)]) + broken
     of_resource = b"\x12" + bytes([len(of_scope)]) + of_scope
     store.add(b"\x0a" + bytes([len(of_resource)]) + of_resource)
-    shown = store.get("one", ADMIN)
+    shown = await store.get("one", ADMIN)
     assert (len(shown.spans), shown.dropped_spans) == (1, 1)
 
 

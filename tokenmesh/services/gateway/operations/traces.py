@@ -1,11 +1,12 @@
 """TraceStore: the last traces of the mesh, as every gateway keeps them for itself.
 
 A gateway receives all spans of the mesh and shows few of them. It cuts what arrives into spans and
-sorts them by trace id; their content is decoded when a client requests the trace.
+sorts them by trace id; their content is decoded, in turns with other work, when a client looks.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count, islice
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.operations.span_view import SpanView, view_attributes, view_span
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared import subjects
@@ -29,6 +31,8 @@ _NESTED: Final = 2
 """The wire type of everything above the spans: a length and as many bytes."""
 _TRACE_ID_HEAD: Final = b"\x0a\x10"
 """A span begins with its trace id: field 1, 16 bytes."""
+_MAX_REQUEST_IDS: Final = 1024
+"""Of one trace: a client may send all its requests under one trace id."""
 
 
 class TraceView(msgspec.Struct, frozen=True):
@@ -75,7 +79,7 @@ class _Trace:
     num_dropped: int = 0
     num_read: int = 0
     """Spans whose facts are in the fields below."""
-    request_ids: list[str] = field(default_factory=list)
+    request_ids: dict[str, None] = field(default_factory=dict)
     tenants: set[str] = field(default_factory=set)
     """Those whose requests are in the trace."""
     first: tuple[int, _StoredSpan] | None = None
@@ -90,45 +94,38 @@ class _Trace:
             self.num_bytes += len(span.data)
             return len(span.data)
         self.num_dropped += 1
-        self._note_identity(span)
+        with suppress(DecodeError):
+            self._note_identity(Span.FromString(span.data))
         return 0
 
-    def read(self) -> None:
+    async def read(self, turns: Turns) -> None:
         """Decode the spans that arrived since the last call; an undecodable one is dropped."""
-        for stored in self.spans[self.num_read :]:
-            span = self._note_identity(stored)
-            if span is None:
-                self.spans.remove(stored)
+        while self.num_read < len(self.spans):
+            stored = self.spans[self.num_read]
+            try:
+                span = Span.FromString(stored.data)
+            except DecodeError:
+                del self.spans[self.num_read]
                 self.num_dropped += 1
                 continue
             self.num_read += 1
+            self._note_identity(span)
             if self.first is None or span.start_time_unix_nano < self.first[0]:
                 self.first = (span.start_time_unix_nano, stored)
             self.end_ns = max(self.end_ns, span.end_time_unix_nano)
             self.has_error |= span.status.code == Status.STATUS_CODE_ERROR
-
-    def mentions(self, text: bytes) -> bool:
-        """Whether a span may hold the text, without decoding any."""
-        return any(text in span.data for span in self.spans)
+            await turns.rest()
 
     def may_be_seen(self, access: Access) -> bool:
         """Clients choose trace ids, so adding spans to a trace must not make it visible."""
-        self.read()
         return access.is_admin or self.tenants == {access.tenant.name}
 
-    def _note_identity(self, stored: _StoredSpan) -> Span | None:
-        try:
-            span = Span.FromString(stored.data)
-        except DecodeError:
-            return None
+    def _note_identity(self, span: Span) -> None:
         for attribute in span.attributes:
             if attribute.key == TENANT:
                 self.tenants.add(attribute.value.string_value)
-            elif attribute.key == REQUEST_ID:
-                request_id = attribute.value.string_value
-                if request_id not in self.request_ids:
-                    self.request_ids.append(request_id)
-        return span
+            elif attribute.key == REQUEST_ID and len(self.request_ids) < _MAX_REQUEST_IDS:
+                self.request_ids[attribute.value.string_value] = None
 
 
 class TraceStore:
@@ -179,10 +176,14 @@ class TraceStore:
                         self._add_span(_StoredSpan(data[start:end], service, instance))
         self._evict()
 
-    def get(self, key: str, access: Access) -> TraceView:
+    async def get(self, key: str, access: Access) -> TraceView:
         """The trace of an id, or the newest of a request's id. Raises NotFound."""
-        trace_id, found = self._find(key, access)
-        views = [span.view() for span in found.spans]
+        turns = Turns()
+        trace_id, found = self._find(key, await self._visible(access, turns))
+        views = []
+        for span in list(found.spans):
+            views.append(span.view())
+            await turns.rest()
         return TraceView(
             trace_id=trace_id.hex(),
             request_id=next(iter(found.request_ids), None),
@@ -190,32 +191,31 @@ class TraceStore:
             spans=sorted(views, key=lambda each: each.start_ns),
         )
 
-    def recent(self, limit: int, access: Access) -> list[TraceSummary]:
+    async def recent(self, limit: int, access: Access) -> list[TraceSummary]:
         """The most recently extended traces, newest first."""
-        tenant = b"" if access.is_admin else access.tenant.name.encode()
-        newest = (
-            _summary(trace_id, trace)
-            for trace_id, trace in reversed(self._traces.items())
-            if (not tenant or trace.tenants or trace.mentions(tenant))
-            and trace.may_be_seen(access)
-            and trace.first is not None
-        )
-        return list(islice(newest, limit))
+        turns, summaries = Turns(), []
+        visible = await self._visible(access, turns)
+        newest = ((key, trace) for key, trace in reversed(visible.items()) if trace.first)
+        for trace_id, trace in islice(newest, limit):
+            summaries.append(_summary(trace_id, trace))
+            await turns.rest()
+        return summaries
 
-    def _find(self, key: str, access: Access) -> tuple[bytes, _Trace]:
-        text = key.encode("utf-8", "replace")
-        by_request = [
-            (trace.number, trace_id, trace)
-            for trace_id, trace in self._traces.items()
-            if key in trace.request_ids or trace.mentions(text)
-        ]
-        for _, trace_id, trace in sorted(by_request, reverse=True):
-            if trace.may_be_seen(access) and key in trace.request_ids:
-                return trace_id, trace
+    async def _visible(self, access: Access, turns: Turns) -> dict[bytes, _Trace]:
+        visible = {}
+        for trace_id, trace in list(self._traces.items()):
+            await trace.read(turns)
+            if trace.may_be_seen(access):
+                visible[trace_id] = trace
+        return visible
+
+    def _find(self, key: str, visible: dict[bytes, _Trace]) -> tuple[bytes, _Trace]:
+        by_request = [item for item in visible.items() if key in item[1].request_ids]
+        if by_request:
+            return max(by_request, key=lambda item: item[1].number)
         trace_id = _trace_id(key)
-        found = self._traces.get(trace_id)
-        if found is not None and found.may_be_seen(access):
-            return trace_id, found
+        if trace_id in visible:
+            return trace_id, visible[trace_id]
         raise NotFound(
             f"no trace of {key!r}: unknown, not sampled, not yet arrived, or too long ago"
         )

@@ -25,7 +25,7 @@ def traces_router(store: TraceStore) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=_MAX_LISTED, description="Traces at most.")] = 50,
     ) -> Response:
         """The latest traces that this gateway has seen, newest first; a key's own tenant's."""
-        traces = store.recent(limit, context_of(request.scope).access)
+        traces = await store.recent(limit, context_of(request.scope).access)
         return Response(msgspec.json.encode({"traces": traces}), media_type=_JSON)
 
     @router.get("/traces/{trace_or_request_id}")
@@ -36,7 +36,7 @@ def traces_router(store: TraceStore) -> APIRouter:
         ],
     ) -> Response:
         """Every span of one trace. Spans arrive within half a second after they end."""
-        trace = store.get(trace_or_request_id, context_of(request.scope).access)
+        trace = await store.get(trace_or_request_id, context_of(request.scope).access)
         return Response(msgspec.json.encode(trace), media_type=_JSON)
 
     @router.get("/", include_in_schema=False)
