@@ -154,7 +154,8 @@ SUBJECTS: Final = (
     Subject(
         "tm.tokenize.<model>",
         "tokenizer",
-        "Tokenize -> Tokenized, Detokenize -> Detokenized, Describe -> Described, "
+        "Tokenize -> Tokenized, TokenizeTexts -> TextsTokenized, "
+        "Detokenize -> Detokenized, Describe -> Described, "
         "ReadTokenizer -> TokenizerRead, ReadTokenizerConfig -> TokenizerConfigRead",
         queue="tokenizer",
     ),
@@ -168,7 +169,11 @@ SUBJECTS: Final = (
         queue="scheduler",
     ),
     Subject("tm.place.<model>.<id>", "one scheduler", "the same"),
-    Subject("tm.worker.<id>.generate", "one worker", "Generate -> Accepted or Refused"),
+    Subject(
+        "tm.worker.<id>.generate",
+        "one worker",
+        "Generate -> Accepted or Refused, Pool -> PoolAnswer or Refused",
+    ),
     Subject(
         "tm.worker.<id>.control",
         "one worker",

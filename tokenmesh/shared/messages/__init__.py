@@ -39,6 +39,7 @@ from tokenmesh.shared.messages.generate import (
 )
 from tokenmesh.shared.messages.media import Encode, Encoded
 from tokenmesh.shared.messages.place import Place, Placed, Queued, Refused
+from tokenmesh.shared.messages.pooling import Pool, PoolAnswer
 from tokenmesh.shared.messages.tokenize import (
     Describe,
     Described,
@@ -48,16 +49,20 @@ from tokenmesh.shared.messages.tokenize import (
     ReadPrompt,
     ReadTokenizer,
     ReadTokenizerConfig,
+    TextsTokenized,
     Tokenize,
     Tokenized,
     TokenizerConfigRead,
     TokenizerRead,
+    TokenizeTexts,
 )
 from tokenmesh.shared.messages.tokens import Tokens
 
 Message = (
     Tokenize
     | Tokenized
+    | TokenizeTexts
+    | TextsTokenized
     | Detokenize
     | Detokenized
     | ReadPrompt
@@ -76,6 +81,8 @@ Message = (
     | Refused
     | Generate
     | Accepted
+    | Pool
+    | PoolAnswer
     | Cancel
     | AbortRequests
     | Resend
@@ -127,6 +134,8 @@ __all__ = [
     "Ping",
     "Place",
     "Placed",
+    "Pool",
+    "PoolAnswer",
     "Profiled",
     "PromptRead",
     "Queued",
@@ -143,7 +152,9 @@ __all__ = [
     "StartProfile",
     "StopProfile",
     "StreamUnknown",
+    "TextsTokenized",
     "Tokenize",
+    "TokenizeTexts",
     "Tokenized",
     "TokenizerConfigRead",
     "TokenizerRead",

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.shared.ids import InstanceId, ModelName
+from tokenmesh.shared.messages.pooling import PoolTask
 
 PROTOCOL: Final = 1
 """The major version: raised when processes could no longer work together. A minor one only adds
@@ -26,6 +27,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens that end an answer."""
     block_size: int = 0
     """Tokens of a block of the prefix cache; 0: the worker has no prefix cache."""
+    generates: bool = True
+    """False of encoders and classifiers."""
+    tasks: list[PoolTask] = []
+    """Tasks of pooling that the model has."""
+    pooled_size: int = 0
+    """Width of an embedding, or the number of labels; 0: the model does not pool."""
+    labels: list[str] = []
+    """Names of a classifier's labels, in their order."""
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -102,6 +102,32 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """Tokens of a prompt with more than `Tokenize.max_tokens`; then all other fields are empty."""
 
 
+class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Request the ids of many texts, or pairs of texts. Answered with TextsTokenized or Failed."""
+
+    request_id: RequestId
+    model: ModelName
+    texts: list[str]
+    pairs: list[str] = []
+    """The second text of each pair; empty, or as many as `texts`."""
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    """Keep at most this many tokens of each; -1 means the model's context length."""
+    truncation_side: Literal["left", "right"] = "right"
+    context_tokens: int | None = None
+    """What the model can take: a text that has more is refused, with its number as `param`."""
+    tenant: str = ""
+    """Whose request it is: tenants take turns."""
+
+
+class TextsTokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The ids of the texts of a TokenizeTexts, in their order."""
+
+    token_ids: list[bytes]
+    type_ids: list[bytes] = []
+    """One byte for each token: which text of a pair it belongs to; empty where there are none."""
+
+
 class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Request the text of token ids."""
 
