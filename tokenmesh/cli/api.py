@@ -12,6 +12,7 @@ import httpx
 from tokenmesh.shared.errors import NotFound, TokenMeshError, Unavailable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
+_MAX_TRACES: Final = 500
 _DATA: Final = "data:"
 _DONE: Final = "[DONE]"
 _TIMEOUT: Final = httpx.Timeout(10.0, read=300.0)
@@ -28,6 +29,8 @@ class ChatDelta:
     request_id: str
     text: str = ""
     reasoning: str = ""
+    num_tokens: int = 0
+    """Of the whole answer, on the last chunk."""
 
 
 class Api:
@@ -48,16 +51,20 @@ class Api:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def first_model(self) -> str:
-        """The name of a served model."""
+    def models(self) -> list[str]:
+        """Names of the served models, at least one. Raises Unavailable."""
         models = self._get("/v1/models")["data"]
         if not models:
             raise Unavailable(f"{self._url} serves no model yet")
-        return str(models[0]["id"])
+        return [str(each["id"]) for each in models]
 
     def trace(self, trace_id: str) -> dict[str, Any]:
         """A trace by its id or by the id of the request. Raises NotFound."""
         return self._get(f"/traces/{quote(trace_id, safe='')}")
+
+    def traces(self) -> list[dict[str, Any]]:
+        """Summaries of the newest traces, newest first."""
+        return list(self._get(f"/traces?limit={_MAX_TRACES}")["traces"])
 
     def mesh(self) -> dict[str, Any]:
         """Every process of the mesh, as the gateway sees it."""
@@ -71,10 +78,11 @@ class Api:
                 raise _error_of(response)
 
     def chat(
-        self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, object]
+        self, model: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, object]
     ) -> Iterator[ChatDelta]:
         """The answer as it is made; closing the iterator cancels the request."""
-        body = {"model": model, "messages": messages, "stream": True, **options}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": model, "messages": messages, **options, **stream}
         with (
             self._readable_errors(),
             self._client.stream("POST", "/v1/chat/completions", json=body) as response,
@@ -120,7 +128,9 @@ def _piece(chunk: dict[str, Any]) -> ChatDelta:
     choices = chunk.get("choices") or [{}]
     delta = choices[0].get("delta") or {}
     reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    return ChatDelta(request_id, delta.get("content") or "", reasoning)
+    usage = chunk.get("usage") or {}
+    num_tokens = int(usage.get("completion_tokens", 0))
+    return ChatDelta(request_id, delta.get("content") or "", reasoning, num_tokens)
 
 
 def _error_of(response: httpx.Response) -> TokenMeshError:

@@ -33,10 +33,24 @@ def options(
     """LLM serving as a mesh of small services, with an OpenAI-compatible API."""
 
 
+PASSING_ON: Final = {"ignore_unknown_options": True}
+"""For `run`, whose flags are those of `up`."""
 WITH_SETTINGS: Final = {"up": UP_FLAGS, "serve": FLAGS}
 """Commands that take settings, and their flags."""
-COMMANDS: Final = ("up", "serve", "chat", "trace", "top", "drain")
-"""Each is the function of its name in the module of its name."""
+COMMANDS: Final = {
+    "up": "up:up",
+    "run": "run:run_model",
+    "serve": "serve:serve",
+    "chat": "chat:chat",
+    "trace": "trace:trace",
+    "top": "top:top",
+    "ps": "models:ps",
+    "list": "models:list_models",
+    "pull": "models:pull",
+    "rm": "models:rm",
+    "drain": "drain:drain",
+}
+"""Module and function of each."""
 
 
 @cache
@@ -45,27 +59,24 @@ def _group(commands: tuple[str, ...]) -> Any:
     app = typer.Typer(
         name="tokenmesh",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
     app.callback()(options)
     for name in commands:
-        function = getattr(importlib.import_module(f"tokenmesh.cli.{name}"), name)
+        module, _, attribute = COMMANDS[name].partition(":")
+        function = getattr(importlib.import_module(f"tokenmesh.cli.{module}"), attribute)
         flags = WITH_SETTINGS.get(name)
-        app.command(name)(function if flags is None else with_flags(function, flags))
+        settings = PASSING_ON if name == "run" else None
+        command = app.command(name, context_settings=settings)
+        command(function if flags is None else with_flags(function, flags))
     return typer.main.get_command(app)
 
 
 _ELSEWHERE: Final = {
-    "run": "`tokenmesh up MODEL` serves a model, `tokenmesh chat` talks to it",
-    "pull": "`tokenmesh up MODEL` downloads what is missing and serves it",
-    "list": "GET /v1/models lists the models that are served",
-    "ls": "GET /v1/models lists the models that are served",
+    "ls": "`tokenmesh list` lists the models on this machine",
     "show": "GET /v1/models shows the models that are served",
-    "ps": "`tokenmesh top` shows what runs",
     "stop": "Ctrl-C ends `tokenmesh up`, `tokenmesh drain ID` takes one process out",
-    "rm": "models are in Hugging Face's cache: `hf cache` manages it",
     "complete": "POST /v1/completions completes a text, `tokenmesh chat` chats",
 }
 """Commands of Ollama and vLLM, and what does that here."""
@@ -88,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
         if words[:1] and words[0] in WITH_SETTINGS:
             words[1:] = arrange(words[1:], known_flags(words[0]))
         is_known = bool(words) and words[0] in COMMANDS
-        _group((words[0],) if is_known else COMMANDS)(words, prog_name="tokenmesh")
+        _group((words[0],) if is_known else tuple(COMMANDS))(words, prog_name="tokenmesh")
     except TokenMeshError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(
             f"tokenmesh: {error.message}", style="red", markup=False

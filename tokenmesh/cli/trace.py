@@ -1,7 +1,11 @@
 """`tokenmesh trace`: the spans of a request as a waterfall on one time line."""
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmesh.cli.api import DEFAULT_URL, Api
+from tokenmesh.shared.errors import NotFound
 
 _BAR_SHARE: Final = 4
 _MIN_BAR: Final = 12
@@ -23,6 +28,9 @@ _COLUMNS: Final[tuple[tuple[str, JustifyMethod], ...]] = (
 )
 """Titles and sides; notes come after them."""
 _INDENT: Final = "  "
+_STEPS_NAMED: Final = 3
+_LEAST_SHARE: Final = 0.005
+"""Of the whole time; a step that took less is not named."""
 _NS_PER_MS: Final = 1e6
 _HIDDEN: Final = ("tokenmesh.request_id", "request_id")
 _PREFIX: Final = "tokenmesh."
@@ -155,14 +163,65 @@ def _is_error(status: object) -> bool:
     return "error" in str(code).lower()
 
 
+def self_times(spans: Sequence[TraceRow]) -> Counter[tuple[str, str]]:
+    """Nanoseconds by (span name, service): each moment counts for the deepest span that runs then.
+
+    Of spans of one depth the one that began last gets the moment.
+    """
+    waiting = sorted(
+        ((span.start_ns, -depth, -index, span) for index, (depth, span) in enumerate(tree(spans))),
+        key=lambda each: each[:3],
+        reverse=True,
+    )
+    borders = sorted({each for span in spans for each in (span.start_ns, span.end_ns)})
+    running: list[tuple[int, int, int, TraceRow]] = []
+    times: Counter[tuple[str, str]] = Counter()
+    for now_ns, next_ns in pairwise(borders):
+        while waiting and waiting[-1][0] <= now_ns:
+            start_ns, minus_depth, index, span = waiting.pop()
+            heappush(running, (minus_depth, -start_ns, index, span))
+        while running and running[0][3].end_ns <= now_ns:
+            heappop(running)
+        if running:
+            span = running[0][3]
+            times[span.name, span.service] += next_ns - now_ns
+    return times
+
+
+def time_spent(spans: Sequence[TraceRow]) -> str:
+    """One sentence: how long it took, and which steps took most of that."""
+    times = self_times(spans)
+    total_ns = sum(times.values())
+    if not total_ns:
+        return ""
+    shares = [
+        f"{spent_ns / total_ns:.0%} in {name} ({service})"
+        for (name, service), spent_ns in times.most_common(_STEPS_NAMED)
+        if spent_ns / total_ns >= _LEAST_SHARE
+    ]
+    errors = sum(span.is_error for span in spans)
+    failed = f"; {errors} failed" if errors else ""
+    return f"{total_ns / _NS_PER_MS:.1f} ms in {len(spans)} spans{failed}: {', '.join(shares)}."
+
+
 def trace(
-    trace_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a request or a trace.")],
+    trace_id: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", help="Id of a request or a trace; default: the last one."),
+    ] = None,
     url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key.")] = None,
+    slowest: Annotated[
+        bool, typer.Option("--slowest", help="The longest of the traces that the gateway keeps.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The trace as JSON.")] = False,
 ) -> None:
-    """Draw the spans of a request as a waterfall."""
+    """Draw the spans of a request as a waterfall, and say where its time went."""
     with Api(url, api_key) as api:
-        found = api.trace(trace_id)
+        found = api.trace(trace_id or _choose(api, slowest=slowest))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
     console = Console(highlight=False)
     console.print(
         f"trace {found.get('trace_id')}  request {found.get('request_id')}",
@@ -170,4 +229,17 @@ def trace(
         markup=False,
         soft_wrap=True,
     )
-    console.print(draw(read_spans(found), console))
+    spans = read_spans(found)
+    console.print(draw(spans, console))
+    console.print(time_spent(spans), markup=False, soft_wrap=True)
+
+
+def _choose(api: Api, *, slowest: bool) -> str:
+    """The last trace of a request, or the longest one. Raises NotFound."""
+    traces = api.traces()
+    traces = [each for each in traces if each["request_id"]] or traces
+    if not traces:
+        raise NotFound("the gateway keeps no trace: send it a request first")
+    if slowest:
+        traces.sort(key=lambda each: int(each["start_ns"]) - int(each["end_ns"]))
+    return str(traces[0]["trace_id"])

@@ -6,6 +6,11 @@ from typing import Final
 
 from tokenmesh.shared.errors import CheckpointError
 
+SERVED_FILES: Final = (
+    *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"),
+    "*.safetensors*",
+)
+"""What all services together read of a model in the hub."""
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 

@@ -262,10 +262,7 @@ def test_an_unknown_command_is_misuse(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("command", "hint"),
     [
-        ("run", "`tokenmesh up MODEL`"),
-        ("pull", "`tokenmesh up MODEL`"),
-        ("list", "/v1/models"),
-        ("ps", "`tokenmesh top`"),
+        ("show", "/v1/models"),
         ("stop", "Ctrl-C"),
     ],
 )

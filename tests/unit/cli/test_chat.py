@@ -1,12 +1,16 @@
 """The chat keeps the conversation, streams answers and explains errors."""
 
+import base64
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tokenmesh.cli.api import Api, ApiError
-from tokenmesh.cli.chat import ChatHistory
+from tokenmesh.cli.conversation import ChatHistory
 from tokenmesh.shared.errors import InvalidInput, NotFound, Unavailable
 
 URL = "http://mesh"
@@ -21,7 +25,7 @@ class Gateway:
     """Answers as the gateway would, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.bodies: list[dict[str, object]] = []
+        self.bodies: list[dict[str, Any]] = []
         self.stream = event(content="Hel") + event(content="lo") + "data: [DONE]\n\n"
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -53,6 +57,7 @@ def test_an_answer_is_streamed_and_joins_the_conversation(gateway: Gateway) -> N
     assert gateway.bodies[1] == {
         "model": "demo",
         "stream": True,
+        "stream_options": {"include_usage": True},
         "temperature": 0,
         "messages": [
             {"role": "user", "content": "hi"},
@@ -88,8 +93,66 @@ def test_reasoning_is_told_apart_from_the_answer(gateway: Gateway) -> None:
     assert [(piece.reasoning, piece.text) for piece in pieces] == [("hm", ""), ("", "4")]
 
 
+def test_the_speed_of_an_answer_is_shown(gateway: Gateway) -> None:
+    usage = {"id": "chatcmpl-1", "choices": [], "usage": {"completion_tokens": 7}}
+    gateway.stream = event(content="Hello") + f"data: {json.dumps(usage)}\n\n"
+    conversation = ChatHistory(gateway.api(), "demo", {})
+    answer(conversation, "hi")
+    assert re.fullmatch(r"7 tokens, [\d.]+ tokens/s, the first after [\d.]+ s", conversation.speed)
+
+
+def test_fields_of_the_requests_can_be_set_and_taken_back(gateway: Gateway) -> None:
+    conversation = ChatHistory(gateway.api(), "demo", {})
+    conversation.command("/set temperature 0.5")
+    assert conversation.command("/set stop END") == 'temperature = 0.5\nstop = "END"'
+    answer(conversation, "hi")
+    assert (gateway.bodies[0]["temperature"], gateway.bodies[0]["stop"]) == (0.5, "END")
+    conversation.command("/set stop")
+    assert conversation.command("/set") == "temperature = 0.5"
+
+
+def test_the_model_can_be_changed_to_another_served_one(gateway: Gateway) -> None:
+    conversation = ChatHistory(gateway.api(), "other", {})
+    assert conversation.command("/model") == "  demo"
+    conversation.command("/model demo")
+    assert conversation.model == "demo"
+    with pytest.raises(InvalidInput, match="not served"):
+        conversation.command("/model unknown")
+
+
+def test_an_image_goes_with_one_message(gateway: Gateway, tmp_path: Path) -> None:
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(b"png")
+    conversation = ChatHistory(gateway.api(), "demo", {})
+    conversation.command(f"/image {picture}")
+    answer(conversation, "what is it?")
+    answer(conversation, "sure?")
+    first, _, second = gateway.bodies[1]["messages"]
+    url = f"data:image/png;base64,{base64.b64encode(b'png').decode()}"
+    assert first["content"] == [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "what is it?"},
+    ]
+    assert second["content"] == "sure?"
+    for wrong in (tmp_path / "gone.png", tmp_path / "notes.txt"):
+        with pytest.raises(InvalidInput):
+            conversation.command(f"/image {wrong}")
+
+
+def test_a_conversation_is_saved_once(gateway: Gateway, tmp_path: Path) -> None:
+    conversation = ChatHistory(gateway.api(), "demo", {"seed": 1})
+    answer(conversation, "hi")
+    file = tmp_path / "chat.json"
+    conversation.command(f"/save {file}")
+    assert json.loads(file.read_text()) == {
+        "model": "demo", "seed": 1, "messages": conversation.messages,
+    }  # fmt: skip
+    with pytest.raises(InvalidInput, match="exists"):
+        conversation.command(f"/save {file}")
+
+
 def test_the_first_served_model_is_found(gateway: Gateway) -> None:
-    assert gateway.api().first_model() == "demo"
+    assert gateway.api().models() == ["demo"]
 
 
 def test_an_unknown_trace_is_not_found(gateway: Gateway) -> None:
@@ -102,10 +165,10 @@ def test_a_gateway_that_is_not_there_is_explained() -> None:
         raise httpx.ConnectError("refused", request=request)
 
     with pytest.raises(Unavailable, match="tokenmesh up"):
-        Api(URL, transport=httpx.MockTransport(refuse)).first_model()
+        Api(URL, transport=httpx.MockTransport(refuse)).models()
 
 
 def test_an_answer_that_is_not_ours_is_explained() -> None:
     api = Api(URL, transport=httpx.MockTransport(lambda _: httpx.Response(200, text="<html>")))
     with pytest.raises(ApiError, match="does not answer like TokenMesh"):
-        api.first_model()
+        api.models()

@@ -1,11 +1,25 @@
 """A trace is drawn as a tree with bars on one time line."""
 
 import io
+import json
 
+import httpx
 import pytest
 from rich.console import Console
 
-from tokenmesh.cli.trace import TraceRow, bar, draw, notes, read_spans, tree
+from tokenmesh.cli import trace as trace_module
+from tokenmesh.cli.api import Api
+from tokenmesh.cli.main import MISUSE, run
+from tokenmesh.cli.trace import (
+    TraceRow,
+    bar,
+    draw,
+    notes,
+    read_spans,
+    self_times,
+    time_spent,
+    tree,
+)
 
 MS = 1_000_000
 TRACE = {
@@ -104,3 +118,67 @@ def test_an_empty_trace_draws_a_header_only() -> None:
     with console.capture() as captured:
         console.print(draw([], console))
     assert len(captured.get().splitlines()) == 1
+
+
+def test_each_moment_counts_for_the_deepest_span() -> None:
+    times = self_times(read_spans(TRACE))
+    assert {name: spent // MS for (name, _), spent in times.items()} == {
+        "http": 40,
+        "generate": 40,
+        "worker.prefill": 20,
+    }
+
+
+def test_of_overlapping_siblings_the_later_one_gets_the_time() -> None:
+    spans = [span("root", None, 0, 10), span("a", "root", 1, 6), span("b", "root", 4, 8)]
+    times = self_times(spans)
+    assert {name: spent // MS for (name, _), spent in times.items()} == {"root": 3, "a": 3, "b": 4}
+
+
+def test_a_sentence_names_the_steps_that_took_the_time() -> None:
+    assert time_spent(read_spans(TRACE)) == (
+        "100.0 ms in 3 spans; 1 failed: 40% in http (gateway), 40% in generate (gateway), "
+        "20% in worker.prefill (worker)."
+    )
+    assert time_spent([]) == ""
+
+
+class Traces:
+    """A gateway with two traces; the older one is the longer one."""
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/traces":
+            ping = {"trace_id": "ping", "request_id": None, "start_ns": 9 * MS, "end_ns": 9 * MS}
+            new = {"trace_id": "new", "request_id": "r2", "start_ns": 5 * MS, "end_ns": 6 * MS}
+            old = {"trace_id": "old", "request_id": "r1", "start_ns": 0, "end_ns": 4 * MS}
+            return httpx.Response(200, json={"traces": [ping, new, old]})
+        name = request.url.path.rpartition("/")[2]
+        return httpx.Response(200, json={**TRACE, "trace_id": name})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [((), "new"), (("--slowest",), "old"), (("mine",), "mine")]
+)
+def test_without_an_id_the_last_or_the_slowest_trace_is_shown(
+    arguments: tuple[str, ...],
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    transport = httpx.MockTransport(Traces())
+    monkeypatch.setattr(trace_module, "Api", lambda url, key: Api(url, key, transport))
+    assert run(["trace", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert f"trace {shown} " in printed
+    assert "40% in http" in printed
+    assert run(["trace", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trace_id"] == shown
+
+
+def test_a_gateway_without_traces_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"traces": []}))
+    monkeypatch.setattr(trace_module, "Api", lambda url, key: Api(url, key, transport))
+    assert run(["trace"]) == MISUSE
+    assert "no trace" in capsys.readouterr().err

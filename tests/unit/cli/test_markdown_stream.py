@@ -1,0 +1,33 @@
+"""Markdown is printed block by block, whatever pieces it arrives in."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tokenmesh.cli.markdown import MarkdownStream, split_blocks
+
+TEXT = "# Title\n\nSome **bold** text.\n\n```python\na = 1\n\nb = 2\n```\n\n- one\n- two\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_printed_text_does_not_depend_on_the_pieces(size: int) -> None:
+    console = Console(file=io.StringIO(), width=60, force_terminal=False)
+    with console.capture() as captured:
+        stream = MarkdownStream(console)
+        for begin in range(0, len(TEXT), size):
+            stream.feed(TEXT[begin : begin + size])
+        stream.end()
+    shown = captured.get()
+    for part in ("Title", "Some bold text.", "a = 1", "b = 2", "\u2022 one"):
+        assert shown.count(part) == 1, shown
+    assert "**" not in shown
+    assert "```" not in shown
+
+
+def test_blocks_end_at_empty_lines_but_not_within_code() -> None:
+    assert split_blocks("a\n\nb") == ("a\n\n", "b")
+    assert split_blocks("```\na\n\nb\n") == ("", "```\na\n\nb\n")
+    assert split_blocks("```\na\n\n```\n\nx") == ("```\na\n\n```\n\n", "x")
+    assert split_blocks("~~~\n```\n\n") == ("", "~~~\n```\n\n")
+    assert split_blocks("") == ("", "")

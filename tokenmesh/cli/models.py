@@ -1,0 +1,129 @@
+"""`tokenmesh list`, `pull`, `rm` and `ps`: models on this machine, and models that are served."""
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tokenmesh.cli.api import DEFAULT_URL, Api
+from tokenmesh.shared.clock import wall_s
+from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.model_files import SERVED_FILES, locate_model
+
+_WORKER: Final = "worker"
+_KIB: Final = 1024
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_AGES: Final = ((86400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def list_models() -> None:
+    """List the models in Hugging Face's cache on this machine."""
+    table = _table("model", "size", "used", right=("size",))
+    now_s = wall_s()
+    for repo in sorted(_cached(), key=lambda each: -each.last_accessed):
+        table.add_row(repo.repo_id, human_bytes(repo.size_on_disk), age(now_s - repo.last_accessed))
+    if not table.row_count:
+        typer.echo("no model is downloaded: `tokenmesh pull MODEL` downloads one")
+        return
+    Console(highlight=False).print(table)
+
+
+def pull(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id of a checkpoint.")],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+) -> None:
+    """Download a model's files from the hub, as `tokenmesh up` does before it serves it."""
+    if Path(model).expanduser().exists():
+        raise ConfigError(f"{model} is on this machine already", param="MODEL")
+    typer.echo(locate_model(model, revision, *SERVED_FILES))
+
+
+def rm(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As `tokenmesh list` shows it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+) -> None:
+    """Delete a downloaded model, all revisions of it, from Hugging Face's cache."""
+    from huggingface_hub import scan_cache_dir
+
+    found = [each for each in _cached() if each.repo_id == model]
+    if not found:
+        raise ConfigError(f"{model} is not in the cache: see `tokenmesh list`", param="MODEL")
+    size = human_bytes(sum(each.size_on_disk for each in found))
+    if not yes:
+        typer.confirm(f"Delete {model} ({size})?", abort=True)
+    revisions = [each.commit_hash for repo in found for each in repo.revisions]
+    scan_cache_dir().delete_revisions(*revisions).execute()
+    typer.echo(f"deleted {model}, {size}")
+
+
+def ps(
+    url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key.")] = None,
+) -> None:
+    """List the models that a running mesh serves, and how busy their workers are."""
+    with Api(url, api_key) as api:
+        workers = [each for each in api.mesh()["processes"] if each["service"] == _WORKER]
+    numbers = ("workers", "running", "waiting", "KV")
+    table = _table("model", *numbers, "state", right=numbers)
+    for name in sorted({model for each in workers for model in each["models"]}):
+        table.add_row(*_served(name, [each for each in workers if name in each["models"]]))
+    Console(highlight=False).print(table)
+
+
+def _served(name: str, workers: list[dict[str, Any]]) -> list[str]:
+    loads = [each["load"] or {} for each in workers]
+
+    def total(key: str) -> int:
+        return sum(int(load.get(key, 0)) for load in loads)
+
+    asleep = sum(bool(load.get("sleep_level")) for load in loads)
+    draining = sum(each["draining"] for each in workers)
+    states = {"asleep": asleep, "draining": draining, "up": len(workers) - asleep - draining}
+    usage = total("kv_blocks_used") / max(1, total("kv_blocks_total"))
+    return [
+        name,
+        str(len(workers)),
+        str(total("running")),
+        str(total("waiting")),
+        f"{usage:.0%}",
+        ", ".join(f"{count} {state}" for state, count in states.items() if count > 0),
+    ]
+
+
+def _cached() -> list[Any]:
+    """The hub's models in the cache; none where there is no cache."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return [each for each in repos if each.repo_type == "model"]
+
+
+def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        side = "right" if column in right else "left"
+        table.add_column(Text(column), justify=side, no_wrap=True)  # type: ignore[arg-type]
+    return table
+
+
+def human_bytes(count: int) -> str:
+    """A size in the largest unit that fits, rounded to what a reader needs."""
+    power = min((max(count, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
+    size = count / _KIB**power
+    return f"{size:.{0 if size >= 100 or not power else 1}f} {_UNITS[power]}"
+
+
+def age(seconds: float) -> str:
+    """How long ago, in the largest unit that fits."""
+    for length, unit in _AGES:
+        count = int(seconds // length)
+        if count:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
