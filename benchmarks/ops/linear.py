@@ -7,7 +7,14 @@ import torch
 from benchmarks.ops.batch import Batch
 from benchmarks.ops.work import Dimensions, Work, size_of
 from tokenmesh.kernels import native
-from tokenmesh.kernels.linear import TOLERANCE, Linear, linear, linear_reference, pack
+from tokenmesh.kernels.linear import (
+    TOLERANCE,
+    Linear,
+    PlainWeight,
+    linear,
+    linear_reference,
+    pack,
+)
 from tokenmesh.shared.config.worker import WorkerSettings
 
 
@@ -31,7 +38,7 @@ def linear_work(batch: Batch, sizes: Dimensions, dtype: torch.dtype, device: tor
 def _packed(weight: torch.Tensor) -> Linear:
     """As the engine packs it: for the C kernels where there are any; cuBLAS takes it plain."""
     if weight.is_cuda:
-        return Linear(None, weight, None, None, max_plain_tokens=0)
+        return Linear(PlainWeight(weight, None))
     return pack(weight, None, has_native(weight.device))
 
 

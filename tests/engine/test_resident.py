@@ -13,7 +13,7 @@ import torch
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.kernels import huge_pages
-from tokenmesh.kernels.linear import Linear
+from tokenmesh.kernels.linear import Linear, PlainWeight
 from tokenmesh.services.worker_svc.runner.resident import (
     bring_back,
     give_back,
@@ -177,16 +177,15 @@ def test_a_defect_is_not_taken_for_a_lack_of_memory(
 def test_weights_put_aside_come_back_in_place() -> None:
     """The way of a GPU's weights, on a CPU: views and tied tensors share one storage."""
     embedding, bias = torch.randn(6, 5), torch.randn(5)
-    head = Linear(plain=embedding.t(), packed=None, native=None, bias=bias, max_plain_tokens=0)
+    weight = PlainWeight(embedding.t(), bias)
     expected = embedding.clone(), bias.clone()
-    aside = put_aside([embedding, (head, None, 3)])
+    aside = put_aside([embedding, (Linear(weight), None, 3)])
     assert (embedding.untyped_storage().nbytes(), bias.untyped_storage().nbytes()) == (0, 0)
     assert sum(host.nbytes for _, host in aside) == (30 + 5) * 4
     bring_back(aside)
     assert aside == []
     assert torch.equal(embedding, expected[0])
-    assert head.plain is not None
-    assert torch.equal(head.plain, expected[0].t())
+    assert torch.equal(weight.weight, expected[0].t())
     assert torch.equal(bias, expected[1])
 
 

@@ -35,6 +35,10 @@ class NativeWeight:
         kept = None if bias is None else bias.contiguous()
         return cls(panels, kept, out_features, in_features)
 
+    def product(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32."""
+        return native_linear(x, self, out_dtype)
+
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
         """Whether the kernels know the dtype and the number of inputs."""

@@ -13,6 +13,7 @@ from tokenmesh.kernels.native import (
     MAX_QUERIES,
     Kind,
     NativeExperts,
+    NativeWeight,
     Op,
     Program,
     ProgramModel,
@@ -62,7 +63,7 @@ def build_program(
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     hidden, mixed = config.hidden_size, config.num_heads * config.head_dim
     model = ProgramModel(
-        is_bf16=layers[0].attention.out.native.panels.dtype == torch.bfloat16,  # type: ignore[union-attr]
+        is_bf16=_native(layers[0].attention.out).panels.dtype == torch.bfloat16,
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -78,7 +79,7 @@ def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
         for linear in (layer.attention.qkv, layer.attention.out, *_linears(layer.mlp))
     ]
     return (
-        all(linear.native is not None for linear in linears)
+        all(isinstance(linear.weight, NativeWeight) for linear in linears)
         and all(
             isinstance(layer.mlp.w13, NativeExperts) and isinstance(layer.mlp.w2, NativeExperts)
             for layer in layers
@@ -95,6 +96,11 @@ def _linears(mlp: Mlp | Experts) -> list[Linear]:
         return [mlp.gate_up, mlp.down]
     gate = [] if mlp.shared_gate is None else [mlp.shared_gate]
     return [mlp.router, *gate, *([] if mlp.shared is None else _linears(mlp.shared))]
+
+
+def _native(linear: Linear) -> NativeWeight:
+    assert isinstance(linear.weight, NativeWeight)
+    return linear.weight
 
 
 class _Writer:
@@ -155,18 +161,17 @@ class _Writer:
         self._add(layer.mlp_post_norm)
 
     def _mlp(self, source: int, mlp: Mlp, target: int) -> None:
-        assert mlp.down.native is not None
-        width = mlp.down.native.in_features
+        width = _native(mlp.down).in_features
         gate_up, active = self._buffer("gate_up", 2 * width), self._buffer("active", width)
         self._linear(source, gate_up, mlp.gate_up)
         self._op(_ACTIVATIONS[mlp.activation], gate_up, active, width=width)
         self._linear(active, target, mlp.down)
 
     def _experts(self, source: int, mlp: Experts) -> None:
-        assert mlp.router.native is not None
         assert isinstance(mlp.w13, NativeExperts)
         assert isinstance(mlp.w2, NativeExperts)
-        own = routed(mlp.router.native, mlp.correction, mlp.routing, mlp.w13, mlp.w2, mlp.spec)
+        router = _native(mlp.router)
+        own = routed(router, mlp.correction, mlp.routing, mlp.w13, mlp.w2, mlp.spec)
         self.routed.append(own)
         self._op(Kind.EXPERTS, source, _Buffer.BLOCK, weight=own.address)
         if mlp.shared is None:
@@ -229,8 +234,7 @@ class _Writer:
         )
 
     def _linear(self, source: int, target: int, linear: Linear) -> None:
-        native = linear.native
-        assert native is not None
+        native = _native(linear)
         self._op(
             Kind.LINEAR,
             source,
