@@ -70,6 +70,12 @@ class Api:
         """Every process of the mesh, as the gateway sees it."""
         return self._get("/mesh")
 
+    def metrics(self) -> str | None:
+        """What Prometheus reads; None where the key may not."""
+        with self._readable_errors():
+            response = self._client.get("/metrics")
+        return response.text if response.is_success else None
+
     def drain(self, process_id: str) -> None:
         """Drain a process. Raises NotFound with the known ids."""
         with self._readable_errors():

@@ -1,6 +1,11 @@
 """`tokenmesh top`: the instances of the mesh and the load of its workers, live."""
 
 import json
+import os
+import select
+import sys
+import termios
+import tty
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -11,20 +16,26 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmesh.cli.api import DEFAULT_URL, Api
-from tokenmesh.shared.clock import sleep_s
+from tokenmesh.cli.rates import MeshRates, read_counts
+from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.errors import Unavailable
 
 _WORKER: Final = "worker"
 _LOAD: Final = ("run", "wait", "KV", "queued", "prefill/s", "step", "preempted", "hits")
 _RIGHT: Final = frozenset(_LOAD)
+_SORTS: Final = ("id", "running", "waiting", "kv_blocks_used")
+"""What the key `s` sorts workers by, in turn: by id, or by a field of their load."""
 Process = Mapping[str, Any]
 
 
-def draw_mesh(state: Mapping[str, Any]) -> RenderableType:
-    """The answer of GET /mesh as tables."""
+def draw_mesh(state: Mapping[str, Any], rates: str = "", sort_by: str = "id") -> RenderableType:
+    """The answer of GET /mesh as tables, below a line of rates."""
     processes: Sequence[Process] = state["processes"]
     workers = [each for each in processes if each["service"] == _WORKER]
-    parts: list[RenderableType] = [_workers(workers), Text(), _all_processes(processes)]
+    if sort_by != "id":
+        workers.sort(key=lambda each: -(each["load"] or {}).get(sort_by, 0))
+    parts: list[RenderableType] = [Text(rates, "bold"), Text()] if rates else []
+    parts += [_workers(workers), Text(), _all_processes(processes)]
     parts += [
         Text(
             f"{each['id']} uses protocol {each['protocol']}, the mesh {state['protocol']}: "
@@ -100,7 +111,7 @@ def top(
         bool, typer.Option("--json", help="One JSON object a look, for scripts.")
     ] = False,
 ) -> None:
-    """Show every process and how busy the workers are. Ctrl-C ends it."""
+    """Show every process, how busy the workers are, and rates of the whole mesh."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
@@ -115,15 +126,67 @@ def top(
         if once or not console.is_terminal:
             console.print(shown)
             return
-        with Live(shown, console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                sleep_s(interval)
-                live.update(_look(api), refresh=True)
+        with Live(shown, console=console, screen=True, auto_refresh=False) as live, Keys() as keys:
+            LiveMesh(api, live, interval).run(keys)
 
 
-def _look(api: Api) -> RenderableType:
-    """The mesh, or why it is not to be seen: a gateway that leaves may come back."""
-    try:
-        return draw_mesh(api.mesh())
-    except Unavailable as error:
-        return Text(error.message, "yellow")
+class Keys:
+    """Single keys of the terminal, without Enter; a context manager. None come from a pipe."""
+
+    def __enter__(self) -> "Keys":
+        self._saved = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+        if self._saved is not None:
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._saved is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._saved)
+
+    def wait(self, seconds: float) -> str:
+        """The next key; empty when the time is over."""
+        if self._saved is None:
+            sleep_s(seconds)
+            return ""
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return os.read(sys.stdin.fileno(), 1).decode("ascii", "ignore") if ready else ""
+
+
+class LiveMesh:
+    """The screen of `top`: what it shows, and what keys change about that."""
+
+    def __init__(self, api: Api, live: Live, interval_s: float) -> None:
+        self._api = api
+        self._live = live
+        self._interval_s = interval_s
+        self._rates = MeshRates()
+        self._sort = 0
+        self._is_paused = False
+        self._next_s = 0.0
+
+    def run(self, keys: Keys) -> None:
+        """Until `q`."""
+        while True:
+            if not self._is_paused and monotonic_s() >= self._next_s:
+                self._next_s = monotonic_s() + self._interval_s
+                self._live.update(self._look(), refresh=True)
+            left_s = max(0.0, self._next_s - monotonic_s())
+            match keys.wait(self._interval_s if self._is_paused else left_s):
+                case "q":
+                    return
+                case "p":
+                    self._is_paused = not self._is_paused
+                case "s":
+                    self._sort = (self._sort + 1) % len(_SORTS)
+                    self._next_s = 0.0
+
+    def _look(self) -> RenderableType:
+        """The mesh, or why it cannot be shown: a gateway that leaves may come back."""
+        try:
+            state, metrics = self._api.mesh(), self._api.metrics()
+        except Unavailable as error:
+            return Text(error.message, "yellow")
+        self._rates.add(read_counts(monotonic_s(), state, metrics))
+        sort_by = _SORTS[self._sort]
+        keys = f"q quit   p pause   s sort workers by {_SORTS[(self._sort + 1) % len(_SORTS)]}"
+        return Group(draw_mesh(state, self._rates.summary(), sort_by), Text(), Text(keys, "dim"))
