@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Final
 
 import msgspec
 import psutil
@@ -97,9 +98,13 @@ class Outcome:
         )
 
 
+_KV_BLOCKS: Final = 256
+
+
 def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
     """The bundled model, one process of each service."""
-    worker = {"engine": options.engine}
+    # a block takes memory when it is first used, which is not growth: a small pool is soon full
+    worker = {"engine": options.engine, "num_gpu_blocks_override": _KV_BLOCKS}
     return load_settings(None, {"worker": worker, "gateway": {"keys_file": str(keys_file)}})
 
 

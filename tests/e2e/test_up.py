@@ -34,11 +34,12 @@ def cli(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
 class Terminal:
     """A command on a terminal of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, home: Path) -> None:
         self.shown = ""
         """What it has written since the last `forget`."""
         self._master, slave = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "INPUTRC": "/dev/null"}
+        own = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "HOME": str(home)}
+        environment = {**os.environ, **own}
         command = [sys.executable, "-m", "tokenmesh", *arguments]
         self._process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environment, close_fds=True
@@ -103,19 +104,24 @@ def test_chat_works_through_a_pipe(running: MeshProcess) -> None:
     assert "42" in answer.stdout
 
 
-def test_chat_has_line_editing_and_history_and_names_its_gateway(running: MeshProcess) -> None:
-    with Terminal("chat", "--url", running.url, "--temperature", "0") as chat:
+def test_chat_has_line_editing_and_history_and_names_its_gateway(
+    running: MeshProcess, tmp_path: Path
+) -> None:
+    with Terminal("chat", "--url", running.url, "--temperature", "0", home=tmp_path) as chat:
         chat.wait_for("> ")
         # A mistake that the left arrow and backspace put right.
-        chat.type("What is 17 + 95?" + "\x1b[D" * 2 + "\x7f2" + "\n")
+        chat.type("What is 17 + 95?" + "\x1b[D" * 2 + "\x7f2" + "\r")
         chat.wait_for(f"--url {running.url}")
         assert "17 + 25 = 42" in chat.shown
         chat.forget()
         chat.wait_for("> ")
-        chat.type("\x1b[A\n")
+        chat.type("\x1b[A\r")
         chat.wait_for(f"--url {running.url}")
         assert "17 + 25 = 42" in chat.shown
+        assert "tokens/s" in chat.shown
         assert "^[" not in chat.shown
+    history = tmp_path / ".local/state/tokenmesh/chat_history"
+    assert history.stat().st_mode & 0o077 == 0
 
 
 def test_a_trace_is_drawn_for_the_id_of_an_answer(running: MeshProcess) -> None:

@@ -1,18 +1,20 @@
 """MeshRates: what the mesh does per second, from counters that are read again and again."""
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 WINDOW_S: Final = 10.0
 """Over which rates and percentiles are taken."""
 HISTORY: Final = 40
 """Values of the sparkline."""
 _BARS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_SAMPLE: Final = re.compile(r"^\w+:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+"""A line of Prometheus' text format: name without its prefix, labels, value."""
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 _TTFT: Final = "time_to_first_token_seconds_bucket"
 _HTTP: Final = "http_requests_total"
 
@@ -40,15 +42,14 @@ def read_counts(at_s: float, mesh: Mapping[str, Any], metrics: str | None) -> Co
         return Counts(at_s, decode, prefill)
     requests = errors = 0.0
     ttft: dict[float, float] = {}
-    for family in text_string_to_metric_families(metrics):
-        for sample in family.samples:
-            name = sample.name.partition(":")[2]
-            if name == _TTFT:
-                border = float(sample.labels["le"])
-                ttft[border] = ttft.get(border, 0.0) + sample.value
-            elif name == _HTTP:
-                requests += sample.value
-                errors += sample.value if sample.labels["status"].startswith("5") else 0.0
+    for name, texts, value in _SAMPLE.findall(metrics):
+        labels = dict(_LABEL.findall(texts))
+        if name == _TTFT:
+            border = float(labels["le"])
+            ttft[border] = ttft.get(border, 0.0) + float(value)
+        elif name == _HTTP:
+            requests += float(value)
+            errors += float(value) if labels["status"].startswith("5") else 0.0
     return Counts(at_s, decode, prefill, requests, errors, tuple(sorted(ttft.items())))
 
 

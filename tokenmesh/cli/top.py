@@ -165,7 +165,7 @@ class LiveMesh:
         self._next_s = 0.0
 
     def run(self, keys: Keys) -> None:
-        """Until `q`."""
+        """Draw the mesh again and again until the key `q` comes."""
         while True:
             if not self._is_paused and monotonic_s() >= self._next_s:
                 self._next_s = monotonic_s() + self._interval_s
