@@ -186,6 +186,17 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     _check_named(sampling, vocab_size)
     _check_repetition(sampling)
     _check_thinking(sampling, vocab_size)
+    _check_speech(sampling, vocab_size)
+
+
+def _check_speech(sampling: SamplingParams, vocab_size: int) -> None:
+    rule = sampling.speech
+    if rule is None:
+        return
+    _check_range("speech", [*rule.suppress_ids, *rule.begin_suppress_ids], vocab_size)
+    if rule.first_timestamp_id >= 0:
+        ids = [rule.end_id, rule.no_timestamps_id, rule.first_timestamp_id]
+        _check_range("speech", ids, vocab_size)
 
 
 def _check_sampled_ids(sampling: SamplingParams, vocab_size: int) -> None:

@@ -32,6 +32,22 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Further sequences that end reasoning, such as the beginning of a call."""
 
 
+class SpeechRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which tokens a model of whisper's kind may draw; ids are token ids."""
+
+    suppress_ids: list[int] = []
+    """Never."""
+    begin_suppress_ids: list[int] = []
+    """Not as the first token."""
+    end_id: int = -1
+    """Ends a transcript; larger ids are not text."""
+    no_timestamps_id: int = -1
+    first_timestamp_id: int = -1
+    """With timestamps: those have to come in pairs and may not decrease. -1: without timestamps."""
+    max_initial_timestamp: int = -1
+    """Number of the latest timestamp that an output may begin with; -1: any."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The gateway checks the ranges of the API; a worker checks only what it could not compute.
 
@@ -67,6 +83,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The constraint on the output."""
     repetition: RepetitionRule | None = None
     thinking: ThinkingBudget | None = None
+    speech: SpeechRule | None = None
 
     @property
     def ignores_eos(self) -> bool:

@@ -36,6 +36,8 @@ class ModelFacts:
     takes_images: bool
     dtype: str | None
     """As the checkpoint states it, such as "bfloat16"."""
+    encoder_states: int = field(default=0, kw_only=True)
+    """States [*, hidden] of an encoder that every prompt attends to; 0: none."""
     quantization: Quantization | None = field(default=None, kw_only=True)
     """How its weights are stored; None: plainly."""
 
@@ -70,6 +72,11 @@ def heads_problem(width: int) -> str | None:
     return f"heads of {width} features do not run on a GPU: no multiple of {MULTIPLE}"
 
 
+CrossWriter = Callable[[torch.Tensor, KvStore, int], None]
+"""Writes what a row's cross attention reads: the encoder's states [encoder_states, hidden], the
+store, the row's number."""
+
+
 class LanguageModel(Protocol):
     """All weights of a model, ready to run. Only the compute thread calls it."""
 
@@ -88,6 +95,10 @@ class LanguageModel(Protocol):
     @property
     def grouping(self) -> Grouping:
         """Which layers share a block table."""
+
+    @property
+    def write_cross(self) -> CrossWriter | None:
+        """None: it has no cross attention."""
 
     @property
     def has_program(self) -> bool:

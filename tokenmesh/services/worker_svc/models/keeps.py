@@ -54,7 +54,22 @@ class State:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-LayerKeeps = tuple[Pages | Latent | State, ...]
+@dataclass(frozen=True, slots=True)
+class Cross:
+    """Keys and values of an encoder's output, for each row; written when the row begins."""
+
+    heads: int
+    head_dim: int
+    length: int
+    """States of the encoder."""
+
+    @property
+    def elements(self) -> int:
+        return 2 * self.heads * self.length * self.head_dim
+
+
+Kept = Pages | Latent | State | Cross
+LayerKeeps = tuple[Kept, ...]
 """What one layer keeps: any of them, also several."""
 
 
@@ -115,6 +130,12 @@ def row_bytes(keeps: Sequence[LayerKeeps]) -> int:
     return sum(each.num_bytes for layer in keeps for each in layer if isinstance(each, State))
 
 
+def cross_bytes(keeps: Sequence[LayerKeeps], dtype: torch.dtype) -> int:
+    """Bytes that all layers keep of the encoder's output of one row."""
+    elements = sum(each.elements for layer in keeps for each in layer if isinstance(each, Cross))
+    return elements * dtype.itemsize
+
+
 @dataclass(frozen=True, slots=True)
 class KvStore:
     """Those tensors. Block 0 is the null block: padding is written there, and it stays finite."""
@@ -127,6 +148,7 @@ class KvStore:
     Latent  [blocks, page_size, rank + rope_dim]
     State   [rows + saved + 1, *shape], by row number, then those that were saved; the last is
             what padding writes to
+    Cross   [rows, 2, heads, length, head_dim], by row number
     """
     pool: torch.Tensor | None
     """[slots, 2, blocks, kv_heads, page_size, width], of which `layers` are views, where every
@@ -196,7 +218,7 @@ class KvStore:
     def _states(self) -> Iterator[torch.Tensor]:
         return (tensor for kept, tensor in self._each() if isinstance(kept, State))
 
-    def _each(self) -> Iterator[tuple[Pages | Latent | State, torch.Tensor]]:
+    def _each(self) -> Iterator[tuple[Kept, torch.Tensor]]:
         for kept, tensors in zip(self.keeps, self.layers, strict=True):
             yield from zip(kept, tensors, strict=True)
 
@@ -211,8 +233,8 @@ def make_store(
     grouping: Grouping | None = None,
     num_saved: int = 0,
 ) -> KvStore:
-    """Pages and latents are not initialized: on a CPU, those that no request ever used cost no
-    memory. The states of rows are zero.
+    """Pages, latents and cross pages are not initialized: on a CPU, those that no request ever used
+    cost no memory. The states of rows are zero.
 
     num_saved: slots for saved states, which are not initialized either.
     """
@@ -223,11 +245,13 @@ def make_store(
             return huge_pages.empty(shape, of)
         return torch.empty(shape, dtype=of, device=device)
 
-    def tensor_of(kept: Pages | Latent | State) -> torch.Tensor:
+    def tensor_of(kept: Kept) -> torch.Tensor:
         if isinstance(kept, Pages):
             return empty(2, num_blocks, kept.kv_heads, page_size, kept.width)
         if isinstance(kept, Latent):
             return empty(num_blocks, page_size, kept.elements)
+        if isinstance(kept, Cross):
+            return empty(num_rows, 2, kept.heads, kept.length, kept.head_dim)
         states = empty(num_rows + num_saved + 1, *kept.shape, of=kept.dtype)
         states[:num_rows].zero_()
         states[-1:].zero_()

@@ -125,6 +125,8 @@ def _ids_in_file(path: Path, name: str) -> frozenset[int]:
     return frozenset(each.id for each in tokens if each.content == name)
 
 
+_OF_REQUESTS: Final = {"whisper": ("suppress_tokens", "begin_suppress_tokens")}
+"""By model type: keys of generation_config.json that requests bring with them."""
 _ADVICE: Final = "; --generation-config vllm takes nothing but end tokens from this file"
 
 
@@ -146,6 +148,8 @@ def _configured(raw: RawConfig, directory: Path, model: ModelSettings) -> frozen
     if path.exists():
         generation = read_json(path)
         sources.insert(0, generation)
+        for key in _OF_REQUESTS.get(str(raw.get("model_type")), ()):
+            generation.get(key)
         if model.generation_config == "auto":
             refuse_keys(generation, REFUSED_IN_GENERATION, _ADVICE)
     for source in sources:

@@ -11,7 +11,12 @@ import torch
 from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, row_bytes
+from tokenmesh.services.worker_svc.models.keeps import (
+    KvStore,
+    cross_bytes,
+    make_store,
+    row_bytes,
+)
 from tokenmesh.services.worker_svc.models.load import load_model
 from tokenmesh.services.worker_svc.runner.cuda.forward import KINDS
 from tokenmesh.services.worker_svc.runner.cuda.graphs import graph_bytes
@@ -118,7 +123,8 @@ class RunnerMaker:
 
     def kv_bytes(self, model: LanguageModel) -> KvBytes:
         """What blocks and rows of the store take."""
-        return KvBytes(self._need_of(model).block_bytes, row_bytes(model.keeps))
+        of_row = row_bytes(model.keeps) + cross_bytes(model.keeps, self.dtype)
+        return KvBytes(self._need_of(model).block_bytes, of_row)
 
     def _need_of(self, model: LanguageModel) -> Need:
         return need_of(

@@ -27,28 +27,52 @@ class MediaPatch:
         return slice(first - start, last - start), values
 
 
+def states_of(new: NewRow, length: int, hidden_size: int) -> tuple[torch.Tensor | None, str | None]:
+    """The encoder's states [length, hidden] that a prompt attends to, and what is wrong with them.
+
+    Its item lies at the prompt's first token, which makes the whole prefix depend on its hash.
+    """
+    if len(new.media) != 1:
+        return None, f"the prompt has {len(new.media)} recordings, not one"
+    item = new.media[0]
+    blob = new.embeddings.get(item.content_hash)
+    if blob is not None and item.offset:
+        return None, f"the recording lies at token {item.offset}, not at the first one"
+    return _values_of(item, blob, (length, hidden_size))
+
+
 def patches_of(new: NewRow, hidden_size: int) -> tuple[list[MediaPatch], str | None]:
     """The patches of a request, and what is wrong with its media, if anything."""
     patches = []
     for item in new.media:
         blob = new.embeddings.get(item.content_hash)
-        problem = _problem(item, blob, hidden_size)
-        if blob is None or problem is not None:
+        values, problem = _values_of(item, blob, (item.length, hidden_size))
+        if values is None:
             return [], problem
-        dtype = getattr(torch, blob.dtype)
-        values = torch.frombuffer(bytearray(blob.data), dtype=dtype).view(blob.shape)
-        if not bool(values.isfinite().all()):
-            return [], f"the embeddings of image {item.content_hash[:12]} are not finite"
         patches.append(MediaPatch(start=item.offset, embeddings=values))
     return patches, None
 
 
-def _problem(item: MediaItem, blob: TensorBlob | None, hidden_size: int) -> str | None:
-    name = f"the embeddings of image {item.content_hash[:12]}"
+def _values_of(
+    item: MediaItem, blob: TensorBlob | None, shape: tuple[int, int]
+) -> tuple[torch.Tensor | None, str | None]:
+    """What an encoder has computed for an item, or what is wrong with it."""
+    problem = _problem(item, blob, shape)
+    if blob is None or problem is not None:
+        return None, problem
+    dtype = getattr(torch, blob.dtype)
+    values = torch.frombuffer(bytearray(blob.data), dtype=dtype).view(blob.shape)
+    if not bool(values.isfinite().all()):
+        return None, f"the embeddings of {item.kind} {item.content_hash[:12]} are not finite"
+    return values, None
+
+
+def _problem(item: MediaItem, blob: TensorBlob | None, shape: tuple[int, int]) -> str | None:
+    name = f"the embeddings of {item.kind} {item.content_hash[:12]}"
     if blob is None:
         return f"{name} are missing"
     if blob.dtype not in ("float32", "bfloat16", "float16"):
         return f"{name} have type {blob.dtype}"
-    if tuple(blob.shape) != (item.length, hidden_size):
-        return f"{name} have shape {list(blob.shape)}, not {[item.length, hidden_size]}"
+    if tuple(blob.shape) != shape:
+        return f"{name} have shape {list(blob.shape)}, not {list(shape)}"
     return None

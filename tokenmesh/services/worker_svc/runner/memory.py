@@ -13,6 +13,7 @@ from tokenmesh.services.worker_svc.models.keeps import (
     Grouping,
     LayerKeeps,
     block_elements,
+    cross_bytes,
     row_bytes,
 )
 from tokenmesh.services.worker_svc.runner.device import DeviceMemory
@@ -182,7 +183,8 @@ def need_of(
         block_bytes=per_token * settings.block_size,
         groups=KvGroups.of(grouping.windows, settings.block_size, settings.max_num_batched_tokens),
         max_model_len=max_model_len,
-        row_bytes=state_bytes * (settings.num_rows + 1 + (num_saved or 0)),
+        row_bytes=state_bytes * (settings.num_rows + 1 + (num_saved or 0))
+        + cross_bytes(keeps, dtype) * settings.num_rows,
         state_bytes=state_bytes,
         num_saved=num_saved,
         most_saved=_SAVED_PER_ROW * settings.num_rows,

@@ -10,7 +10,7 @@ import torch
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
 from tokenmesh.services.worker_svc.models.api import ModelFacts
-from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
+from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of, states_of
 
 _NO_BLOCKS: Final[list[int]] = []
 
@@ -25,6 +25,8 @@ class Row:
     patches: list[MediaPatch]
     prompt_logprobs: int | None
     """How many to report for each prompt token; None: none."""
+    states: torch.Tensor | None = None
+    """Of an encoder, until they are written to cross pages."""
     error: str | None = None
     """Why this request cannot be computed."""
 
@@ -50,7 +52,12 @@ class HostRows:
     def add(self, new: NewRow) -> None:
         """Take a request, whatever the row held before."""
         self.remove(new.row)
-        patches, error = patches_of(new, self._facts.hidden_size)
+        patches: list[MediaPatch] = []
+        states: torch.Tensor | None = None
+        if self._facts.encoder_states:
+            states, error = states_of(new, self._facts.encoder_states, self._facts.hidden_size)
+        else:
+            patches, error = patches_of(new, self._facts.hidden_size)
         token_ids = list(new.token_ids)
         largest = max(token_ids)
         if largest >= self._facts.vocab_size:
@@ -63,6 +70,7 @@ class HostRows:
             num_blocks=0,
             patches=patches,
             prompt_logprobs=new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None,
+            states=states,
             error=error,
         )
 

@@ -114,6 +114,11 @@ class TorchRunner:
                 self._store.load_state(new.row, new.state)
             elif self.has_states:
                 self._store.clear_row(new.row)
+            row = self._rows[new.row]
+            if row.states is not None:
+                assert self._model.write_cross is not None
+                self._model.write_cross(row.states, self._store, new.row)
+                row.states = None
         for number, block in plan.grown:
             self._rows.append_block(number, block)
         for number, blocks in plan.grown_windowed:

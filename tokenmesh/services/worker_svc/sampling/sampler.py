@@ -14,6 +14,7 @@ from tokenmesh.services.worker_svc.sampling.limits import BadWordState, Vocabula
 from tokenmesh.services.worker_svc.sampling.logprobs import named_logprobs, token_logprobs
 from tokenmesh.services.worker_svc.sampling.penalties import PenaltyState
 from tokenmesh.services.worker_svc.sampling.row_states import RowStates, SamplerFeature
+from tokenmesh.services.worker_svc.sampling.speech import SpeechState
 from tokenmesh.services.worker_svc.sampling.thinking import ThinkingState
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
@@ -63,6 +64,7 @@ class Sampler(RowStates[_HostState]):
         self._penalties = PenaltyState(vocab_size)
         self._bad_words = BadWordState(vocab_size)
         self._thinking = ThinkingState()
+        self._speech = SpeechState()
         self._choice = ChoiceState(vocab_size)
         self._changing = (
             self._grammars,
@@ -70,6 +72,7 @@ class Sampler(RowStates[_HostState]):
             self._penalties,
             self._bad_words,
             self._thinking,
+            self._speech,
         )
         """Features that change logits, in their order."""
         super().__init__((*self._changing, self._choice))
@@ -87,6 +90,7 @@ class Sampler(RowStates[_HostState]):
         self._penalties.apply(logits, numbers)
         self._bad_words.apply(logits, numbers)
         self._thinking.apply(logits, numbers)
+        self._speech.apply(logits, numbers)
         tokens = self._choice.apply(logits, numbers)
 
         token_ids, values = tokens.tolist(), logits.numpy()

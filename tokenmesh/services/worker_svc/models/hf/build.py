@@ -3,6 +3,7 @@
 import logging
 
 import torch
+from transformers import PreTrainedModel
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.services.worker_svc.layers.step import Step
@@ -17,6 +18,7 @@ from tokenmesh.services.worker_svc.models.hf.check import (
     prompts,
     reference,
 )
+from tokenmesh.services.worker_svc.models.hf.cross import states_for_check
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
@@ -58,7 +60,7 @@ def build_hf(
 
     try:
         model, expected = read()
-        promoted = _as_decoder(model, expected, has_kernels)
+        promoted = None if model.tree.crosses else _as_decoder(model, expected, has_kernels)
         if promoted is not None:
             return promoted
         if not model.is_whole:
@@ -125,6 +127,8 @@ def _record(model: HfModel, modules: list[torch.nn.Module]) -> Calls:
     step = first_step(model.device)
     store = make_store(model.keeps, 3, FIRST_PAGE, 1, model.dtype, model.device)
     store.clear_blocks(torch.arange(3, device=model.device))
+    if model.write_cross is not None:
+        model.write_cross(_states(model.facts, model)[0], store, 0)
     ids = prompts(model.facts.vocab_size, model.device)[0][:FIRST_TOKENS]
     return record(modules, lambda: model.logits(model.forward(model.embed(ids), step, store)))
 
@@ -134,12 +138,20 @@ def read_tree(
 ) -> tuple[HfModel, Reference]:
     """The tree over our memory, and the logits that it has to come to."""
     model = read_weights(facts, checkpoint, dtype, progress)
-    expected = reference(model, facts.vocab_size)
+    expected = reference(model, facts.vocab_size, _states(facts, model))
     tree = adapt(model, facts.ropes)
     body = Computed(tree.body)
     keeps = tree.probe()
     setattr(model, model.base_model_prefix, body)
     return HfModel(facts, keeps, tree, body), expected
+
+
+def _states(facts: HfFacts, model: HfModel | PreTrainedModel) -> list[torch.Tensor]:
+    """What an encoder could have computed for each prompt of the check; empty without one."""
+    if not facts.encoder_states:
+        return []
+    shape = (facts.encoder_states, facts.hidden_size)
+    return states_for_check(shape, torch.empty(0, dtype=model.dtype, device=model.device))
 
 
 def _check(model: LanguageModel, expected: Reference) -> str | None:
@@ -151,7 +163,8 @@ def _check(model: LanguageModel, expected: Reference) -> str | None:
             return model.logits(model.forward(model.embed(ids), step, store))
 
     with torch.inference_mode():
-        ours = paged_logits(logits, model, expected.logits.device)
+        states = _states(model.facts, model) if isinstance(model, HfModel) else []
+        ours = paged_logits(logits, model, expected.logits.device, states)
     error = check(expected, ours)
     logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)
     return waits.seen

@@ -6,7 +6,7 @@ same pass for operations that wait for a GPU, which no recorded step can do.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -106,12 +106,18 @@ class Reference:
 
 
 @torch.inference_mode()
-def reference(model: PreTrainedModel, vocab_size: int) -> Reference:
-    """Call it before the tree is adapted."""
+def reference(
+    model: PreTrainedModel, vocab_size: int, states: Sequence[torch.Tensor] = ()
+) -> Reference:
+    """Call it before the tree is adapted. states: of an encoder, for each prompt."""
 
     def logits() -> torch.Tensor:
         given = prompts(vocab_size, model.device)
-        each = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in given]
+        encoded = [{"encoder_outputs": (each[None],)} for each in states] or [{}] * len(given)
+        each = [
+            model(input_ids=ids[None], use_cache=False, **more).logits[0]
+            for ids, more in zip(given, encoded, strict=True)
+        ]
         return torch.cat(each).float()
 
     expected = logits()
@@ -149,7 +155,12 @@ def check(expected: Reference, ours: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def paged_logits(forward: Forward, model: LanguageModel, device: torch.device) -> torch.Tensor:
+def paged_logits(
+    forward: Forward,
+    model: LanguageModel,
+    device: torch.device,
+    states: Sequence[torch.Tensor] = (),
+) -> torch.Tensor:
     """float32 [tokens, V] of the same prompts over a store; forward: ids, step, store -> logits."""
     grouping, vocab_size = model.grouping, model.facts.vocab_size
     num_blocks = _NUM_BLOCKS * len(grouping.windows)
@@ -159,6 +170,8 @@ def paged_logits(forward: Forward, model: LanguageModel, device: torch.device) -
             tensor.fill_(float("nan"))
     for row in range(len(_LENGTHS)):
         store.clear_row(row)
+        if model.write_cross is not None:
+            model.write_cross(states[row], store, row)
     ids, tables = prompts(vocab_size, device), torch.tensor(_TABLES)
     windowed = [tables + _NUM_BLOCKS * group for group in range(1, len(grouping.windows))]
     found: list[list[torch.Tensor]] = [[], []]

@@ -13,10 +13,11 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
+from tokenmesh.services.worker_svc.models.hf.cross import DECODERS, ENCODERS
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.state_forms import has_flat_form
 from tokenmesh.services.worker_svc.models.hf.tree import adapt, length_ropes
-from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
+from tokenmesh.services.worker_svc.models.keeps import Cross, Kept, Latent, LayerKeeps, Pages
 from tokenmesh.services.worker_svc.models.native.read_rope import stretched
 from tokenmesh.services.worker_svc.models.quantization import Quantization, read_quantization
 from tokenmesh.services.worker_svc.models.quantization.read import KEYS
@@ -39,6 +40,8 @@ class HfFacts(ModelFacts):
     keeps: tuple[LayerKeeps, ...] = ()
     mixers: tuple[type[torch.nn.Module], ...] = ()
     """Kinds of modules that keep a state."""
+    left_out: str | None = None
+    """What the names of tensors begin with that another service loads."""
 
     def gpu_problem(self) -> str | None:
         problems = [_gpu_problem_of(each) for layer in self.keeps for each in layer]
@@ -50,8 +53,10 @@ class HfFacts(ModelFacts):
         return next((each for each in problems if each is not None), None)
 
 
-def _gpu_problem_of(kept: Pages | Latent | State) -> str | None:
+def _gpu_problem_of(kept: Kept) -> str | None:
     match kept:
+        case Cross():
+            return "cross attention has no kernel for a GPU yet"
         case Pages():
             return heads_problem(kept.width)
         # the keys of an indexer have no turned part, and no kernel reads them
@@ -144,7 +149,7 @@ def _class_of(
     """The checkpoint's own class if it may be run and there is one, else transformers'."""
     auto_map = raw.part("auto_map") if trust_remote_code else None
     own_code = None if auto_map is None else auto_map.get("AutoModelForCausalLM")
-    kind: Any = getattr(transformers, architecture, None)
+    kind: Any = getattr(transformers, DECODERS.get(architecture, architecture), None)
     if own_code is not None:
         logger.warning("running code of the checkpoint: %s of %s", own_code, directory)
         kind = get_class_from_dynamic_module(own_code, directory, local_files_only=True)
@@ -173,11 +178,14 @@ def _facts_of(
         config=config,
         kind=type(tree),
         quantization=quantization,
+        encoder_states=config.max_source_positions if architecture in DECODERS else 0,
+        left_out=ENCODERS.get(architecture),
     )
 
 
 def _max_position(text: Any) -> int:
-    longest = getattr(text, "max_position_embeddings", None) or UNBOUNDED
+    names = ("max_position_embeddings", "max_target_positions")
+    longest = next((found for name in names if (found := getattr(text, name, None))), UNBOUNDED)
     rope = getattr(text, "rope_parameters", None) or {}
     original = rope.get("original_max_position_embeddings") or longest
     return stretched(rope.get("rope_type", ""), longest, rope.get("factor") or 1.0, original)

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.layers.step import Step
-from tokenmesh.services.worker_svc.models.api import Patch
+from tokenmesh.services.worker_svc.models.api import CrossWriter, Patch
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.tree import Tree
 from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps, window_groups
@@ -45,6 +45,15 @@ class HfModel:
     @property
     def grouping(self) -> Grouping:
         return window_groups(self.keeps)
+
+    @property
+    def write_cross(self) -> CrossWriter | None:
+        return self._write_cross if self.tree.crosses else None
+
+    def _write_cross(self, states: torch.Tensor, store: KvStore, row: int) -> None:
+        states = states.to(self.device, self.dtype)
+        for port in self.tree.crosses:
+            port.write(states, store, row)
 
     @property
     def has_program(self) -> bool:

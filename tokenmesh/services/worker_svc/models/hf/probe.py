@@ -16,10 +16,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
+from tokenmesh.services.worker_svc.models.hf.cross import CrossPort
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort
 from tokenmesh.services.worker_svc.models.hf.mla import AnyMask, IndexerPort, LatentPort, is_latent
 from tokenmesh.services.worker_svc.models.hf.run import RECURRENT, ModulePlace, Run, UnservedModel
-from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages, State
+from tokenmesh.services.worker_svc.models.keeps import Cross, Kept, Latent, LayerKeeps, Pages, State
 
 PROBE: Final = "tokenmesh_probe"
 _KNOWN: Final = frozenset({"softcap", "s_aux", "sliding_window", "is_causal", "position_ids"})
@@ -46,14 +47,14 @@ class Seen:
     """What one probe has found, by layer_idx."""
 
     run: Run
-    keeps: dict[int, list[Pages | Latent | State]] = field(default_factory=dict)
+    keeps: dict[int, list[Kept]] = field(default_factory=dict)
     ports: list[tuple[torch.nn.Module, int, int, Callable[[ModulePlace], Any]]] = field(
         default_factory=list
     )
     """Module, layer_idx, item, and what makes its port."""
     mixers: list[tuple[MixerPort, int, int, tuple[str, int]]] = field(default_factory=list)
 
-    def add(self, layer: int, kept: Pages | Latent | State) -> int:
+    def add(self, layer: int, kept: Kept) -> int:
         """The item's number within its layer."""
         items = self.keeps.setdefault(layer, [])
         items.append(kept)
@@ -77,6 +78,7 @@ def probe(
     run: Run,
     mixers: list[MixerPort],
     indexers: list[IndexerPort],
+    crosses: list[CrossPort],
     forward: Callable[[], object],
 ) -> Seen:
     """Run `forward`, whose attention is PROBE; what the layers keep."""
@@ -96,6 +98,10 @@ def probe(
         layer = _layer_of(port.module)
         item = seen.add(layer, Latent(port.width, 0))
         seen.ports.append((port.module, layer, item, lambda place: place))
+    for cross in crosses:
+        layer = _layer_of(cross.module)
+        item = seen.add(layer, Cross(cross.heads, cross.head_dim, cross.length))
+        seen.ports.append((cross.module, layer, item, cross.place_at))
     if not seen.keeps:
         raise UnservedModel("no layer keeps anything between steps")
     return seen

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tokenmesh.services.worker_svc.layers.rotary import RopeConfig, Rotary
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.attention import ATTENTION
+from tokenmesh.services.worker_svc.models.hf.cross import CrossPort, wrap_cross
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort, calls, wrap
 from tokenmesh.services.worker_svc.models.hf.mla import (
     IndexerPort,
@@ -106,6 +107,7 @@ class Tree:
     cache_name: str
     mixers: list[MixerPort]
     indexers: list[IndexerPort]
+    crosses: list[CrossPort]
 
     def hidden_of(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """embeddings [1, T, H], positions [1, T] -> final hidden states [1, T, H]."""
@@ -123,7 +125,7 @@ class Tree:
         self._run_by(PROBE, PROBE)
         try:
             forward = partial(self.hidden_of, embeddings, positions)
-            seen = probe(self.run, self.mixers, self.indexers, forward)
+            seen = probe(self.run, self.mixers, self.indexers, self.crosses, forward)
         except UnservedModel:
             raise
         except Exception as error:
@@ -155,8 +157,9 @@ def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
             keep_latents(module)
     body: torch.nn.Module = model.base_model
     by_row(body, ropes, run)
+    crosses = wrap_cross(body, run)
     embedding = model.get_input_embeddings()
-    return Tree(model, body, embedding, run, cache, _cache_name(body), mixers, indexers)
+    return Tree(model, body, embedding, run, cache, _cache_name(body), mixers, indexers, crosses)
 
 
 def _cache_name(body: torch.nn.Module) -> str:

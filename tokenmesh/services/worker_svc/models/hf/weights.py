@@ -82,6 +82,8 @@ def read_weights(
     Raises CheckpointError for a tensor that is missing, misshapen, left over or of another type.
     """
     tensors = stored_tensors(checkpoint, dtype, _BUFFER_TYPES)
+    if facts.left_out is not None:
+        tensors = {n: each for n, each in tensors.items() if not n.startswith(facts.left_out)}
     total = checkpoint.num_bytes(())
     progress(0, total)
     try:

@@ -105,6 +105,10 @@ class Decoder:
         return window_groups(self.keeps)
 
     @property
+    def write_cross(self) -> None:
+        return None
+
+    @property
     def has_program(self) -> bool:
         return self.program is not None
 
