@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
+from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.sim import (
     SimRunner,
@@ -17,7 +17,9 @@ from tokenmesh.services.worker_svc.engine.sim import (
     prompt_key,
     sim_token,
 )
+from tokenmesh.services.worker_svc.intake import Identity
 from tokenmesh.services.worker_svc.loaded import SimModel
+from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorRuntime
@@ -160,12 +162,18 @@ SETTINGS = WorkerSettings(
 
 
 @asynccontextmanager
-async def running_rig(bus: MessageBus, blobs: Blobs) -> AsyncIterator[Rig]:
-    """A worker on the bus."""
+async def running_rig(
+    bus: MessageBus, blobs: Blobs, pooling: PoolingFacts | None = None
+) -> AsyncIterator[Rig]:
+    """A worker on the bus. pooling: of a model that pools."""
     brakes = Brakes()
-    runner = SimRunner(VOCABULARY, SETTINGS, brakes)
+    sizes = (pooling.size, len(pooling.labels)) if pooling is not None else ()
+    runner = SimRunner(VOCABULARY, SETTINGS, brakes, *sizes)
     loaded = SimModel(
-        runner, 512, VOCABULARY.size, frozenset({2}), hidden_size=4, takes_images=True
+        *(runner, 512, VOCABULARY.size, frozenset({2})),
+        hidden_size=4,
+        takes_images=True,
+        pooling=pooling,
     )
     metrics = Metrics()
     alive = {GATEWAY}
@@ -178,10 +186,14 @@ async def running_rig(bus: MessageBus, blobs: Blobs) -> AsyncIterator[Rig]:
     runtime = ActorRuntime(actor, bus, ServiceSettings())
     rig = Rig(bus, actor, brakes, metrics, alive, left)
     subscription = await bus.subscribe(subjects.gateway_tokens(GATEWAY), rig.take)
-    await runtime.listen(subjects.worker_generate(WORKER))
+    taker = runtime
+    if pooling is not None:
+        taker = ActorRuntime(actor.pooling(), bus, ServiceSettings())
     await runtime.listen(subjects.worker_control(WORKER))
+    await taker.listen(subjects.worker_generate(WORKER))
     await bus.flush()
     yield rig
     brakes.release()
-    await runtime.stop(grace_s=1.0)
+    for each in {taker, runtime}:
+        await each.stop(grace_s=1.0)
     await subscription.stop()

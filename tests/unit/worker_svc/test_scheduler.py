@@ -92,7 +92,7 @@ def test_no_more_streams_run_than_there_are_rows(make_request: MakeRequest) -> N
     bench.add(*(make_request(stream, [stream]) for stream in range(3)))
     plan = bench.step()
     assert len(plan.scheduled) == 2
-    assert (bench.scheduler.num_running, bench.scheduler.num_waiting) == (2, 1)
+    assert bench.scheduler.counts == (2, 1)
     first = bench.scheduler.rows.owner(plan.scheduled[0].row, plan.step)
     assert first is not None
     bench.scheduler.remove(first)

@@ -10,8 +10,11 @@ from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
 from tokenmesh.services.worker_svc.engine.request import Ending, StreamKey
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
+from tokenmesh.services.worker_svc.intake import Identity, Intake
 from tokenmesh.services.worker_svc.load import EarlyHeartbeats, LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
+from tokenmesh.services.worker_svc.pooling.actor import PoolingActor
+from tokenmesh.services.worker_svc.pooling.desk import PoolDesk
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.preparation import RequestPreparation
 from tokenmesh.services.worker_svc.profiling import Profiling
@@ -25,8 +28,8 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_ns
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.errors import Draining, UnknownModel
-from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId
+from tokenmesh.shared.errors import Draining, InvalidInput
+from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages import (
     Accepted,
     Cancel,
@@ -34,6 +37,7 @@ from tokenmesh.shared.messages import (
     Drain,
     Generate,
     Ping,
+    Pool,
     Profiled,
     Refused,
     Resend,
@@ -50,16 +54,6 @@ from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Names of this worker in the mesh."""
-
-    worker_id: WorkerId
-    epoch: int
-    names: tuple[ModelName, ...]
-    """The model's name and aliases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +100,7 @@ class WorkerActor(Actor):
         self._preparation = RequestPreparation(
             settings, loaded, host, self._streams, self._book, around.blobs, around.grammars
         )
+        self._desk = PoolDesk(settings, loaded, host, self._streams, self._book, around.blobs)
         self._watch = GatewayWatch(settings.gateway_grace_s)
         self._pace = EarlyHeartbeats(settings)
         meters = WorkerMetrics(around.metrics, identity.names[0], identity.worker_id, self._book)
@@ -117,11 +112,12 @@ class WorkerActor(Actor):
             meters,
             self._index,
             around.block_events,
+            self._desk.note,
         )
         self._sleeping = SleepController(loaded, host, self._streams, self._end_all, around.beat)
         meters.watch_sleep(lambda: self._sleeping.level)
         self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
-        self._is_draining = False
+        self._intake = Intake(identity, self._streams, self._sleeping.refusal, self._end)
 
     async def start(self) -> None:
         """Start the engine and the tasks around it."""
@@ -147,25 +143,20 @@ class WorkerActor(Actor):
         return self._preparation.load(self._sleeping.level, is_indexed=is_indexed)
 
     def stop_taking(self) -> None:
-        self._is_draining = True
+        self._intake.is_draining = True
+
+    def pooling(self) -> PoolingActor:
+        """The actor that takes Pools, of a model that pools."""
+        return PoolingActor(self._desk, self._intake.check)
 
     @handles(Generate)
     async def generate(self, message: Generate, context: Context) -> Accepted | Refused:
         """Queue a stream, or refuse it with a reason."""
-        if message.epoch != self._identity.epoch:
-            return Refused(reason="the worker has restarted: its epoch differs", retry_after_s=0.0)
-        known = self._streams.get(message.gateway, message.stream)
-        if known is not None and message.attempt <= known.key.attempt:
-            return self._answer_again(known, message.attempt)
+        known = self._intake.check(message)
+        if isinstance(known, Refused):
+            return known
         if known is not None:
-            self._end(known)
-        if self._is_draining:
-            # not Refused: a client should not retry here later
-            raise Draining("the worker is draining")
-        if message.model not in self._identity.names:
-            raise UnknownModel(f"this worker serves {self._identity.names[0]}", param="model")
-        if (asleep := self._sleeping.refusal()) is not None:
-            return asleep
+            return Accepted(worker_id=self._identity.worker_id)
         traceparent = sampled(context.traceparent)
         request = admit(message, self._loaded, self._settings.block_size, traceparent)
         request.timeline.arrived_ns = now_ns()
@@ -174,6 +165,11 @@ class WorkerActor(Actor):
             return refusal
         await self._preparation.begin(request)
         return Accepted(worker_id=self._identity.worker_id)
+
+    @handles(Pool)
+    async def pool(self, message: Pool, context: Context) -> Refused:
+        """Raises InvalidInput: a model that pools has an actor for it, see `pooling`."""
+        raise InvalidInput("this model generates text; it does not pool", param="model")
 
     @handles(Cancel)
     async def cancel(self, message: Cancel, context: Context) -> Done:
@@ -244,6 +240,8 @@ class WorkerActor(Actor):
 
     def _end(self, stream: WorkerStream) -> None:
         """Cancel a stream, wherever it is on its way."""
+        if self._desk.cancel(stream):
+            return
         if not stream.is_submitted:
             self._streams.end(stream, monotonic_s())
         elif stream.ended_s is None and not stream.is_cancelled:
@@ -253,13 +251,9 @@ class WorkerActor(Actor):
     async def _end_all(self, ending: Ending) -> None:
         """End every stream; gateways get the end of those that the engine lacks from here."""
         for stream in list(self._streams.live()):
-            await self._publisher.break_off(stream, ending)
+            if not self._desk.cancel(stream, ending):
+                await self._publisher.break_off(stream, ending)
         self._host.submit(End(ending, key=None))
-
-    def _answer_again(self, known: WorkerStream, attempt: int) -> Accepted | Refused:
-        if attempt < known.key.attempt:
-            return Refused(reason=f"attempt {known.key.attempt} is here", retry_after_s=0.0)
-        return Accepted(worker_id=self._identity.worker_id)
 
     async def _publish_forever(self) -> None:
         while True:

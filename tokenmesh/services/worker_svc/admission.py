@@ -26,6 +26,7 @@ from tokenmesh.shared.hashing import HASH_BYTES
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.media import EMBEDS, MediaItem
+from tokenmesh.shared.messages.pooling import Pool
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tenant_share import bounded_weight
 from tokenmesh.shared.tensor_blob import TensorBlob
@@ -44,13 +45,11 @@ def admit(
     """The engine's request, its media still without embeddings. Raises InvalidInput."""
     if message.lora is not None:
         raise InvalidInput(f"this worker has no adapter {message.lora!r}", param="lora")
-    counters = (message.stream, message.attempt, message.priority, message.tenant_priority)
-    if min(counters[:2]) < 0 or max(map(abs, counters)) >= _MAX_COUNTER:
-        raise InvalidInput("stream, attempt and priorities must be in range", param="stream")
+    check_counters(message)
     if len(message.route_head) not in (0, HASH_BYTES):
         raise InvalidInput(f"route_head is not {HASH_BYTES} bytes long", param="route_head")
-    prompt_ids = _read_ids(message.prompt_ids, "prompt_ids")
-    output_ids = _read_ids(message.output_ids, "output_ids")
+    prompt_ids = read_ids(message.prompt_ids, "prompt_ids")
+    output_ids = read_ids(message.output_ids, "output_ids")
     if not prompt_ids:
         raise InvalidInput("the prompt holds no token", param="prompt_ids")
     check_sampling(message.sampling, loaded.vocab_size)
@@ -66,11 +65,7 @@ def admit(
         sampling=_in_range(message.sampling, loaded.vocab_size),
         eos_ids=loaded.eos_token_ids,
         media=media,
-        owner=TenantShare(
-            message.tenant[:_MAX_TENANT],
-            bounded_weight(message.weight),
-            message.tenant_priority,
-        ),
+        owner=tenant_of(message),
         priority=message.priority,
         cache_salt=loaded.cache_salt(message.cache_salt, len(prompt_ids)),
         rope_boundary=loaded.rope_boundary,
@@ -80,6 +75,19 @@ def admit(
         traceparent=traceparent,
     )
     return Request(spec, prompt_ids + output_ids)
+
+
+def check_counters(message: Generate | Pool) -> None:
+    """Raises InvalidInput for a number that the engine could not count with."""
+    counters = (message.stream, message.attempt, message.priority, message.tenant_priority)
+    if min(counters[:2]) < 0 or max(map(abs, counters)) >= _MAX_COUNTER:
+        raise InvalidInput("stream, attempt and priorities must be in range", param="stream")
+
+
+def tenant_of(message: Generate | Pool) -> TenantShare:
+    """Whose request it is, and its share."""
+    weight = bounded_weight(message.weight)
+    return TenantShare(message.tenant[:_MAX_TENANT], weight, message.tenant_priority)
 
 
 def check_embeddings(item: MediaItem, blob: TensorBlob, hidden_size: int) -> None:
@@ -92,7 +100,8 @@ def check_embeddings(item: MediaItem, blob: TensorBlob, hidden_size: int) -> Non
         )
 
 
-def _read_ids(packed: bytes, name: str) -> list[int]:
+def read_ids(packed: bytes, name: str) -> list[int]:
+    """Raises InvalidInput that names the field."""
     try:
         return unpack_ids(packed)
     except ValueError as error:

@@ -37,13 +37,16 @@ class LoadBook:
         *,
         num_saved_states: int = 0,
         has_prefix_cache: bool = True,
+        pools: bool = False,
     ) -> None:
-        """num_blocks: with the null block."""
+        """num_blocks: with the null block. pools: streams are Pools, which hold no row and no
+        blocks for long: what is queued are their tokens."""
         self._settings = settings
         self._num_blocks = num_blocks - 1
         self._kv_bytes = kv_bytes
         self._num_saved = num_saved_states
         self._has_prefix_cache = has_prefix_cache
+        self._pools = pools
         self._stats = EngineStats()
         self._num_submitted = 0
         self._pending: deque[int] = deque()
@@ -64,6 +67,7 @@ class LoadBook:
             loaded.kv_bytes,
             num_saved_states=runner.num_saved_states,
             has_prefix_cache=has_prefix_cache(settings, runner),
+            pools=loaded.pooling is not None,
         )
 
     @property
@@ -143,16 +147,21 @@ class LoadBook:
         holders = streams.holders() if streams is not None else Counter()
         weights = {owner.tenant: owner.weight for owner in holders}
         blocks_used, blocks_total = self._kv_blocks()
+        running = stats.running
+        waiting = stats.waiting + len(self._pending) + self.num_preparing
+        starting = streams.num_starting if streams is not None else 0
+        if self._pools and streams is not None:
+            running, waiting, starting = streams.num_live, 0, 0
         return WorkerLoad(
-            running=stats.running,
-            waiting=stats.waiting + len(self._pending) + self.num_preparing,
+            running=running,
+            waiting=waiting,
             max_num_seqs=self._settings.num_rows,
             queued_tokens=stats.queued_tokens + self._pending_tokens,
             kv_blocks_used=blocks_used,
             kv_blocks_total=blocks_total,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
             step_s=stats.step_s,
-            starting=streams.num_starting if streams is not None else 0,
+            starting=starting,
             is_indexed=is_indexed,
             sleep_level=sleep_level,
             preemptions=stats.num_preemptions,

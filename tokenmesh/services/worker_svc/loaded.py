@@ -11,6 +11,8 @@ from typing import Final, Protocol
 from tokenmesh.services.worker_svc.engine.plan import Runner
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.models.location import locate
+from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
+from tokenmesh.services.worker_svc.models.pooling.kind import pools, read_pooling
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.token_ids import read_eos
 from tokenmesh.shared.clock import monotonic_s
@@ -109,6 +111,10 @@ class Loaded(Protocol):
         """Whether prompts may hold media."""
 
     @property
+    def pooling(self) -> PoolingFacts | None:
+        """What it answers Pools with; None: it generates text instead."""
+
+    @property
     def has_grammars(self) -> bool:
         """Whether its sampler follows grammars."""
 
@@ -145,6 +151,7 @@ class SimModel:
     resident: SimMemory = field(default_factory=SimMemory)
     make_trace: None = None
     rope_boundary: None = None
+    pooling: PoolingFacts | None = None
 
     def cache_salt(self, salt: str | None, _num_prompt: int) -> str | None:
         return salt
@@ -165,7 +172,9 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
     vocab_size = text.integer("vocab_size")
     eos_ids = read_eos(raw, directory, model, vocab_size)
     vocabulary = SimVocabulary(vocab_size, tuple(sorted(eos_ids)))
-    runner = SimRunner(vocabulary, worker, threading.Event().wait)
+    facts = read_pooling(model, raw, directory) if pools(model, raw, directory) else None
+    sizes = (facts.size, len(facts.labels)) if facts is not None else (0, 0)
+    runner = SimRunner(vocabulary, worker, threading.Event().wait, *sizes)
     longest = text.integer("max_position_embeddings", _ASSUMED_MODEL_LEN)
     room = (runner.num_blocks - 1) * worker.block_size
     return SimModel(
@@ -173,14 +182,15 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
         max_model_len=min(model.stated_len or longest, room),
         vocab_size=vocab_size,
         eos_token_ids=eos_ids,
+        pooling=facts,
     )
 
 
 def _load_torch(model: ModelSettings, worker: WorkerSettings) -> Loaded:
     # imported here, so that a simulated worker starts without torch
-    from tokenmesh.services.worker_svc.runner.build import build_runner
+    from tokenmesh.services.worker_svc.runner.build import build
 
-    return build_runner(model, worker, LoadProgress())
+    return build(model, worker, LoadProgress())
 
 
 class LoadProgress:

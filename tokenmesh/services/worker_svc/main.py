@@ -6,13 +6,14 @@ import logging
 import signal
 from functools import partial
 
-from tokenmesh.services.worker_svc.actor import Identity, WorkerActor, WorkerContext
+from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import has_prefix_cache
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
+from tokenmesh.services.worker_svc.intake import Identity
 from tokenmesh.services.worker_svc.loaded import Loaded, load
 from tokenmesh.services.worker_svc.models.location import locate_tokenizer
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
@@ -72,7 +73,8 @@ async def build(mesh: Mesh) -> None:
     )
     if block_events is not None:
         await mesh.listen(BlockEventsActor(block_events), subjects.worker_blocks(worker_id))
-    await mesh.listen(actor, subjects.worker_generate(worker_id))
+    taker = actor if loaded.pooling is None else actor.pooling()
+    await mesh.listen(taker, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
     card = card_of(names, loaded, settings.block_size if has_cache else 0)
     if grammars is not None and settings.grammar_prestart:
@@ -135,6 +137,10 @@ def card_of(names: tuple[ModelName, ...], loaded: Loaded, block_size: int = 0) -
         hidden_size=loaded.hidden_size,
         eos_token_ids=sorted(loaded.eos_token_ids),
         block_size=block_size,
+        generates=loaded.pooling is None,
+        tasks=list(loaded.pooling.tasks) if loaded.pooling else [],
+        pooled_size=loaded.pooling.size if loaded.pooling else 0,
+        labels=list(loaded.pooling.labels) if loaded.pooling else [],
     )
 
 

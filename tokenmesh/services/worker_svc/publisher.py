@@ -4,11 +4,11 @@ One `Tokens` message for each gateway, with the tokens of all steps since the la
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.request import Ending
+from tokenmesh.services.worker_svc.engine.outputs import EndedStream, StepOutput
+from tokenmesh.services.worker_svc.engine.request import Ending, StreamKey
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.telemetry import WorkerMetrics, record_spans
@@ -36,8 +36,10 @@ class Publisher:
         meters: WorkerMetrics,
         index: IndexWriter | None = None,
         block_events: BlockEventStream | None = None,
+        on_pooled: Callable[[EndedStream], None] | None = None,
     ) -> None:
-        """index: reports the prefix cache to schedulers. block_events: to subscribers outside."""
+        """index: reports the prefix cache to schedulers. block_events: to subscribers outside.
+        on_pooled: called with each request with `pooling` that has ended."""
         self._bus = bus
         self._worker_id = worker_id
         self._epoch = epoch
@@ -45,6 +47,7 @@ class Publisher:
         self._meters = meters
         self._index = index
         self._block_events = block_events
+        self._on_pooled = on_pooled
         self._step = 0
 
     async def publish(self, outputs: Sequence[StepOutput]) -> None:
@@ -63,10 +66,10 @@ class Publisher:
     def _note(self, output: StepOutput) -> None:
         now = monotonic_s()
         for ended in output.ended:
-            key = ended.request.key
-            stream = self._streams.get(key.gateway, key.stream)
-            if stream is not None and stream.key == key:
-                self._streams.end(stream, now)
+            if ended.request.spec.pooling is None:
+                self._end_stream(ended.request.key, now)
+            elif self._on_pooled is not None:
+                self._on_pooled(ended)
             record_spans(ended)
         if self._index is not None:
             self._index.note_progress(output.prefilling)
@@ -75,6 +78,11 @@ class Publisher:
         if output.blocks and self._block_events is not None:
             self._block_events.note(output.blocks)
         self._meters.note(output)
+
+    def _end_stream(self, key: StreamKey, now: float) -> None:
+        stream = self._streams.get(key.gateway, key.stream)
+        if stream is not None and stream.key == key:
+            self._streams.end(stream, now)
 
     async def break_off(self, stream: WorkerStream, ending: Ending) -> None:
         """End a stream that was not submitted to the engine; others are left alone."""

@@ -28,6 +28,8 @@ class WorkerStream:
     reservation: str = ""
     """What its placement reserved; empty once that was given back."""
     owner: TenantShare = NO_TENANT
+    num_items: int = 1
+    """Requests of the engine that it consists of: several of a Pool."""
     is_submitted: bool = False
     """Whether the engine has it."""
     is_cancelled: bool = False

@@ -99,7 +99,8 @@ class WorkerMetrics:
         if timeline.first_token_ns:
             started_ns, first_ns = timeline.first_scheduled_ns, timeline.first_token_ns
             self._prefill_s.observe((first_ns - started_ns) / 1e9)
-            self._decode_s.observe((timeline.ended_ns - first_ns) / 1e9)
+            if request.spec.pooling is None:
+                self._decode_s.observe((timeline.ended_ns - first_ns) / 1e9)
             self._inference_s.observe((timeline.ended_ns - started_ns) / 1e9)
 
 
@@ -146,7 +147,7 @@ def record_spans(ended: EndedStream) -> None:
             "batch_size": chunk.batch_size,
         }
         record_span(PREFILL, chunk.start_ns, chunk.end_ns, parent, attributes)
-    if timeline.first_token_ns:
+    if timeline.first_token_ns and ended.request.spec.pooling is None:
         _record_decode(ended, parent)
 
 

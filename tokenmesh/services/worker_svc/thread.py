@@ -39,12 +39,21 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class AddAll:
+    """Add the requests of one Pool."""
+
+    requests: list[Request]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """End a stream, or all of them."""
 
     ending: Ending
     key: StreamKey | None
     """None: every stream."""
+    num_items: int = 1
+    """Of a Pool, whose items have keys of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class Perform:
             self.done.set_exception(error)
 
 
-Command = Add | End | Perform | Stop
+Command = Add | AddAll | End | Perform | Stop
 
 
 class EngineHost(Protocol):
@@ -189,6 +198,9 @@ class EngineThread:
             must_wait = False
             if isinstance(command, Add):
                 self._engine.add(command.request)
+            elif isinstance(command, AddAll):
+                for request in command.requests:
+                    self._engine.add(request)
             elif isinstance(command, Stop):
                 return False
             elif isinstance(command, Perform):
@@ -198,7 +210,8 @@ class EngineThread:
             elif command.key is None:
                 self._engine.cancel_all(command.ending)
             else:
-                self._engine.cancel(command.key, command.ending)
+                for item in range(command.num_items):
+                    self._engine.cancel(command.key._replace(item=item), command.ending)
 
     def _emit(self) -> None:
         self._outputs.put(self._engine.take_output(), timeout=self._settings.publish_wait_s)

@@ -8,6 +8,8 @@ from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
+ModelRunner = Literal["auto", "generate", "pooling"]
+ModelConvert = Literal["auto", "none", "embed", "classify"]
 
 
 class ModelSettings(BaseModel):
@@ -30,6 +32,16 @@ class ModelSettings(BaseModel):
     model_impl: ModelImpl = Field(
         default="auto",
         description="native: our own decoder; transformers: its module tree; auto: native first.",
+    )
+    runner: ModelRunner = Field(
+        default="auto",
+        description="generate: text; pooling: numbers such as embeddings; auto: pooling for "
+        "encoders, classifiers and checkpoints with modules.json, else generate.",
+    )
+    convert: ModelConvert = Field(
+        default="auto",
+        description="What a pooling model answers: embed or classify; auto and none: what its "
+        "architecture is for.",
     )
     trust_remote_code: bool = Field(
         default=False,

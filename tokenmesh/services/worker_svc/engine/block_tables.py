@@ -30,6 +30,8 @@ class BlockTables:
         reserve: free blocks that must be left.
         """
         hits = self._cache.find(request)
+        if request.spec.is_whole:
+            return hits
         num_hits = len(hits[0])
         num_new = -(-request.num_known // self._size) - num_hits + hits[0].count(NULL_BLOCK)
         for _ in hits[1:]:
@@ -40,10 +42,15 @@ class BlockTables:
         return hits if num_revived + num_new + reserve <= self._pool.num_free else None
 
     def give(self, request: Request, hits: Hits) -> None:
-        """The hits, and blocks for every known token: a prefill never runs dry."""
+        """The hits, and blocks for every known token: a prefill never runs dry.
+
+        A request that keeps nothing gets none.
+        """
         for table in hits:
             self._pool.share(block for block in table if block != NULL_BLOCK)
         request.kv.blocks, request.kv.windowed = hits[0], hits[1:]
+        if request.spec.is_whole:
+            return
         num_hits = len(request.kv.blocks)
         if NULL_BLOCK in request.kv.blocks:
             request.kv.blocks = self._pool.allocate(num_hits)

@@ -65,6 +65,10 @@ class DecodeWheel:
         assert request.decode.turns is NO_TURNS
         request.decode.base += num_tokens
 
+    def finish(self, request: Request) -> None:
+        """The last known token is computed, and no other follows it."""
+        request.decode.is_prefilling = False
+
     def enter(self, request: Request) -> None:
         """The last known token is computed: the next one is computed with the next turn."""
         state, length = request.decode, request.num_computed

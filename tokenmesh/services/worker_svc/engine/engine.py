@@ -12,12 +12,13 @@ from tokenmesh.services.worker_svc.engine.cache_changes import BlockLog
 from tokenmesh.services.worker_svc.engine.in_flight import InFlightStep, corrupted_by
 from tokenmesh.services.worker_svc.engine.outputs import (
     EndedStream,
-    EngineStats,
+    EngineTotals,
     StepOutput,
     add_token_deltas,
     closing_delta,
     each_draw,
     failure_of,
+    stats_of,
     token_delta,
 )
 from tokenmesh.services.worker_svc.engine.plan import Runner, StepPlan, StepResult, depth_of
@@ -33,6 +34,8 @@ from tokenmesh.shared.errors import TokenMeshError
 logger = logging.getLogger(__name__)
 
 ABORTED: Final = Ending("abort")
+POOLED: Final = Ending("stop")
+"""Of a request with `pooling`, whose numbers are in its output."""
 
 
 class EngineBroken(TokenMeshError):
@@ -68,11 +71,8 @@ class Engine:
         self._output = StepOutput(step=0)
         self._rates = RateMeter()
         self._log = StepLog(settings.trace_steps)
-        self._num_added = 0
+        self._totals = EngineTotals()
         self._num_failures = 0
-        self._num_preemptions = 0
-        self._prefill_tokens = 0
-        self._decode_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -81,7 +81,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Accept a request; one that has already ended gets its ending with the next output."""
-        self._num_added += 1
+        self._totals.added += 1
         request.timeline.arrived_ns = request.timeline.arrived_ns or now_ns()
         ending = request.ending()
         if ending is not None:
@@ -145,19 +145,7 @@ class Engine:
         output, self._output = self._output, StepOutput(step=self._output.step + 1)
         output.routes = self._cache.take_route_change()
         output.blocks = self._cache.take_block_changes()
-        output.stats = EngineStats(
-            num_added=self._num_added,
-            running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting,
-            queued_tokens=self._scheduler.num_queued_tokens,
-            kv_blocks_used=self._pool.num_used,
-            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
-            step_s=self._rates.step_s,
-            num_preemptions=self._num_preemptions,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-            tenant_levels=self._scheduler.recent.levels,
-        )
+        output.stats = stats_of(self._scheduler, self._pool, self._rates, self._totals)
         return output
 
     def _launch(self, plan: StepPlan) -> None:
@@ -202,6 +190,7 @@ class Engine:
                     owner.output.prompt_logprobs = []  # computed again after a preemption
                 owner.output.prompt_logprobs += entries
         owners, ends, ids = self._scheduler.draw(step.plan.step, result.tokens)
+        self._publish_pooled(step.plan.step, result, ended_ns)
         # a request draws its first token in the step that computes the last of its prompt
         special = {*ends, *result.logprobs, *starts}
         by_gateway = self._output.deltas
@@ -219,6 +208,15 @@ class Engine:
             by_gateway[gateway].append(token_delta(request, packed, logprobs, ending))
             if ending is not None:
                 self._end(request, ending)
+
+    def _publish_pooled(self, step: int, result: StepResult, ended_ns: int) -> None:
+        """End the requests whose numbers are there."""
+        for row, pooled in result.pooled.items():
+            request = self._scheduler.rows.owner(row, step)
+            if request is not None:
+                request.timeline.first_token_ns = ended_ns
+                request.output.pooled = pooled
+                self._end(request, POOLED)
 
     def _drop_rows(
         self,
@@ -256,7 +254,8 @@ class Engine:
             raise EngineBroken(f"{self._num_failures} steps in a row failed, last: {error}")
 
     def _close(self, request: Request, ending: Ending) -> None:
-        self._output.deltas[request.key.gateway].append(closing_delta(request, ending))
+        if request.spec.pooling is None:
+            self._output.deltas[request.key.gateway].append(closing_delta(request, ending))
         self._end(request, ending)
 
     def _end(self, request: Request, ending: Ending) -> None:
@@ -272,7 +271,7 @@ class Engine:
 
     def _note_preempted(self) -> None:
         for request in self._scheduler.notes.preempted:
-            self._num_preemptions += 1
+            self._totals.preemptions += 1
             request.timeline.preempted_ns.append(now_ns())
 
     def _note_end(self, step: InFlightStep) -> int:
@@ -291,8 +290,8 @@ class Engine:
         duration_s = self._output.duration_s = ended_s - step.started_s
         num_tokens = self._output.num_tokens = step.plan.num_tokens
         num_decode = num_tokens - step.num_prefill
-        self._prefill_tokens += step.num_prefill
-        self._decode_tokens += num_decode
+        self._totals.prefill_tokens += step.num_prefill
+        self._totals.decode_tokens += num_decode
         self._rates.note(duration_s, step.num_prefill, num_decode)
         self._log.add(TimelineStep(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns

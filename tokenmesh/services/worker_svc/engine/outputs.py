@@ -4,15 +4,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, RouteChange
 from tokenmesh.services.worker_svc.engine.plan import StepResult
 from tokenmesh.services.worker_svc.engine.request import Ending, Request
-from tokenmesh.services.worker_svc.engine.timeline import TimelineStep
+from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.services.worker_svc.engine.timeline import RateMeter, TimelineStep
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.failed import Failed, to_failed
 from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
 from tokenmesh.shared.tokens import count_ids, pack_ids, split_ids
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """Counts since the engine started."""
+
+    added: int = 0
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,25 @@ class EngineStats:
     """Computed by streams that decode, refused drafts included."""
     tenant_levels: Mapping[str, float] = field(default_factory=dict)
     """Recent use by tenant, divided by weight."""
+
+
+def stats_of(
+    scheduler: Scheduler, pool: BlockPool, rates: RateMeter, totals: EngineTotals
+) -> EngineStats:
+    running, waiting = scheduler.counts
+    return EngineStats(
+        num_added=totals.added,
+        running=running,
+        waiting=waiting,
+        queued_tokens=scheduler.num_queued_tokens,
+        kv_blocks_used=pool.num_used,
+        prefill_tokens_per_s=rates.prefill_tokens_per_s,
+        step_s=rates.step_s,
+        num_preemptions=totals.preemptions,
+        prefill_tokens=totals.prefill_tokens,
+        decode_tokens=totals.decode_tokens,
+        tenant_levels=scheduler.recent.levels,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +103,7 @@ def add_token_deltas(
 ) -> None:
     """A delta of one token, and nothing else, for each request."""
     for request, (packed,) in zip(owners, split_ids(pack_ids(ids)), strict=True):
-        gateway, stream, attempt = request.key
+        gateway, stream, attempt, _ = request.key
         offset = len(request.token_ids) - 1 - request.num_prompt
         deltas[gateway].append(Delta(stream, attempt, offset, packed))
 

@@ -14,6 +14,7 @@ import msgspec
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.tensor_blob import TensorBlob
@@ -43,6 +44,10 @@ class NewRow:
     """What `sampling.structured` was compiled to."""
     state: int | None = None
     """The slot of the saved state that the row begins with; None: with none."""
+    pooling: PoolingParams | None = None
+    """Set: the row draws nothing; its numbers are computed with the last token of its prompt."""
+    type_ids: bytes = b""
+    """See `PoolItem.type_ids`."""
 
 
 class ScheduledRow(msgspec.Struct, gc=False):
@@ -61,6 +66,8 @@ class ScheduledRow(msgspec.Struct, gc=False):
     drafts: list[int] = []
     """Predicted tokens after the last known one; only where `samples`. Each is kept if the row
     draws the same token in its place; the first that differs ends them."""
+    pools: bool = False
+    """True when the last token of a pooled prompt is among those computed."""
 
 
 class StepPlan(msgspec.Struct):
@@ -130,6 +137,8 @@ class StepResult(msgspec.Struct):
     The entry for position p (p >= 1) describes prompt token p given the tokens before it; the
     chunk [start, start + n) yields the entries of positions start+1 .. start+n that are prompt.
     """
+    pooled: dict[int, Pooled] = {}
+    """row -> its numbers, for each that `pools` and did not fail."""
     errors: dict[int, str] = {}
     """row -> why this request alone cannot go on (for example a media blob that expired)."""
     non_retryable: set[int] = set()

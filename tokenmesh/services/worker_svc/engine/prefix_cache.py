@@ -100,7 +100,7 @@ class PrefixCache:
         # blocks found before a preemption may be evicted
         request.kv.num_routed = request.kv.num_matched = 0
         self.choose_side(request)
-        if not self._enabled or request.output.wants_prompt_logprobs:
+        if not self._enabled or request.output.wants_prompt_logprobs or request.spec.is_whole:
             return [[], *([] for _ in self._marks)]
         num_blocks = (request.num_known - 1) // self._block_size
         self._hash_up_to(request, num_blocks)
@@ -145,7 +145,7 @@ class PrefixCache:
         block stays and nothing is registered.
         """
         first, last = start // self._block_size, end // self._block_size
-        if not self._enabled or first == last:
+        if not self._enabled or first == last or request.spec.is_whole:
             return []
         assert end <= len(request.token_ids), "a block is published before its tokens are known"
         self._hash_up_to(request, last)
@@ -276,7 +276,7 @@ class PrefixCache:
 
 def has_prefix_cache(settings: WorkerSettings, runner: Runner) -> bool:
     """Whether equal beginnings of prompts are computed once."""
-    can_share = not runner.has_states or runner.num_saved_states > 0
+    can_share = runner.num_saved_states > 0 if runner.has_states else runner.has_pages
     return settings.enable_prefix_caching and can_share
 
 
@@ -287,7 +287,7 @@ def make_cache(
     not indexed where a route block is not a whole number of blocks."""
     size, num_slots = settings.block_size, runner.num_saved_states
     enabled = has_prefix_cache(settings, runner)
-    if settings.enable_prefix_caching and not enabled:
+    if settings.enable_prefix_caching and runner.has_states and not enabled:
         logger.info("no prefix cache: the model keeps states, and this worker cannot save any")
     states = None
     if enabled and runner.has_states:

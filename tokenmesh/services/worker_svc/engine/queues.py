@@ -10,6 +10,7 @@ from typing import Final
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
+from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.request import Request, Status, TenantShare
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
 from tokenmesh.shared.tenant_share import MUCH_LESS
@@ -182,3 +183,8 @@ class BlockReclaimer:
             missing = self._tables.missing(request)
             if missing and self.make(request, missing):
                 self._tables.advance(request)
+
+
+def fits_step(request: Request, budget: int, plan: StepPlan) -> bool:
+    """Whether the step has room for it. A prompt that cannot be cut may exceed the budget alone."""
+    return not request.spec.is_whole or request.num_known <= budget or not plan.num_rows

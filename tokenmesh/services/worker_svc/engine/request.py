@@ -6,11 +6,11 @@ written by `Scheduler` and its `RowTable`, `kv` by `BlockTables` and `PrefixCach
 `DecodeWheel`, `output` by `Engine`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
@@ -18,7 +18,8 @@ from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.failed import Failed
 from tokenmesh.shared.messages.media import MediaItem
-from tokenmesh.shared.messages.sampling import RepetitionRule, SamplingParams
+from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
+from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
 from tokenmesh.shared.tensor_blob import TensorBlob
 
@@ -39,11 +40,12 @@ NO_TENANT: Final = TenantShare()
 
 
 class StreamKey(NamedTuple):
-    """One attempt of one stream of one gateway process."""
+    """One attempt of one stream of one gateway process; of a Pool, one of its items."""
 
     gateway: GatewayId
     stream: int
     attempt: int
+    item: int = 0
 
 
 class Status(Enum):
@@ -92,6 +94,12 @@ class RequestSpec:
     lora: Adapter | None = None
     traceparent: str | None = None
     grammar: Grammar | None = None
+    pooling: PoolingParams | None = None
+    """Set: nothing is drawn; the request ends when its prompt is computed."""
+    type_ids: bytes = b""
+    """See `PoolItem.type_ids`."""
+    is_whole: bool = False
+    """Its tokens depend on later ones: the prompt is computed in one step, and nothing is kept."""
     refusal: Failed | None = None
     """Why it cannot be served after all, found out after it was accepted."""
     min_len: int = field(init=False)
@@ -195,6 +203,8 @@ class OutputState:
     has_reported: bool = False
     """Whether a delta of this attempt was sent."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: Pooled | None = None
+    """The numbers of a request with `pooling`."""
 
 
 class Request:
@@ -277,23 +287,3 @@ class Request:
         if rule is None or length < spec.min_len:
             return None
         return Ending("repetition") if ends_in_loop(self.token_ids, self.num_prompt, rule) else None
-
-
-def ends_in_loop(token_ids: Sequence[int], start: int, rule: RepetitionRule) -> bool:
-    """Whether the tokens from `start` on end with one pattern, `min_count` times in a row.
-
-    Depends on the tokens alone, so the result is the same after a migration.
-    """
-    longest = min(rule.max_size, (len(token_ids) - start) // rule.min_count)
-    last = token_ids[-1]
-    for size in range(rule.min_size, longest + 1):
-        # one token rules out nearly every pattern
-        if token_ids[-1 - size] == last and _repeats(token_ids, size, rule.min_count):
-            return True
-    return False
-
-
-def _repeats(token_ids: Sequence[int], size: int, count: int) -> bool:
-    end = len(token_ids)
-    pattern = token_ids[end - size :]
-    return all(token_ids[end - (k + 1) * size : end - k * size] == pattern for k in range(1, count))

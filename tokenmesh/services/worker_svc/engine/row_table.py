@@ -116,6 +116,8 @@ def new_row_of(request: Request) -> NewRow:
         embeddings=request.spec.embeddings,
         grammar=request.spec.grammar,
         state=request.kv.began_with.slot if request.kv.began_with is not None else None,
+        pooling=request.spec.pooling,
+        type_ids=request.spec.type_ids,
     )
 
 

@@ -19,6 +19,7 @@ from tokenmesh.services.worker_svc.engine.queues import (
     RecentUse,
     ServiceQueue,
     WaitingRequests,
+    fits_step,
     service_order,
 )
 from tokenmesh.services.worker_svc.engine.request import Request, Status
@@ -70,18 +71,14 @@ class Scheduler:
         """About the latest step."""
 
     @property
-    def num_running(self) -> int:
-        """Requests that hold a row."""
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a row."""
-        return len(self._waiting)
+    def counts(self) -> tuple[int, int]:
+        """Requests that hold a row, and requests that wait for one."""
+        return len(self._running), len(self._waiting)
 
     def add(self, request: Request) -> None:
         """Take a request; its tokens must fit the pool."""
-        assert self._groups.needed(request.spec.max_len - 1) < self._pool.num_blocks
+        if not request.spec.is_whole:
+            assert self._groups.needed(request.spec.max_len - 1) < self._pool.num_blocks
         request.place.arrival = next(self._arrivals)
         request.place.status = Status.WAITING
         request.place.num_expected = len(self._cache.find(request)[0]) * self._settings.block_size
@@ -214,34 +211,36 @@ class Scheduler:
     def _compute_chunk(
         self, request: Request, num_tokens: int, new_blocks: list[int], num_cached: int = 0
     ) -> ScheduledRow:
-        """Known tokens; with the last of them the request begins to decode."""
+        """Known tokens; with the last of them the request begins to decode, unless it pools."""
         start = request.num_computed
         end = start + num_tokens
         self.num_queued_tokens -= num_tokens
         self.notes.prefills.append((request, num_tokens, num_cached))
         self._wheel.advance(request, num_tokens)
         self.notes.registered += self._cache.register(request, start, end)
-        samples = end == request.num_known
-        if samples:
+        is_last, pools = end == request.num_known, request.spec.pooling is not None
+        if is_last and pools:
+            self._wheel.finish(request)
+        elif is_last:
             self._wheel.enter(request)
             if end == request.spec.max_len - 1:
                 self._ends.expect_end(request)
-        windowed = self._tables.take_new(request)
-        return ScheduledRow(request.place.row, start, num_tokens, new_blocks, samples, windowed)
+        row = ScheduledRow(request.place.row, start, num_tokens, new_blocks, is_last and not pools)
+        row.new_windowed, row.pools = self._tables.take_new(request), is_last and pools
+        return row
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         while budget > 0 and self.rows.has_free and len(self._waiting):
             request = self._waiting.first
             hits = self._find(request)
-            if hits is None:
+            if hits is None or not fits_step(request, budget, plan):
                 break
             self._waiting.remove(request)
             self._place(request, hits, plan.step)
             budget -= self._schedule_first_chunk(plan, request, budget)
 
     def _find(self, request: Request) -> Hits | None:
-        reserve = self._watermark_blocks if len(self._running) else 0
-        return self._tables.find(request, reserve)
+        return self._tables.find(request, self._watermark_blocks if len(self._running) else 0)
 
     def _place(self, request: Request, hits: Hits, step: int) -> None:
         self.num_queued_tokens -= request.backlog
@@ -262,15 +261,16 @@ class Scheduler:
         # a request with a row computes at least a token
         num_tokens = max(1, self._chunk(request, pending, budget, is_alone=is_alone))
         plan.new_rows.append(new_row_of(request))
-        plan.scheduled.append(
-            self._compute_chunk(request, num_tokens, list(request.kv.blocks), start)
-        )
+        first = self._compute_chunk(request, num_tokens, list(request.kv.blocks), start)
+        plan.scheduled.append(first)
         if request.decode.is_prefilling:
             self._prefilling.add(request)
         return num_tokens
 
     def _chunk(self, request: Request, pending: int, budget: int, *, is_alone: bool) -> int:
         threshold = self._settings.long_prefill_token_threshold
+        if request.spec.is_whole:
+            return pending
         if threshold and not is_alone:
             pending = min(pending, threshold)
         return self._sharing.take(request, self._cache.cut(request, min(pending, budget)))

@@ -2,14 +2,17 @@
 
 The token at output position p of a stream depends on its prompt, its seed and p, on nothing else:
 `sim_token`. So a migrated stream continues with the same tokens, and a reader
-detects lost, repeated or foreign tokens.
+detects lost, repeated or foreign tokens. The numbers of a pooled prompt depend on its tokens alone:
+`sim_pooled`.
 """
 
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, shake_128
 from itertools import islice
-from math import log
+from math import log, sqrt
 from typing import Final
 
 import xxhash
@@ -22,6 +25,7 @@ from tokenmesh.services.worker_svc.engine.plan import (
 )
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.tokens import pack_ids
@@ -75,6 +79,44 @@ def sim_logprobs(token: int, num_top: int, vocabulary_size: int) -> TokenLogprob
     return TokenLogprobs(token, _HALF, 1, top_ids, [_HALF * (i + 1) for i in range(count)])
 
 
+def sim_vector(key: bytes, size: int) -> "array[float]":
+    """A vector of length 1 that depends on the key and on the size alone."""
+    numbers = array("i", shake_128(key).digest(4 * size))
+    length = sqrt(sum(number * number for number in numbers)) or 1.0
+    return array("f", (number / length for number in numbers))
+
+
+def sim_pooled(
+    token_ids: Sequence[int], params: PoolingParams, size: int, num_labels: int
+) -> Pooled:
+    """The numbers of a prompt: of each of its tokens where the task answers per token.
+
+    Embeddings are unit vectors, of which `dimensions` keeps the first ones, made unit vectors
+    again. The scores of labels add up to 1; a single one is its share of two.
+    """
+    keys = [prompt_key(token_ids)]
+    if params.task in ("token_embed", "token_classify"):
+        keys = [prompt_key(place) for place in enumerate(token_ids)]
+    if params.task in ("classify", "score", "token_classify"):
+        rows = [_shares(sim_vector(key, max(2, num_labels)))[:num_labels] for key in keys]
+    else:
+        rows = [_shortened(sim_vector(key, size), params.dimensions or size) for key in keys]
+    shape = [len(rows[0])] if len(rows) == 1 and "token" not in params.task else []
+    numbers = array("f", (number for row in rows for number in row))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return Pooled(shape or [len(rows), len(rows[0])], numbers.tobytes())
+
+
+def _shares(vector: "array[float]") -> "array[float]":
+    return array("f", (number * number for number in vector))
+
+
+def _shortened(vector: "array[float]", size: int) -> "array[float]":
+    length = sqrt(sum(number * number for number in vector[:size])) or 1.0
+    return array("f", (number / length for number in vector[:size]))
+
+
 @dataclass(slots=True)
 class _SimRow:
     new: NewRow
@@ -107,8 +149,14 @@ class SimRunner:
     """Implements `Runner`. A step begins when it is launched and the one before it has ended."""
 
     def __init__(
-        self, vocabulary: SimVocabulary, settings: WorkerSettings, wait: Callable[[float], object]
+        self,
+        vocabulary: SimVocabulary,
+        settings: WorkerSettings,
+        wait: Callable[[float], object],
+        pooled_size: int = 0,
+        num_labels: int = 0,
     ) -> None:
+        """pooled_size: width of an embedding. num_labels: of a classifier."""
         self.windows: tuple[int | None, ...] = (None,)
         self.has_states = False
         self.has_pages = True
@@ -118,6 +166,8 @@ class SimRunner:
         self._vocabulary = vocabulary
         self._settings = settings
         self._wait = wait
+        self._size = pooled_size
+        self._num_labels = num_labels
         self._rows: dict[int, _SimRow] = {}
         self._end_s = 0.0
         """When the last launched step ends, on `monotonic_s`."""
@@ -140,6 +190,9 @@ class SimRunner:
             row = self._rows[entry.row]
             if row.new.wants_prompt_logprobs:
                 result.prompt_logprobs[entry.row] = self._prompt_logprobs(row, entry)
+            if entry.pools and row.new.pooling is not None:
+                numbers = (row.new.token_ids, row.new.pooling, self._size, self._num_labels)
+                result.pooled[entry.row] = sim_pooled(*numbers)
             if entry.samples:
                 self._draw(entry.row, entry.drafts, result)
         return result

@@ -172,7 +172,7 @@ class KvStore:
 
     @property
     def device(self) -> torch.device:
-        return self.tensors[0].device
+        return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     @property
     def has_states(self) -> bool:

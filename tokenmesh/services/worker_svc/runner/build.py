@@ -12,11 +12,12 @@ import torch
 
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
-from tokenmesh.services.worker_svc.loaded import KvBytes
+from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.models.load import read_model_facts
 from tokenmesh.services.worker_svc.models.location import locate
+from tokenmesh.services.worker_svc.models.pooling.kind import pools
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.token_ids import check_tokenizer_ids, read_eos
 from tokenmesh.services.worker_svc.runner.cuda.graphs import GraphProgress
@@ -24,6 +25,7 @@ from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device import device_of
 from tokenmesh.services.worker_svc.runner.maker import LoadTimes, RunnerMaker, gpu_budget
+from tokenmesh.services.worker_svc.runner.pool_build import build_pool_runner
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
 from tokenmesh.services.worker_svc.runner.resident import TorchResident
 from tokenmesh.services.worker_svc.runner.runner import TorchTrace
@@ -58,6 +60,7 @@ class RunnableModel:
     kv_bytes: KvBytes
     make_trace: type[TorchTrace] = TorchTrace
     has_grammars: bool = True
+    pooling: None = None
 
     @property
     def vocab_size(self) -> int:
@@ -79,20 +82,37 @@ class RunnableModel:
         return self.facts.cache_salt(salt, num_prompt)
 
 
+def build(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> Loaded:
+    """See `build_runner` and `build_pool_runner`: by what the checkpoint is served for."""
+    directory = locate(model.model, model.revision, with_code=model.trust_remote_code)
+    raw = read_json(directory / "config.json")
+    if not pools(model, raw, directory):
+        return build_runner(model, worker, progress)
+    device = _start(worker)
+    return build_pool_runner(model, worker, directory, raw, device, choose_dtype, progress)
+
+
+def _start(worker: WorkerSettings) -> torch.device:
+    """Set the number of threads and start the C kernels; the device."""
+    if worker.cpu_threads is not None:
+        torch.set_num_threads(worker.cpu_threads)
+    device = device_of(worker)
+    if worker.native_kernels and device.type == "cpu":
+        native_kernels.start(
+            torch.get_num_threads(),
+            worker.native_spin_us,
+            Path(worker.native_cache_dir),
+        )
+    return device
+
+
 def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> RunnableModel:
     """Load a checkpoint and allocate its KV pool; blocks.
 
     Sets the process's number of torch threads. Raises CheckpointError or ConfigError.
     """
-    if worker.cpu_threads is not None:
-        torch.set_num_threads(worker.cpu_threads)
-    device = device_of(worker)
-    is_native = worker.native_kernels and device.type == "cpu"
-    native = is_native and native_kernels.start(
-        torch.get_num_threads(),
-        worker.native_spin_us,
-        Path(worker.native_cache_dir),
-    )
+    device = _start(worker)
+    native = worker.native_kernels and device.type == "cpu" and native_kernels.has_started()
     maker = _maker_of(model, worker, native, device)
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)

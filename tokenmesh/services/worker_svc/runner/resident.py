@@ -10,13 +10,15 @@ import mmap
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
+from tokenmesh.services.worker_svc.runner.pool_runner import PoolRunner
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
 from tokenmesh.shared.errors import Unavailable
 
@@ -55,13 +57,15 @@ class TorchResident:
 
     def __init__(
         self,
-        runner: AnyRunner,
-        model: LanguageModel,
+        runner: AnyRunner | PoolRunner,
+        model: LanguageModel | PoolModel,
         store: KvStore,
-        load: Callable[[], LanguageModel],
+        load: Callable[[], Any],
     ) -> None:
+        """load: the model again, of the same kind."""
         self._runner = runner
-        self._model: LanguageModel | None = model
+        self._model: Any = model
+        """None while its weights are dropped."""
         self._store = store
         self._has_pool = True
         self._load = load
@@ -214,6 +218,6 @@ def tensors_of(part: object, _seen: set[int] | None = None) -> Iterator[torch.Te
         yield from tensors_of(each, seen)
 
 
-def _size(model: LanguageModel) -> int:
+def _size(model: LanguageModel | PoolModel) -> int:
     by_id = {id(tensor): tensor for tensor in tensors_of(model)}
     return sum(tensor.numel() * tensor.itemsize for tensor in by_id.values())

@@ -85,7 +85,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
         config = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
-        _forget_quantization(config)
+        forget_quantization(config)
         kind = _class_of(raw, architecture, directory, trust_remote_code)
     except Exception as error:  # whatever a config class raises about its own keys
         raise CheckpointError(
@@ -97,7 +97,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
         if not kind.can_generate():
             raise UnservedModel("it does not generate text")
         tree = _built(raw, config, kind)
-        facts = _facts_of(raw, directory, architecture, config, tree, quantization)
+        facts = hf_facts_of(raw, directory, architecture, config, tree, quantization)
         adapted = adapt(tree, facts.ropes)
         kinds = dict.fromkeys(type(port.module) for port in adapted.mixers)
         facts = replace(facts, keeps=adapted.probe(), mixers=tuple(kinds))
@@ -135,8 +135,8 @@ def _architecture(raw: RawConfig) -> str:
     return names[0]
 
 
-def _forget_quantization(config: PreTrainedConfig) -> None:
-    """What is built and loaded has plain weights."""
+def forget_quantization(config: PreTrainedConfig) -> None:
+    """Remove it from the config: what is built and loaded has plain weights."""
     for part in (config, config.get_text_config()):
         for key in KEYS:
             if hasattr(part, key):
@@ -156,7 +156,7 @@ def _class_of(
     return kind if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else None
 
 
-def _facts_of(
+def hf_facts_of(
     raw: RawConfig,
     directory: Path,
     architecture: str,
@@ -164,6 +164,7 @@ def _facts_of(
     tree: PreTrainedModel,
     quantization: Quantization | None,
 ) -> HfFacts:
+    """What config.json says of it. Raises CheckpointError."""
     text: Any = config.get_text_config()
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     return HfFacts(

@@ -4,7 +4,7 @@ Tensors of a checkpoint are given to transformers' loader unread, and read when 
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -75,10 +75,15 @@ _BUFFER_TYPES: Final = ("I64", "BOOL")
 
 
 def read_weights(
-    facts: HfFacts, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress
+    facts: HfFacts,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    progress: Progress,
+    is_ignored: Callable[[str, str], bool] = lambda _name, _problem: False,
 ) -> PreTrainedModel:
     """The tree with all weights in `dtype`, in eval mode.
 
+    is_ignored: whether a tensor may be "missing" or "unexpected".
     Raises CheckpointError for a tensor that is missing, misshapen, left over or of another type.
     """
     tensors = stored_tensors(checkpoint, dtype, _BUFFER_TYPES)
@@ -105,8 +110,13 @@ def read_weights(
     for name, stored, asked in sorted(found["mismatched_keys"]):
         raise CheckpointError(f"{checkpoint.file_of(name)}: {misshapen(name, stored, asked)}")
     for problem in ("missing_keys", "unexpected_keys"):
-        if names := [name for name in found[problem] if not checkpoint.is_neutral(name)]:
-            what = problem.removesuffix("_keys")
+        what = problem.removesuffix("_keys")
+        names = [
+            name
+            for name in found[problem]
+            if not checkpoint.is_neutral(name) and not is_ignored(name, what)
+        ]
+        if names:
             place = _place_of(checkpoint, names)
             raise CheckpointError(f"{place}: {what} tensors: {listed(names)}")
     progress(total, total)

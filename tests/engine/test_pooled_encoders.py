@@ -1,0 +1,88 @@
+"""Encoders answer as transformers does with each prompt alone, whatever they are computed with."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fakes.pool_driver import PoolDriver
+from tests.fakes.poolers import (
+    ENCODERS,
+    make_pooler,
+    prompts,
+    states_of,
+    write_modules,
+)
+from tokenmesh.shared.messages.pooling import PoolingParams
+
+TOKENS = PoolingParams(task="token_embed", use_activation=False)
+LENGTHS = (7, 1, 33, 7, 20, 33, 2, 40)
+Made = tuple[PoolDriver, Any]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """An engine, and the same model of transformers."""
+
+    @cache
+    def get(name: str) -> Made:
+        directory = tmp_path_factory.mktemp(name)
+        model = make_pooler(ENCODERS[name], "Model")
+        model.save_pretrained(directory)
+        write_modules(directory)
+        return PoolDriver(directory, max_num_batched_tokens=64), model
+
+    return get
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_tokens_are_those_of_each_prompt_alone(encoder: Callable[[str], Made], name: str) -> None:
+    driver, model = encoder(name)
+    given = prompts(*LENGTHS)
+    ours = driver.run(given, TOKENS)
+    for prompt, numbers in zip(given, ours, strict=True):
+        expected = states_of(model, prompt).numpy()
+        np.testing.assert_allclose(numbers, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, fake in ENCODERS.items() if fake.takes_types])
+def test_pairs_have_types(encoder: Callable[[str], Made], name: str) -> None:
+    driver, model = encoder(name)
+    given = prompts(9, 9, 4)
+    types = [bytes(5) + bytes([1]) * 4, b"", bytes([1]) * 4]
+    ours = driver.run(given, TOKENS, types)
+    for prompt, kinds, numbers in zip(given, types, ours, strict=True):
+        expected = states_of(model, prompt, list(kinds)).numpy()
+        np.testing.assert_allclose(numbers, expected, atol=2e-5, rtol=2e-5)
+    assert not np.allclose(ours[0], driver.run(given[:1], TOKENS)[0], atol=1e-3)
+
+
+def test_a_mean_is_normalized_as_the_modules_say(encoder: Callable[[str], Made]) -> None:
+    driver, model = encoder("bert")
+    given = prompts(*LENGTHS)
+    for prompt, numbers in zip(given, driver.run(given), strict=True):
+        mean = states_of(model, prompt).mean(dim=0)
+        expected = torch.nn.functional.normalize(mean, dim=-1).numpy()
+        np.testing.assert_allclose(numbers, expected, atol=1e-5)
+
+
+def test_a_prompt_longer_than_a_step_is_computed_alone(encoder: Callable[[str], Made]) -> None:
+    driver, model = encoder("bert")
+    given = prompts(5, 100, 3)
+    for prompt, numbers in zip(given, driver.run(given, TOKENS), strict=True):
+        np.testing.assert_allclose(numbers, states_of(model, prompt).numpy(), atol=2e-5)
+
+
+def test_weights_without_the_pooler_are_enough(tmp_path: Path) -> None:
+    model = make_pooler(ENCODERS["bert"], "ForMaskedLM")
+    model.save_pretrained(tmp_path)
+    write_modules(tmp_path)
+    driver = PoolDriver(tmp_path)
+    (prompt,) = prompts(12)
+    np.testing.assert_allclose(
+        driver.run([prompt], TOKENS)[0], states_of(model, prompt).numpy(), atol=2e-5
+    )

@@ -1,0 +1,97 @@
+"""PoolDriver: the real engine and runner of a model that pools, prompts in, numbers out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.fakes.engine_driver import MAX_STEPS
+from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.request import Ending, Request, RequestSpec, StreamKey
+from tokenmesh.services.worker_svc.runner.build import build
+from tokenmesh.services.worker_svc.runner.pool_build import LoadedPooler
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.messages.pooling import PoolingParams
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+EMBED = PoolingParams(task="embed")
+Numbers = npt.NDArray[np.float32]
+
+
+class PoolDriver:
+    """An engine on a checkpoint; take `again` for other settings on the same weights."""
+
+    def __init__(self, directory: Path, *, model: dict[str, Any] | None = None, **settings: Any):
+        self.settings = WorkerSettings.model_validate({"device": "cpu", **settings})
+        fields = {"model": str(directory), "dtype": "float32", **(model or {})}
+        loaded = build(
+            ModelSettings.model_validate(fields), self.settings, lambda done, total: None
+        )
+        assert isinstance(loaded, LoadedPooler)
+        self.loaded = loaded
+        self.engine = Engine(loaded.runner, self.settings)
+        self._num_streams = 0
+
+    def again(self, **settings: Any) -> "PoolDriver":
+        """A new engine over the same runner, with some settings changed."""
+        other = PoolDriver.__new__(PoolDriver)
+        other.settings = self.settings.model_copy(update=settings)
+        other.loaded = self.loaded
+        other.engine = Engine(self.loaded.runner, other.settings)
+        other._num_streams = self._num_streams
+        return other
+
+    def request(
+        self, prompt: Sequence[int], params: PoolingParams = EMBED, type_ids: bytes = b""
+    ) -> Request:
+        """A request that was not added yet."""
+        self._num_streams += 1
+        spec = RequestSpec(
+            key=StreamKey(GatewayId("g"), self._num_streams, 0),
+            request_id=RequestId("r"),
+            num_prompt=len(prompt),
+            sampling=SamplingParams(seed=0, max_tokens=1),
+            pooling=params,
+            type_ids=type_ids,
+            is_whole=not self.loaded.pooling.is_causal,
+        )
+        return Request(spec, list(prompt))
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: PoolingParams = EMBED,
+        types: Sequence[bytes] = (),
+    ) -> list[Numbers]:
+        """The numbers of prompts that are computed together."""
+        given = types or [b""] * len(prompts)
+        requests = [
+            self.request(prompt, params, each) for prompt, each in zip(prompts, given, strict=True)
+        ]
+        endings = self.end(requests)
+        assert [each.reason for each in endings] == ["stop"] * len(requests), endings
+        return [numbers_of(each) for each in requests]
+
+    def end(self, requests: Sequence[Request]) -> list[Ending]:
+        """Run requests to their ends."""
+        for request in requests:
+            self.engine.add(request)
+        endings: dict[StreamKey, Ending] = {}
+        for _ in range(MAX_STEPS):
+            if not self.engine.has_work:
+                break
+            self.engine.step()
+            endings |= {e.request.key: e.ending for e in self.engine.take_output().ended}
+        endings |= {e.request.key: e.ending for e in self.engine.take_output().ended}
+        return [endings[each.key] for each in requests]
+
+
+def numbers_of(request: Request) -> Numbers:
+    """Of a request that has ended."""
+    pooled = request.output.pooled
+    assert pooled is not None
+    return np.frombuffer(pooled.data, np.dtype("<f4")).reshape(pooled.shape)

@@ -1,0 +1,1 @@
+"""Module trees of transformers that answer with numbers. Start at `build.py`."""

@@ -1,0 +1,171 @@
+"""Checkpoint -> a model that pools, compared with transformers before it serves."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+
+from tokenmesh.services.worker_svc.models.api import Progress
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.hf.facts import (
+    HfFacts,
+    empty_tree,
+    forget_quantization,
+    hf_facts_of,
+)
+from tokenmesh.services.worker_svc.models.hf.pooling.heads import make_head
+from tokenmesh.services.worker_svc.models.hf.pooling.model import Pooler
+from tokenmesh.services.worker_svc.models.hf.pooling.tree import EncoderTree
+from tokenmesh.services.worker_svc.models.hf.recognise import record
+from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
+from tokenmesh.services.worker_svc.models.hf.swap import swap
+from tokenmesh.services.worker_svc.models.hf.weights import read_weights
+from tokenmesh.services.worker_svc.models.pooling.facts import EMBEDDINGS, PoolingFacts
+from tokenmesh.services.worker_svc.models.pooling.kind import architecture_of
+from tokenmesh.services.worker_svc.models.quantization import read_quantization
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.shared.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE: Final = 1e-3
+"""Largest relative error of states in float32."""
+_HALF_TOLERANCE: Final = 0.05
+_LENGTHS: Final = (5, 14, 14, 23)
+"""Of the prompts of the check."""
+
+
+def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> HfFacts:
+    """Raises CheckpointError with the reason where the architecture cannot be served."""
+    architecture = architecture_of(raw)
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        forget_quantization(config)
+    except Exception as error:  # whatever a config class raises about its own keys
+        raise CheckpointError(
+            f"{raw.origin}: transformers refuses it: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        kind = _class_of(architecture, config, pooling)
+        tree = empty_tree(config, kind)
+        facts = hf_facts_of(raw, directory, architecture, config, tree, read_quantization(raw))
+        if not pooling.is_causal:
+            EncoderTree.of(tree)
+    except UnservedModel as error:
+        raise CheckpointError(
+            f"{raw.origin}: {architecture} cannot be served: {error.message}", param="architectures"
+        ) from error
+    return facts
+
+
+def _class_of(
+    architecture: str, config: PreTrainedConfig, pooling: PoolingFacts
+) -> type[PreTrainedModel]:
+    """The class with its classifier, or the body alone where states are all that is wanted."""
+    kind: Any = getattr(transformers, architecture, None)
+    if not isinstance(kind, type) or not issubclass(kind, PreTrainedModel):
+        raise UnservedModel("transformers has no such class")
+    if set(pooling.tasks) & EMBEDDINGS:
+        kind = AutoModel._model_mapping.get(type(config), None)
+        if not isinstance(kind, type):
+            raise UnservedModel("transformers has no body for it")
+    return kind
+
+
+def build_pooler(
+    facts: HfFacts,
+    pooling: PoolingFacts,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    progress: Progress,
+    has_kernels: bool,
+) -> Pooler:
+    """Load every tensor. has_kernels: the C kernels have been started.
+
+    Raises CheckpointError for a tensor that is missing, misshapen or unknown, and for a tree that
+    computes something else over many prompts than over each alone.
+    """
+    if facts.quantization is not None:
+        checkpoint.decode(facts.quantization)
+    ignored = _heads_of(facts) if set(pooling.tasks) & EMBEDDINGS else _Ignored()
+    try:
+        model = read_weights(facts, checkpoint, dtype, progress, ignored)
+        return _encoder(facts, pooling, model, has_kernels)
+    except UnservedModel as error:
+        raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
+
+
+@torch.inference_mode()
+def _encoder(
+    facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel, has_kernels: bool
+) -> Pooler:
+    body: Any = model.base_model
+    if set(pooling.tasks) & EMBEDDINGS and getattr(body, "pooler", None) is not None:
+        body.pooler = None  # of another task: it would be computed and not used
+    head = make_head(facts, pooling, model)
+    prompts = _prompts(facts.vocab_size)
+    expected = torch.cat([_states_of(body, each) for each in prompts])
+    tree = EncoderTree.of(model)
+    counts = [len(each) for each in prompts]
+    ids = torch.cat(prompts)
+    modules = list(body.modules())
+    calls = record(modules, lambda: tree.states(ids, None, counts))
+    swap(modules, calls, has_kernels)
+    error = _distance(tree.states(ids, None, counts), expected)
+    limit = TOLERANCE if model.dtype == torch.float32 else _HALF_TOLERANCE
+    if not error <= limit:
+        raise UnservedModel(
+            f"over several prompts its states are {error:.2g} away from those of each alone, and "
+            f"more than {limit:.2g} is not rounding"
+        )
+    how = "all at once" if tree.is_flat else "by length"
+    logger.info("prompts of %s run %s, %.1e from each alone", facts.architecture, how, error)
+    return Pooler(facts, pooling, tree, head)
+
+
+def _prompts(vocab_size: int) -> list[torch.Tensor]:
+    """Of random tokens, sorted by length; no special ones, which some trees number differently."""
+    generator = torch.Generator().manual_seed(0)
+    first = min(16, vocab_size // 2)
+    return [torch.randint(first, vocab_size, (length,), generator=generator) for length in _LENGTHS]
+
+
+def _states_of(body: Any, ids: torch.Tensor) -> torch.Tensor:
+    """By transformers' own code, of one prompt."""
+    found = body(input_ids=ids[None])
+    states: torch.Tensor = found[0] if isinstance(found, tuple) else found.last_hidden_state
+    return states[0]
+
+
+def _distance(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((ours - expected).float().norm() / expected.float().norm())
+
+
+@dataclass(frozen=True, slots=True)
+class _Ignored:
+    """Tensors of a checkpoint that the body of a model does without."""
+
+    unexpected: frozenset[str] = frozenset()
+    missing: tuple[str, ...] = ()
+    """Prefixes of the body's own that no task here reads."""
+
+    def __call__(self, name: str, problem: str) -> bool:
+        """Whether a tensor may be missing or unexpected."""
+        if problem == "missing":
+            return name.startswith(self.missing)
+        return name in self.unexpected or name.startswith(self.missing)
+
+
+def _heads_of(facts: HfFacts) -> _Ignored:
+    """What the checkpoint's own architecture has beside the body."""
+    kind: Any = getattr(transformers, facts.architecture, None)
+    if kind is facts.kind:
+        return _Ignored(missing=("pooler.",))
+    own = empty_tree(facts.config, kind)
+    prefix = f"{own.base_model_prefix}."
+    names = {name for name in own.state_dict() if not name.startswith(prefix)}
+    return _Ignored(frozenset(names), ("pooler.", f"{prefix}pooler."))

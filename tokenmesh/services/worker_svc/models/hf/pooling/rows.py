@@ -1,0 +1,187 @@
+"""Attention of tokens that see their whole prompt: the rows of a step, side by side, no pages.
+
+The rows of a step come sorted by length, so that those of one length lie together and are computed
+as a batch, without padding.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
+
+ROWS: Final = "tokenmesh_rows"
+"""No mask function has this name, so that transformers makes no masks."""
+ROWS_PROBE: Final = "tokenmesh_rows_probe"
+PORT: Final = "tokenmesh_rows_port"
+"""The attribute of a module."""
+_HARMLESS: Final = frozenset(
+    {"dropout", "use_cache", "output_attentions", "return_dict", "is_causal", "sliding_window"}
+)
+"""What a call may pass beside the mask; the window is the mask's."""
+_HARMLESS_ENDS: Final = ("deterministic", "position_ids", "position_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows of one length: batch tokens [first, first + rows * length)."""
+
+    first: int
+    rows: int
+    length: int
+
+    @property
+    def tokens(self) -> slice:
+        return slice(self.first, self.first + self.rows * self.length)
+
+
+def groups_of(counts: Sequence[int]) -> list[Group]:
+    """counts: tokens of each row, in batch order."""
+    groups, first = [], 0
+    for length, rows in groupby(counts):
+        number = sum(1 for _ in rows)
+        groups.append(Group(first, number, length))
+        first += number * length
+    return groups
+
+
+@dataclass(slots=True)
+class RowsRun:
+    """The step at work, for all modules of a tree."""
+
+    groups: Sequence[Group] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPort:
+    """What an attention module needs to attend within rows."""
+
+    run: RowsRun
+    window: int | None
+    """How far a token sees to either side; None: the whole row."""
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """query [1, H, T, D], key [1, K, T, D], value [1, K, T, V] -> [1, T, H, V]."""
+        out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+        grouped = query.shape[1] != key.shape[1]
+        for group in self.run.groups:
+            mixed = scaled_dot_product_attention(
+                _split(query, group),
+                _split(key, group),
+                _split(value, group),
+                attn_mask=_mask_within(self.window, group.length, query.device),
+                scale=scale,
+                enable_gqa=grouped,
+            )
+            part = out[0, group.tokens].view(group.rows, group.length, *out.shape[2:])
+            part.copy_(mixed.transpose(1, 2))
+        return out
+
+
+def _split(heads: torch.Tensor, group: Group) -> torch.Tensor:
+    """[1, H, T, D] -> [rows, H, length, D] of a group."""
+    tokens = heads[0].transpose(0, 1)[group.tokens]
+    return tokens.view(group.rows, group.length, *tokens.shape[1:]).transpose(1, 2)
+
+
+def _mask_within(window: int | None, length: int, device: torch.device) -> torch.Tensor | None:
+    if window is None or length <= window + 1:
+        return None
+    places = torch.arange(length, device=device)
+    within: torch.Tensor = (places[:, None] - places[None]).abs() <= window
+    return within
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: object = None,
+    scaling: float | None = None,
+    **_named: Any,
+) -> tuple[torch.Tensor, None]:
+    """See `RowsPort.attend`. What else a call may pass was checked by the probe."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return getattr(module, PORT).attend(query, key, value, scale), None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMask:
+    """A mask that the code requested."""
+
+    window: int | None
+    refusal: str | None = None
+
+
+_ports: list[torch.nn.Module] = []
+_run: RowsRun | None = None
+"""Of the probe at work: transformers calls functions, not objects. One model loads at a time."""
+
+
+def probe(run: RowsRun, forward: Callable[[], object]) -> int:
+    """Run `forward`, whose attention is ROWS_PROBE, and give its attention modules their ports;
+    how many. Raises UnservedModel."""
+    global _run
+    _run = run
+    _ports.clear()
+    try:
+        forward()
+        return len(_ports)
+    finally:
+        _run = None
+        _ports.clear()
+
+
+def _probe_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    _key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object = None,
+    scaling: float | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor, None]:
+    assert _run is not None
+    kind = type(module).__name__
+    mask = SeenMask(None) if attention_mask is None else attention_mask
+    if not isinstance(mask, SeenMask):
+        raise UnservedModel(f"{kind} attends with a mask that it made itself")
+    if mask.refusal is not None:
+        raise UnservedModel(mask.refusal)
+    for name, given in named.items():
+        if given is not None and name not in _HARMLESS and not name.startswith(_HARMLESS_ENDS):
+            raise UnservedModel(f"{kind} passes {name} to attention, which is not supported")
+    setattr(module, PORT, RowsPort(_run, mask.window))
+    _ports.append(module)
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+def _probe_mask(
+    *, mask_function: Callable[..., Any], config: Any = None, **_named: Any
+) -> SeenMask:
+    """Read a mask off its function: how far a token sees to either side."""
+    far = 4 * (getattr(config, "sliding_window", None) or 1024) + 3
+    zero, query = torch.tensor(0), torch.tensor(far)
+    keys = torch.arange(2 * far + 1)
+    seen = torch.as_tensor(mask_function(zero, zero, query, keys)).expand(len(keys))
+    if bool(seen.all()):
+        return SeenMask(None)
+    before, after = int(seen[:far].sum()), int(seen[far + 1 :].sum())
+    expected = (keys - far).abs() <= before
+    if before != after or not torch.equal(seen, expected):
+        return SeenMask(None, "its mask is neither a whole prompt nor a window on both sides")
+    return SeenMask(before)
+
+
+ALL_ATTENTION_FUNCTIONS.register(ROWS, attention)
+ALL_ATTENTION_FUNCTIONS.register(ROWS_PROBE, _probe_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ROWS_PROBE, _probe_mask)

@@ -1,0 +1,57 @@
+"""PoolingFacts: what the worker must know of a model that pools, before its weights are read."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.pooling import PoolingParams, PoolTask
+
+EMBEDDINGS: Final = frozenset({"embed", "token_embed"})
+"""Tasks whose answers are vectors; the others' are one number for each label."""
+PER_TOKEN: Final = frozenset({"token_embed", "token_classify"})
+"""Tasks that answer with numbers for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFacts:
+    """What a model answers, and from which prompts."""
+
+    tasks: tuple[PoolTask, ...]
+    size: int
+    """Width of an embedding, or the number of labels."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels, in their order."""
+    is_causal: bool = False
+    """False: each token depends on all others, so that a prompt is computed in one step."""
+    num_types: int = 1
+    """Kinds of tokens: 2 where the texts of a pair differ in `PoolItem.type_ids`."""
+    dimensions: tuple[int, ...] = ()
+    """Sizes that an embedding was trained to be cut to."""
+    any_dimension: bool = False
+    """Whether it was trained to be cut anywhere."""
+
+    def check(self, params: PoolingParams) -> None:
+        """Raise InvalidInput where the model does not do what is wanted."""
+        if params.task not in self.tasks:
+            known = ", ".join(self.tasks)
+            raise InvalidInput(f"this model does not {params.task}; it does: {known}", param="task")
+        wanted = params.dimensions
+        if wanted is None:
+            return
+        if params.task not in EMBEDDINGS:
+            raise InvalidInput(f"{params.task} has no dimensions", param="dimensions")
+        if not 1 <= wanted <= self.size:
+            raise InvalidInput(
+                f"dimensions is {wanted}, not in [1, {self.size}]", param="dimensions"
+            )
+        if wanted == self.size or self.any_dimension or wanted in self.dimensions:
+            return
+        if self.dimensions:
+            sizes = ", ".join(map(str, self.dimensions))
+            problem = f"dimensions is {wanted}; this model was trained for {sizes}"
+        else:
+            problem = (
+                f"dimensions is {wanted}; this model was trained for its {self.size} dimensions "
+                "only"
+            )
+        raise InvalidInput(problem, param="dimensions")

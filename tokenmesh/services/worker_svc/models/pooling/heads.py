@@ -1,0 +1,127 @@
+"""PoolHead: from the states of prompts to the numbers that answer them.
+
+take -> head -> activation -> normalize -> slice. What is taken comes from `take`; a head is what a
+checkpoint has behind it: Dense modules of sentence-transformers, or a classifier.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from tokenmesh.services.worker_svc.models.pooling.facts import PER_TOKEN
+from tokenmesh.services.worker_svc.models.pooling.take import finished, joined, part_of, taken
+from tokenmesh.shared.messages.pooling import PoolingParams
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: Final[dict[str, Activation]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "GELU": torch.nn.functional.gelu,
+    "SiLU": torch.nn.functional.silu,
+    "Sigmoid": torch.sigmoid,
+    "Softmax": lambda x: torch.softmax(x, dim=-1),
+}
+"""By the name of the class of `torch.nn`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """activation(x @ weight.T + bias)."""
+
+    weight: torch.Tensor
+    """float32 [O, I]"""
+    bias: torch.Tensor | None
+    activation: str
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., I] -> [..., O]."""
+        return ACTIVATIONS[self.activation](torch.nn.functional.linear(x, self.weight, self.bias))
+
+
+@dataclass(frozen=True, slots=True)
+class VectorHead:
+    """Embeddings: of what is taken of a prompt, or of each token."""
+
+    takes: tuple[str, ...]
+    layers: tuple[DenseLayer, ...] = ()
+    normalizes: bool = True
+    """Whether the model's embeddings have length 1."""
+
+    def of_states(self, states: torch.Tensor, params: PoolingParams) -> torch.Tensor:
+        """Of whole prompts: float32 [N, n, H] -> [N, size], or [N, n, size] of each token."""
+        if params.task in PER_TOKEN:
+            return self.of_taken(states, params)
+        return self.of_taken(taken(self.takes, states), params)
+
+    def of_taken(self, vectors: torch.Tensor, params: PoolingParams) -> torch.Tensor:
+        """Of what was taken: [N, takes * H] -> [N, size]."""
+        for layer in self.layers:
+            vectors = layer(vectors)
+        if params.dimensions is not None:
+            vectors = vectors[..., : params.dimensions]
+        normalizes = params.use_activation
+        if self.normalizes if normalizes is None else normalizes:
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        return vectors
+
+
+@dataclass(frozen=True, slots=True)
+class LabelHead:
+    """Scores of labels, of a prompt or of each token."""
+
+    takes: tuple[str, ...]
+    """The one token whose state the classifier reads; empty: it reads all of them."""
+    logits: Callable[[torch.Tensor], torch.Tensor]
+    """States [N, n, H] -> [N, labels], or [N, n, labels] of a classifier of tokens."""
+    activation: str
+
+    def of_states(self, states: torch.Tensor, params: PoolingParams) -> torch.Tensor:
+        """Of whole prompts: float32 [N, n, H] -> [N, labels], or [N, n, labels] of each token."""
+        if self.takes:
+            return self.of_taken(taken(self.takes, states), params)
+        logits = self.logits(states).float()
+        return logits if params.use_activation is False else ACTIVATIONS[self.activation](logits)
+
+    def of_taken(self, vectors: torch.Tensor, params: PoolingParams) -> torch.Tensor:
+        """Of the state [N, H] that the classifier reads -> [N, labels]."""
+        logits = self.logits(vectors[:, None]).float()
+        return logits if params.use_activation is False else ACTIVATIONS[self.activation](logits)
+
+
+PoolHead = VectorHead | LabelHead
+
+
+class Kept:
+    """What is kept of the chunks of a prompt that takes several steps."""
+
+    def __init__(self, head: PoolHead, params: PoolingParams) -> None:
+        self._head = head
+        self._params = params
+        self._takes = () if params.task in PER_TOKEN else head.takes
+        self._parts: list[torch.Tensor] = []
+        """For each of what is taken its part so far; else all states."""
+        self._length = 0
+
+    def add(self, states: torch.Tensor) -> None:
+        """The states of the next chunk, float32 [1, n, H]."""
+        parts = [part_of(each, states, self._length) for each in self._takes] or [states]
+        if not self._takes:
+            self._parts += parts
+        elif self._parts:
+            each = zip(self._takes, self._parts, parts, strict=True)
+            self._parts = [joined(*three) for three in each]
+        else:
+            self._parts = [part.clone() for part in parts]
+        self._length += states.shape[1]
+
+    def numbers(self) -> torch.Tensor:
+        """Of the whole prompt: [1, size] or [1, n, size]."""
+        if not self._takes:
+            return self._head.of_states(torch.cat(self._parts, dim=1), self._params)
+        each = zip(self._takes, self._parts, strict=True)
+        found = [finished(take, part, self._length) for take, part in each]
+        return self._head.of_taken(torch.cat(found, dim=-1), self._params)

@@ -1,0 +1,137 @@
+"""What a checkpoint is served for, from its files alone: config.json and modules.json.
+
+A simulated worker reads the same, so nothing here imports torch.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
+from tokenmesh.services.worker_svc.models.pooling.modules import SentenceModules, read_modules
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.messages.pooling import PoolTask
+
+_CLASSIFIERS: Final = ("ForSequenceClassification",)
+_TOKEN_CLASSIFIERS: Final = ("ForTokenClassification",)
+_GENERATORS: Final = (
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "LMHeadModel",
+    "ForImageTextToText",
+)
+
+
+def architecture_of(raw: RawConfig) -> str:
+    """The first of `architectures`. Raises CheckpointError."""
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise raw.error("architectures", "is missing: it is not the config of a language model")
+    return names[0]
+
+
+def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:
+    """Whether the model is served for pooling; else it generates.
+
+    By its settings, else by what the checkpoint is: one with modules of sentence-transformers, and
+    any that is not made for generating text.
+    """
+    if model.runner != "auto":
+        return model.runner == "pooling"
+    if model.convert not in ("auto", "none"):
+        return True
+    if read_modules(directory) is not None:
+        return True
+    return not architecture_of(raw).endswith(_GENERATORS)
+
+
+def read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> PoolingFacts:
+    """Of a model that `pools`. Raises CheckpointError and ConfigError."""
+    architecture, text = architecture_of(raw), raw.part("text_config") or raw
+    modules = read_modules(directory)
+    is_causal = not is_bidirectional(raw)
+    num_types = text.integer("type_vocab_size", 1, minimum=0) or 1
+    classifies = architecture.endswith(_CLASSIFIERS) or model.convert == "classify"
+    if modules is None and (classifies or architecture.endswith(_TOKEN_CLASSIFIERS)):
+        if not architecture.endswith((*_CLASSIFIERS, *_TOKEN_CLASSIFIERS)):
+            raise ConfigError(
+                f"convert is classify, and {architecture} has no classifier", param="convert"
+            )
+        labels = _labels(raw)
+        tasks: tuple[PoolTask, ...] = ("token_classify",)
+        if classifies:
+            tasks = ("classify", "score") if len(labels) == 1 else ("classify",)
+        return PoolingFacts(tasks, len(labels), labels, is_causal, num_types)
+    size = text.integer("hidden_size", _other_width(text))
+    return _embeds(raw, modules or SentenceModules(), size, is_causal, num_types)
+
+
+def _embeds(
+    raw: RawConfig, modules: SentenceModules, size: int, is_causal: bool, num_types: int
+) -> PoolingFacts:
+    sizes = raw.get("matryoshka_dimensions") or []
+    return PoolingFacts(
+        tasks=("embed", "token_embed"),
+        size=modules.size_of(size),
+        is_causal=is_causal,
+        num_types=num_types,
+        dimensions=tuple(each for each in sizes if isinstance(each, int)),
+        any_dimension=not sizes and raw.flag("is_matryoshka"),
+    )
+
+
+def is_bidirectional(raw: RawConfig) -> bool:
+    """Whether tokens depend on later ones: of encoders, and of decoders whose config says so."""
+    text = raw.part("text_config") or raw
+    if text.get("use_bidirectional_attention") or text.get("is_causal") is False:
+        return True
+    return str(raw.get("model_type")) in ENCODERS
+
+
+ENCODERS: Final = frozenset(
+    {
+        *("albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert"),
+        *("electra", "ernie", "esm", "eurobert", "gte", "jina_embeddings_v3", "megatron-bert"),
+        *("modernbert", "mobilebert", "mpnet", "nomic_bert", "rembert", "roberta"),
+        *("roberta-prelayernorm", "roformer", "squeezebert", "xlm-roberta", "xlm-roberta-xl"),
+    }
+)
+"""Values of model_type whose tokens see each other. The check at load compares what is served with
+what transformers computes, so one that is missing here is refused, never served wrongly."""
+
+
+def _other_width(text: RawConfig) -> int | None:
+    """Some configs have another name for the hidden size."""
+    for key in ("dim", "d_model", "n_embd"):
+        if text.get(key) is not None:
+            return text.integer(key)
+    return None
+
+
+def _labels(raw: RawConfig) -> tuple[str, ...]:
+    """As transformers reads them: id2label, else num_labels of them, else two."""
+    named: Any = raw.get("id2label")
+    if isinstance(named, dict) and named:
+        try:
+            return tuple(str(named[key]) for key in sorted(named, key=int))
+        except ValueError:
+            raise raw.error("id2label", "has keys that are not numbers") from None
+    return tuple(f"LABEL_{index}" for index in range(raw.integer("num_labels", 2)))
+
+
+def stated_length(model: ModelSettings, longest: int, directory: Path) -> int:
+    """Tokens of the longest prompt: as set, else where sentence-transformers cuts it.
+
+    longest: what the model was made for. Raises ConfigError.
+    """
+    if model.stated_len is not None:
+        if model.stated_len > longest:
+            raise ConfigError(
+                f"max_model_len is {model.stated_len}; {model.model} was made for {longest}",
+                param="max_model_len",
+            )
+        return model.stated_len
+    path = directory / "sentence_bert_config.json"
+    stated = read_json(path).get("max_seq_length") if path.exists() else None
+    return min(longest, stated) if isinstance(stated, int) and stated > 0 else longest
