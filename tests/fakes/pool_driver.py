@@ -58,6 +58,7 @@ class PoolDriver:
             pooling=params,
             type_ids=type_ids,
             is_whole=not self.loaded.pooling.is_causal,
+            reads_all=self.loaded.pooling.reads_all_for(params),
         )
         return Request(spec, list(prompt))
 

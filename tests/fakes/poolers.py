@@ -59,6 +59,19 @@ ENCODERS: Final[Mapping[str, FakePooler]] = {
 }
 """Families whose tokens see their whole prompt."""
 
+DECODERS: Final[Mapping[str, FakePooler]] = {
+    "llama": FakePooler("Llama", {"num_key_value_heads": 2}),
+    "qwen2": FakePooler("Qwen2", {"num_key_value_heads": 2}),
+    "qwen3": FakePooler("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
+    "mistral": FakePooler("Mistral", {"num_key_value_heads": 2, "sliding_window": 12}),
+    "gemma3_text": FakePooler(
+        "Gemma3",
+        {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 12, "num_hidden_layers": 6},
+        config="Gemma3Text",
+    ),
+}
+"""Families whose tokens see those before them."""
+
 
 def make_pooler(fake: FakePooler, suffix: str, **values: Any) -> Any:
     """A model of the class KIND + suffix with weights that matter."""

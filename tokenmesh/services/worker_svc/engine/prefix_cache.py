@@ -100,7 +100,7 @@ class PrefixCache:
         # blocks found before a preemption may be evicted
         request.kv.num_routed = request.kv.num_matched = 0
         self.choose_side(request)
-        if not self._enabled or request.output.wants_prompt_logprobs or request.spec.is_whole:
+        if not self._enabled or request.output.wants_prompt_logprobs or request.spec.reads_all:
             return [[], *([] for _ in self._marks)]
         num_blocks = (request.num_known - 1) // self._block_size
         self._hash_up_to(request, num_blocks)

@@ -100,6 +100,8 @@ class RequestSpec:
     """See `PoolItem.type_ids`."""
     is_whole: bool = False
     """Its tokens depend on later ones: the prompt is computed in one step, and nothing is kept."""
+    reads_all: bool = False
+    """Its answer needs the state of every token: nothing that is cached is skipped."""
     refusal: Failed | None = None
     """Why it cannot be served after all, found out after it was accepted."""
     min_len: int = field(init=False)

@@ -117,6 +117,7 @@ def _request(
         pooling=message.params,
         type_ids=message.items[number].type_ids,
         is_whole=not facts.is_causal,
+        reads_all=facts.reads_all_for(message.params),
     )
     request = Request(spec, prompt_ids)
     request.timeline.arrived_ns = now_ns()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def build_pool_runner(
     return LoadedPooler(
         runner=runner,
         facts=facts,
-        pooling=pooling,
+        pooling=replace(pooling, reads_all=loaded.head.takes != ("lasttoken",)),
         max_model_len=longest,
         resident=TorchResident(runner, loaded, store, partial(load, lambda done, total: None)),
         kv_bytes=KvBytes(need.block_bytes, row_bytes(loaded.keeps)),

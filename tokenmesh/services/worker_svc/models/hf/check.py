@@ -20,6 +20,7 @@ from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
+from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 
 _READS: Final = frozenset(
     {
@@ -157,7 +158,7 @@ def check(expected: Reference, ours: torch.Tensor) -> float:
 @torch.inference_mode()
 def paged_logits(
     forward: Forward,
-    model: LanguageModel,
+    model: LanguageModel | PoolModel,
     device: torch.device,
     states: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
@@ -170,8 +171,9 @@ def paged_logits(
             tensor.fill_(float("nan"))
     for row in range(len(_LENGTHS)):
         store.clear_row(row)
-        if model.write_cross is not None:
-            model.write_cross(states[row], store, row)
+        write_cross = getattr(model, "write_cross", None)  # no model that pools has one
+        if write_cross is not None:
+            write_cross(states[row], store, row)
     ids, tables = prompts(vocab_size, device), torch.tensor(_TABLES)
     windowed = [tables + _NUM_BLOCKS * group for group in range(1, len(grouping.windows))]
     found: list[list[torch.Tensor]] = [[], []]

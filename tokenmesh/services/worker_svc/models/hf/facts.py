@@ -96,7 +96,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
             raise UnservedModel("transformers has no such class")
         if not kind.can_generate():
             raise UnservedModel("it does not generate text")
-        tree = _built(raw, config, kind)
+        tree = build_empty(raw, config, kind)
         facts = hf_facts_of(raw, directory, architecture, config, tree, quantization)
         adapted = adapt(tree, facts.ropes)
         kinds = dict.fromkeys(type(port.module) for port in adapted.mixers)
@@ -114,9 +114,10 @@ def empty_tree(config: PreTrainedConfig, kind: type[PreTrainedModel]) -> PreTrai
         return kind._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
 
 
-def _built(
+def build_empty(
     raw: RawConfig, config: PreTrainedConfig, kind: type[PreTrainedModel]
 ) -> PreTrainedModel:
+    """The tree without weights. Raises CheckpointError that names a key of config.json, if one."""
     try:
         return empty_tree(config, kind)
     except Exception as error:  # whatever a model class raises about its config

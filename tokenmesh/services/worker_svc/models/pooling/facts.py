@@ -29,6 +29,12 @@ class PoolingFacts:
     """Sizes that an embedding was trained to be cut to."""
     any_dimension: bool = False
     """Whether it was trained to be cut anywhere."""
+    reads_all: bool = True
+    """Whether a prompt's answer needs more than the state of its last token."""
+
+    def reads_all_for(self, params: PoolingParams) -> bool:
+        """Whether the answer needs the state of every token."""
+        return self.reads_all or params.task in PER_TOKEN
 
     def check(self, params: PoolingParams) -> None:
         """Raise InvalidInput where the model does not do what is wanted."""

@@ -13,6 +13,8 @@ from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.pooling import PoolTask
 
+COLBERT: Final = "HF_ColBERT"
+"""The architecture of Stanford's ColBERT checkpoints, which transformers has no class for."""
 _CLASSIFIERS: Final = ("ForSequenceClassification",)
 _TOKEN_CLASSIFIERS: Final = ("ForTokenClassification",)
 _GENERATORS: Final = (
@@ -46,25 +48,37 @@ def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:
     return not architecture_of(raw).endswith(_GENERATORS)
 
 
+def modules_of(directory: Path, is_causal: bool) -> SentenceModules:
+    """Those of the checkpoint; else what vLLM takes: a decoder's last token, an encoder's first."""
+    found = read_modules(directory)
+    return found or SentenceModules(("lasttoken",) if is_causal else ("cls",))
+
+
 def read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> PoolingFacts:
     """Of a model that `pools`. Raises CheckpointError and ConfigError."""
     architecture, text = architecture_of(raw), raw.part("text_config") or raw
-    modules = read_modules(directory)
     is_causal = not is_bidirectional(raw)
+    modules = modules_of(directory, is_causal)
     num_types = text.integer("type_vocab_size", 1, minimum=0) or 1
-    classifies = architecture.endswith(_CLASSIFIERS) or model.convert == "classify"
-    if modules is None and (classifies or architecture.endswith(_TOKEN_CLASSIFIERS)):
-        if not architecture.endswith((*_CLASSIFIERS, *_TOKEN_CLASSIFIERS)):
-            raise ConfigError(
-                f"convert is classify, and {architecture} has no classifier", param="convert"
-            )
+    if modules.score is not None:
+        return PoolingFacts(("classify", "score"), 1, ("score",), is_causal, num_types)
+    if architecture.endswith(_TOKEN_CLASSIFIERS) and model.convert != "embed":
         labels = _labels(raw)
-        tasks: tuple[PoolTask, ...] = ("token_classify",)
-        if classifies:
-            tasks = ("classify", "score") if len(labels) == 1 else ("classify",)
+        return PoolingFacts(("token_classify",), len(labels), labels, is_causal, num_types)
+    if architecture.endswith(_CLASSIFIERS) and model.convert != "embed":
+        labels = _labels(raw)
+        tasks: tuple[PoolTask, ...] = ("classify",)
+        if len(labels) == 1:
+            tasks = ("classify", "score")
         return PoolingFacts(tasks, len(labels), labels, is_causal, num_types)
+    if model.convert == "classify":
+        problem = f"convert is classify, and {architecture} has no classifier"
+        raise ConfigError(problem, param="convert")
+    if architecture == COLBERT:
+        size = raw.integer("colbert_dim", raw.integer("dim", 128))
+        return PoolingFacts(("token_embed",), size, (), is_causal, num_types)
     size = text.integer("hidden_size", _other_width(text))
-    return _embeds(raw, modules or SentenceModules(), size, is_causal, num_types)
+    return _embeds(raw, modules, size, is_causal, num_types)
 
 
 def _embeds(
@@ -72,7 +86,7 @@ def _embeds(
 ) -> PoolingFacts:
     sizes = raw.get("matryoshka_dimensions") or []
     return PoolingFacts(
-        tasks=("embed", "token_embed"),
+        tasks=("embed", "token_embed") if modules.takes else ("token_embed",),
         size=modules.size_of(size),
         is_causal=is_causal,
         num_types=num_types,

@@ -23,6 +23,7 @@ TAKES: Final = {
 """Keys of a Pooling module's config, in the order in which results are joined."""
 ACTIVATIONS: Final = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 """Classes of `torch.nn` that a Dense module may name."""
+NORMALIZE: Final = "normalize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +39,28 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class LogitScore:
+    """A score from a decoder's logits behind the last token."""
+
+    true_id: int
+    false_id: int | None
+    """Its logit is subtracted; None: nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
 class SentenceModules:
     """What follows the transformer."""
 
     takes: tuple[str, ...] = ("lasttoken",)
-    """Values of TAKES, joined in this order."""
-    steps: tuple[Dense | str, ...] = ()
-    """Dense layers, and "normalize"."""
-    includes_prompt: bool = True
-    is_stated: bool = False
-    """Whether the checkpoint says so; else it is what a decoder is embedded with."""
+    """Values of TAKES, joined in this order; empty: tokens have embeddings, prompts have none."""
+    steps: tuple[Dense | str, ...] = (NORMALIZE,)
+    """Dense layers, and NORMALIZE."""
+    score: LogitScore | None = None
+    """Set: nothing is embedded; the others do not count."""
 
     def size_of(self, hidden_size: int) -> int:
         """Width of an embedding."""
-        size = hidden_size * len(self.takes)
+        size = hidden_size * max(1, len(self.takes))
         for step in self.steps:
             if isinstance(step, Dense):
                 size = step.outputs
@@ -64,27 +73,40 @@ def read_modules(directory: Path) -> SentenceModules | None:
     if not path.exists():
         return None
     entries = _entries(path)
-    takes: tuple[str, ...] | None = None
+    if not entries or _kind(entries.pop(0)) != "Transformer":
+        raise CheckpointError(f"{path}: the first module is not a Transformer")
+    if [_kind(each) for each in entries] == ["LogitScore"]:
+        return SentenceModules(score=_score(_place(directory, entries[0])))
+    takes: tuple[str, ...] = ()
     steps: list[Dense | str] = []
-    includes_prompt = True
-    for index, entry in enumerate(entries):
-        kind = str(entry.get("type", "")).rpartition(".")[2]
-        where = directory / str(entry.get("path", ""))
-        if index == 0 and kind == "Transformer":
-            continue
-        if kind == "Pooling" and takes is None and not steps:
-            config = read_json(where / "config.json")
-            takes, includes_prompt = _takes(config), config.flag("include_prompt", True)
-        elif kind == "Dense" and takes is not None:
+    for number, entry in enumerate(entries, 1):
+        kind, where = _kind(entry), _place(directory, entry)
+        if NORMALIZE in steps:
+            raise CheckpointError(f"{path}: module {number} comes after Normalize")
+        if kind == "Pooling" and not takes and not steps:
+            takes = _takes(read_json(where / "config.json"))
+        elif kind == "Dense":
             steps.append(_dense(where))
-        elif kind == "Normalize" and takes is not None:
-            steps.append("normalize")
+        elif kind == "Normalize":
+            steps.append(NORMALIZE)
         else:
-            kind_name = entry.get("type")
-            raise CheckpointError(f"{path}: module {index}, {kind_name!r}, cannot be served there")
-    if takes is None:
-        raise CheckpointError(f"{path}: has no Pooling module")
-    return SentenceModules(takes, tuple(steps), includes_prompt, is_stated=True)
+            problem = f"module {number}, {entry.get('type')!r}, cannot be served there"
+            raise CheckpointError(f"{path}: {problem}")
+    if not takes and not steps:
+        raise CheckpointError(f"{path}: has no module behind the Transformer")
+    return SentenceModules(takes, tuple(steps))
+
+
+def _kind(entry: dict[str, Any]) -> str:
+    return str(entry.get("type", "")).rpartition(".")[2]
+
+
+def _place(directory: Path, entry: dict[str, Any]) -> Path:
+    """A module's directory, which never is outside of the model's."""
+    name = str(entry.get("path", ""))
+    if name != Path(name).name:
+        raise CheckpointError(f"{directory}/modules.json: path {name!r} is not a directory in it")
+    return directory / name
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
@@ -98,6 +120,9 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _takes(config: RawConfig) -> tuple[str, ...]:
+    if not config.flag("include_prompt", True):
+        # the tokens of an instruction would have to be left out, and a prompt does not mark them
+        raise config.error("include_prompt", "is false, which is not supported")
     stated = config.get("pooling_mode")
     if stated is not None:
         found: Sequence[Any] = [stated] if isinstance(stated, str) else stated
@@ -105,9 +130,8 @@ def _takes(config: RawConfig) -> tuple[str, ...]:
         if unknown or not found:
             raise config.error("pooling_mode", f"is {stated!r}, which is not supported")
         return tuple(found)
-    unknown = [key for key in config.values if key.startswith("pooling_mode_") and key not in TAKES]
-    for key in unknown:
-        if config.values[key]:
+    for key, value in config.values.items():
+        if key.startswith("pooling_mode_") and key not in TAKES and value:
             raise config.error(key, "is not supported")
     return tuple(name for key, name in TAKES.items() if config.get(key)) or ("mean",)
 
@@ -121,7 +145,7 @@ def _dense(directory: Path) -> Dense:
     if name not in ACTIVATIONS or not activation.startswith("torch.nn."):
         raise config.error("activation_function", f"is {activation!r}, which is not supported")
     for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in (None, "sentence_embedding"):
+        if config.get(key) not in (None, "sentence_embedding", "token_embeddings"):
             raise config.error(key, f"is {config.get(key)!r}, which is not supported")
     if config.flag("use_residual"):
         raise config.error("use_residual", "is true, which is not supported")
@@ -131,4 +155,13 @@ def _dense(directory: Path) -> Dense:
         config.integer("out_features"),
         config.flag("bias", True),
         name,
+    )
+
+
+def _score(directory: Path) -> LogitScore:
+    config = read_json(directory / "config.json")
+    has_false = config.get("false_token_id") is not None
+    return LogitScore(
+        config.integer("true_token_id", minimum=0),
+        config.integer("false_token_id", minimum=0) if has_false else None,
     )

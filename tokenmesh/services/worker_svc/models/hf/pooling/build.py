@@ -1,7 +1,7 @@
 """Checkpoint -> a model that pools, compared with transformers before it serves."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,19 +13,23 @@ from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.facts import (
     HfFacts,
+    build_empty,
     empty_tree,
     forget_quantization,
     hf_facts_of,
 )
-from tokenmesh.services.worker_svc.models.hf.pooling.heads import make_head
+from tokenmesh.services.worker_svc.models.hf.pooling.causal import causal_pooler
+from tokenmesh.services.worker_svc.models.hf.pooling.heads import PROJECTION, make_head
 from tokenmesh.services.worker_svc.models.hf.pooling.model import Pooler
 from tokenmesh.services.worker_svc.models.hf.pooling.tree import EncoderTree
 from tokenmesh.services.worker_svc.models.hf.recognise import record
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.swap import swap
+from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
+from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 from tokenmesh.services.worker_svc.models.pooling.facts import EMBEDDINGS, PoolingFacts
-from tokenmesh.services.worker_svc.models.pooling.kind import architecture_of
+from tokenmesh.services.worker_svc.models.pooling.kind import COLBERT, architecture_of
 from tokenmesh.services.worker_svc.models.quantization import read_quantization
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
@@ -50,16 +54,18 @@ def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> H
             f"{raw.origin}: transformers refuses it: {type(error).__name__}: {error}"
         ) from error
     try:
-        kind = _class_of(architecture, config, pooling)
-        tree = empty_tree(config, kind)
-        facts = hf_facts_of(raw, directory, architecture, config, tree, read_quantization(raw))
-        if not pooling.is_causal:
-            EncoderTree.of(tree)
+        tree = build_empty(raw, config, _class_of(architecture, config, pooling))
+        quantization = read_quantization(raw)
+        facts = hf_facts_of(raw, directory, architecture, config, tree, quantization)
+        body: Any = tree.base_model
+        if pooling.is_causal:
+            return replace(facts, keeps=adapt(body, facts.ropes).probe())
+        encoder = EncoderTree.of(tree)
+        return replace(facts, max_position=encoder.longest(facts.max_position))
     except UnservedModel as error:
         raise CheckpointError(
             f"{raw.origin}: {architecture} cannot be served: {error.message}", param="architectures"
         ) from error
-    return facts
 
 
 def _class_of(
@@ -67,12 +73,11 @@ def _class_of(
 ) -> type[PreTrainedModel]:
     """The class with its classifier, or the body alone where states are all that is wanted."""
     kind: Any = getattr(transformers, architecture, None)
+    if set(pooling.tasks) & EMBEDDINGS:
+        known = kind is not None or architecture == COLBERT
+        kind = AutoModel._model_mapping.get(type(config), None) if known else None
     if not isinstance(kind, type) or not issubclass(kind, PreTrainedModel):
         raise UnservedModel("transformers has no such class")
-    if set(pooling.tasks) & EMBEDDINGS:
-        kind = AutoModel._model_mapping.get(type(config), None)
-        if not isinstance(kind, type):
-            raise UnservedModel("transformers has no body for it")
     return kind
 
 
@@ -83,33 +88,41 @@ def build_pooler(
     dtype: torch.dtype,
     progress: Progress,
     has_kernels: bool,
-) -> Pooler:
+) -> PoolModel:
     """Load every tensor. has_kernels: the C kernels have been started.
 
     Raises CheckpointError for a tensor that is missing, misshapen or unknown, and for a tree that
-    computes something else over many prompts than over each alone.
+    computes something else over many prompts, or in chunks, than over each prompt alone.
     """
     if facts.quantization is not None:
         checkpoint.decode(facts.quantization)
     ignored = _heads_of(facts) if set(pooling.tasks) & EMBEDDINGS else _Ignored()
     try:
         model = read_weights(facts, checkpoint, dtype, progress, ignored)
-        return _encoder(facts, pooling, model, has_kernels)
+        body: Any = model.base_model
+        if set(pooling.tasks) & EMBEDDINGS and getattr(body, "pooler", None) is not None:
+            body.pooler = None  # of another task: it would be computed and not used
+        with torch.inference_mode():
+            if pooling.is_causal:
+                head = make_head(facts, pooling, model, checkpoint)
+                return causal_pooler(facts, pooling, head, body, has_kernels)
+            return _encoder(facts, pooling, model, checkpoint, has_kernels)
     except UnservedModel as error:
         raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
 
 
-@torch.inference_mode()
 def _encoder(
-    facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel, has_kernels: bool
+    facts: HfFacts,
+    pooling: PoolingFacts,
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    has_kernels: bool,
 ) -> Pooler:
     body: Any = model.base_model
-    if set(pooling.tasks) & EMBEDDINGS and getattr(body, "pooler", None) is not None:
-        body.pooler = None  # of another task: it would be computed and not used
-    head = make_head(facts, pooling, model)
     prompts = _prompts(facts.vocab_size)
     expected = torch.cat([_states_of(body, each) for each in prompts])
     tree = EncoderTree.of(model)
+    head = make_head(facts, pooling, model, checkpoint)
     counts = [len(each) for each in prompts]
     ids = torch.cat(prompts)
     modules = list(body.modules())
@@ -162,7 +175,9 @@ class _Ignored:
 
 def _heads_of(facts: HfFacts) -> _Ignored:
     """What the checkpoint's own architecture has beside the body."""
-    kind: Any = getattr(transformers, facts.architecture, None)
+    if facts.architecture == COLBERT:
+        return _Ignored(frozenset({PROJECTION}), ("pooler.", "bert.pooler."))
+    kind: Any = getattr(transformers, facts.architecture)
     if kind is facts.kind:
         return _Ignored(missing=("pooler.",))
     own = empty_tree(facts.config, kind)

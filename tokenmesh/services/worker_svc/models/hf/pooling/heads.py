@@ -1,42 +1,63 @@
 """make_head: what a checkpoint has behind its body, as a PoolHead."""
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.pooling.classifier import activation_of, label_head
 from tokenmesh.services.worker_svc.models.pooling.facts import EMBEDDINGS, PoolingFacts
-from tokenmesh.services.worker_svc.models.pooling.heads import DenseLayer, PoolHead, VectorHead
+from tokenmesh.services.worker_svc.models.pooling.heads import (
+    DenseLayer,
+    LabelHead,
+    PoolHead,
+    VectorHead,
+)
+from tokenmesh.services.worker_svc.models.pooling.kind import COLBERT, modules_of
 from tokenmesh.services.worker_svc.models.pooling.modules import (
+    NORMALIZE,
     Dense,
+    LogitScore,
     SentenceModules,
-    read_modules,
 )
 from tokenmesh.shared.errors import CheckpointError
 
+PROJECTION: Final = "linear.weight"
+"""The tensor that makes ColBERT's token embeddings of states."""
 
-def make_head(facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel) -> PoolHead:
-    """Raises CheckpointError for modules that do not fit the model."""
-    if set(pooling.tasks) & EMBEDDINGS:
-        modules = read_modules(facts.directory) or SentenceModules()
-        return _vector_head(modules, facts)
-    raise CheckpointError(f"{facts.architecture}: no head")
+
+def make_head(
+    facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel, checkpoint: Checkpoint
+) -> PoolHead:
+    """Raises CheckpointError for modules that do not fit the model.
+
+    A classifier's body is taken out of the tree.
+    """
+    modules = modules_of(facts.directory, pooling.is_causal)
+    if modules.score is not None:
+        return _logit_head(modules.score, facts, pooling, model)
+    if not set(pooling.tasks) & EMBEDDINGS:
+        return label_head(facts, pooling, model)
+    if facts.architecture == COLBERT:
+        shape = (pooling.size, facts.hidden_size)
+        weight = checkpoint.take(PROJECTION, shape, torch.float32)
+        return VectorHead((), (DenseLayer(weight, None, "Identity"),), normalizes=True)
+    return _vector_head(modules, facts)
 
 
 def _vector_head(modules: SentenceModules, facts: HfFacts) -> VectorHead:
     layers: list[DenseLayer] = []
-    width = facts.hidden_size * len(modules.takes)
-    is_last = False
+    width = facts.hidden_size * max(1, len(modules.takes))
     for step in modules.steps:
-        if is_last:
-            raise CheckpointError(f"{facts.directory}/modules.json: Normalize is not the last")
         if isinstance(step, Dense):
             layers.append(_layer(step, width))
             width = step.outputs
-        is_last = step == "normalize"
-    return VectorHead(modules.takes, tuple(layers), normalizes=is_last or not modules.is_stated)
+    # PyLate normalizes token embeddings without a module that says so
+    normalizes = NORMALIZE in modules.steps or not modules.takes
+    return VectorHead(modules.takes, tuple(layers), normalizes)
 
 
 def _layer(dense: Dense, width: int) -> DenseLayer:
@@ -51,8 +72,35 @@ def _layer(dense: Dense, width: int) -> DenseLayer:
     if tuple(weight.shape) != (dense.outputs, dense.inputs) or dense.inputs != width:
         problem = f"has shape {list(weight.shape)}, not {[dense.outputs, width]}"
         raise CheckpointError(f"{path}: linear.weight {problem}")
-    return DenseLayer(weight, None if bias is None else _bias(bias), dense.activation)
+    return DenseLayer(weight, None if bias is None else bias.float(), dense.activation)
 
 
-def _bias(bias: torch.Tensor) -> torch.Tensor:
-    return bias.float()
+def _logit_head(
+    score: LogitScore, facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel
+) -> LabelHead:
+    """The decoder's own logits of one or two tokens, behind the last token of the prompt."""
+    ids = [score.true_id] if score.false_id is None else [score.true_id, score.false_id]
+    if max(ids) >= facts.vocab_size:
+        raise CheckpointError(
+            f"{facts.directory}: LogitScore has the id {max(ids)}; the model has {facts.vocab_size}"
+        )
+    table: Any = model.get_output_embeddings()
+    weight = table.weight[torch.tensor(ids)].detach().float()
+    if len(ids) == 2:
+        weight = weight[:1] - weight[1:]
+    _check_plain(model)
+
+    def logits(states: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(states[:, -1].float(), weight)
+
+    return LabelHead(("lasttoken",), logits, activation_of(facts.config, pooling))
+
+
+def _check_plain(model: PreTrainedModel) -> None:
+    """Raise CheckpointError where the model's logits are more than products with a table."""
+    config: Any = model.config.get_text_config()
+    for key in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, key, None) not in (None, 1, 1.0):
+            raise CheckpointError(
+                f"LogitScore of a model with {key} is not supported", param="modules.json"
+            )

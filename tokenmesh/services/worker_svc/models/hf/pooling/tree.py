@@ -19,7 +19,7 @@ from tokenmesh.services.worker_svc.models.hf.pooling.rows import (
     groups_of,
     probe,
 )
-from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
+from tokenmesh.services.worker_svc.models.hf.run import Run, RunCache, UnservedModel
 
 _PROBE_TOKENS = 3
 
@@ -36,6 +36,7 @@ class EncoderTree:
     """Position of a prompt's first token."""
     takes_types: bool
     takes_positions: bool
+    takes_cache: bool
     is_flat: bool = True
     """Whether all prompts of a step are one row."""
 
@@ -50,6 +51,7 @@ class EncoderTree:
             *(model, body, RowsRun(), _position_offset(body)),
             takes_types="token_type_ids" in names,
             takes_positions="position_ids" in names,
+            takes_cache="past_key_values" in names and "encoder_hidden_states" not in names,
         )
         tree.is_flat = tree.takes_positions and tree._probe() > 0
         tree._attend_by(ROWS if tree.is_flat else "eager")
@@ -101,11 +103,20 @@ class EncoderTree:
         named: dict[str, Any] = {}
         if self.takes_types:
             named["token_type_ids"] = types
+        if self.takes_cache:
+            # without one, decoders look for several prompts in the positions of one
+            named |= {"past_key_values": RunCache(Run()), "use_cache": True}
         if positions is not None and self.takes_positions:
             named["position_ids"] = positions
         found = self.body(input_ids=ids, **named)
         states: torch.Tensor = found[0] if isinstance(found, tuple) else found.last_hidden_state
         return states
+
+    def longest(self, longest: int) -> int:
+        """Tokens of the longest prompt: a table of positions may begin with those of padding."""
+        tables = [getattr(each, "position_embeddings", None) for each in self.body.modules()]
+        sizes = [t.num_embeddings for t in tables if isinstance(t, torch.nn.Embedding)]
+        return min([longest, *(size - self.offset for size in sizes)])
 
     def _attend_by(self, name: str) -> None:
         """Each module reads its own config object."""

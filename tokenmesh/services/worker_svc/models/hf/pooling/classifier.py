@@ -1,0 +1,120 @@
+"""A tree's own classifier, run on states that are there: of sequences, or of tokens."""
+
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedModel
+
+from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
+from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
+from tokenmesh.services.worker_svc.models.pooling.heads import ACTIVATIONS, LabelHead
+
+_TOKENS: Final = 5
+_ROWS: Final = 2
+_SAME: Final = 1e-5
+_BY_PROBLEM: Final = {
+    "regression": "Identity",
+    "single_label_classification": "Softmax",
+    "multi_label_classification": "Sigmoid",
+}
+
+
+class ComputedBody(torch.nn.Module):
+    """Stands where the body was: returns the states that it is given as embeddings."""
+
+    def __init__(self, body: PreTrainedModel) -> None:
+        super().__init__()
+        self.__dict__["_body"] = body  # not a submodule
+
+    def __getattr__(self, name: str) -> Any:
+        """Heads read a few attributes of the body."""
+        return getattr(self.__dict__["_body"], name)
+
+    def forward(self, *_args: Any, inputs_embeds: torch.Tensor, **_named: Any) -> "States":
+        """As if the body had computed them."""
+        pooler = getattr(self.__dict__["_body"], "pooler", None)
+        return States(inputs_embeds, None if pooler is None else pooler(inputs_embeds))
+
+
+class States:
+    """A body's output, by name or by number; None for all that a head may pass on."""
+
+    def __init__(self, states: torch.Tensor, pooled: torch.Tensor | None) -> None:
+        self.last_hidden_state = states
+        self.pooler_output = pooled
+
+    def __getitem__(self, index: int | slice) -> Any:
+        both = (self.last_hidden_state, self.pooler_output)
+        # what follows the states is passed on
+        return () if isinstance(index, slice) else both[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class TreeClassifier:
+    """Everything of a tree but its body. Takes the body's place."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        body = ComputedBody(model.base_model)
+        setattr(model, model.base_model_prefix, body)
+        text = model.config.get_text_config()
+        if text.pad_token_id is None:
+            text.pad_token_id = 0  # batches have no padding, but are refused without one
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """States [N, n, H] -> [N, labels], or [N, n, labels]."""
+        given = states.to(self._model.dtype)
+        logits: torch.Tensor = self._model(inputs_embeds=given).logits
+        return logits
+
+
+def label_head(facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel) -> LabelHead:
+    """Of a tree with a classifier, whose body is taken out. Raises UnservedModel."""
+    classifier = TreeClassifier(model)
+    per_token = "token_classify" in pooling.tasks
+    states = torch.randn(
+        *(_ROWS, _TOKENS, facts.hidden_size), generator=torch.Generator().manual_seed(0)
+    )
+    try:
+        logits = classifier(states)
+    except Exception as error:  # whatever a model class raises about what it is given
+        raise UnservedModel(f"its classifier fails on states alone: {error}") from error
+    shape = (_ROWS, _TOKENS, pooling.size) if per_token else (_ROWS, pooling.size)
+    if tuple(logits.shape) != shape:
+        raise UnservedModel(f"its classifier gives {list(logits.shape)}, not {list(shape)}")
+    takes = () if per_token else _takes(classifier, states, logits)
+    return LabelHead(takes, classifier, activation_of(facts.config, pooling))
+
+
+def _takes(
+    classifier: TreeClassifier, states: torch.Tensor, expected: torch.Tensor
+) -> tuple[str, ...]:
+    """The one token that is enough for its logits; empty: it needs all of them."""
+    for take, alone in (("cls", states[:, :1]), ("lasttoken", states[:, -1:])):
+        found = classifier(alone)
+        if found.shape == expected.shape and torch.allclose(found, expected, atol=_SAME):
+            return (take,)
+    return ()
+
+
+def activation_of(config: Any, pooling: PoolingFacts) -> str:
+    """What makes scores of logits: as the checkpoint says, else by the number of labels.
+
+    Raises UnservedModel for an activation that is not known.
+    """
+    stated = getattr(config, "sentence_transformers", None) or {}
+    name = stated.get("activation_fn") or getattr(
+        config, "sbert_ce_default_activation_function", None
+    )
+    if name is not None:
+        activation = str(name).rpartition(".")[2]
+        if not str(name).startswith("torch.nn.") or activation not in ACTIVATIONS:
+            raise UnservedModel(f"its activation is {name!r}, which is not supported")
+        return activation
+    if "token_classify" not in pooling.tasks and config.problem_type in _BY_PROBLEM:
+        return _BY_PROBLEM[config.problem_type]
+    return "Sigmoid" if pooling.size == 1 else "Softmax"
