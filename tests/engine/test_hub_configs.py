@@ -7,6 +7,7 @@ import pytest
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.shared.messages.media import IMAGE
 
 SIZES = {
     "vocab_size": 1000,
@@ -41,7 +42,7 @@ def test_llava_15_leaves_out_the_sizes_of_its_language_model() -> None:
     }
     facts = read_facts(RawConfig(values, "config.json"))
     config = facts.config
-    assert facts.takes_images
+    assert facts.media.kinds == {IMAGE}
     assert facts.dtype == "float16"
     assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (32064, 4096, 11008)
     assert (len(config.layers), config.num_heads, config.num_kv_heads) == (32, 32, 32)

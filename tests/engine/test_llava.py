@@ -15,7 +15,7 @@ from tests.fakes.models import randomized
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import prompt_of
 from tokenmesh.shared.ids import BlobKey
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.media import IMAGE, MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tensor_blob import TensorBlob
 
@@ -122,7 +122,7 @@ def test_images_match_transformers(
     directory: Path, oracle: Any, images: list[int], chunk: int
 ) -> None:
     driver = EngineDriver(directory, max_num_batched_tokens=chunk)
-    assert driver.model.takes_images
+    assert driver.model.media.kinds == {IMAGE}
     outcome = driver.tokens([job_of(oracle, images, seed=1)])
     assert outcome == [expected(oracle, images, seed=1)]
     assert outcome != [expected(oracle, images[::-1] if len(images) > 1 else [9], seed=1)]

@@ -20,6 +20,7 @@ from tokenmesh.kernels.native import Kind, Op
 from tokenmesh.kernels.paged_attention import PLAIN
 from tokenmesh.kernels.silu_mul import silu_mul
 from tokenmesh.services.worker_svc.layers import attention, mlp
+from tokenmesh.services.worker_svc.layers.step import Patch
 from tokenmesh.services.worker_svc.models.native import build_program
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.promotion.promote import promote
@@ -93,7 +94,7 @@ def test_the_switches_of_gemma2(tiny: Tiny) -> None:
 def test_a_multiplier_of_the_table_does_not_scale_images(tiny: Tiny) -> None:
     decoder = decoder_of(tiny("gemma3_text").directory)
     image = torch.randn(2, decoder.facts.hidden_size)
-    embedded = decoder.embed(torch.tensor([5, 6, 7, 8]), [(slice(1, 3), image)])
+    embedded = decoder.embed(torch.tensor([5, 6, 7, 8]), [Patch(slice(1, 3), image)])
     assert torch.equal(embedded[1:3], image)
     assert torch.equal(embedded[[0, 3]], 8.0 * decoder.embedding[[5, 8]])
 

@@ -7,6 +7,7 @@ import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.services.worker_svc.layers.step import Patch
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
@@ -38,7 +39,7 @@ def test_the_multiplier_counts_for_patches_only_where_the_family_says_so(
     facts = replace(facts, config=config)
     decoder = build_decoder(facts, Checkpoint(directory), torch.float32, lambda done, total: None)
     patch = torch.ones(2, config.hidden_size)
-    hidden = decoder.embed(torch.tensor([5, 6, 7]), [(slice(1, 3), patch)])
+    hidden = decoder.embed(torch.tensor([5, 6, 7]), [Patch(slice(1, 3), patch)])
     factor = config.embedding_multiplier
     assert factor == 3.0
     assert torch.equal(hidden[0], decoder.embedding[5] * factor)

@@ -181,6 +181,7 @@ class EngineDriver:
                 cache_salt=self.model.cache_salt(None, len(job.prompt)),
                 rope_boundary=self.model.rope_boundary,
                 media=list(job.media),
+                whole_runs=self.model.media.whole_runs(job.media),
                 embeddings=dict(job.embeddings),
                 grammar=job.grammar,
             ),

@@ -19,6 +19,7 @@ from tokenmesh.services.worker_svc.engine.sim import (
 )
 from tokenmesh.services.worker_svc.intake import Identity
 from tokenmesh.services.worker_svc.loaded import SimModel
+from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
@@ -36,7 +37,7 @@ from tokenmesh.shared.messages import (
     Ping,
     Tokens,
 )
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.media import IMAGE, MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.metrics import Metrics
@@ -172,7 +173,7 @@ async def running_rig(
     loaded = SimModel(
         *(runner, 512, VOCABULARY.size, frozenset({2})),
         hidden_size=4,
-        takes_images=True,
+        media=MediaFacts(frozenset({IMAGE})),
         pooling=pooling,
     )
     metrics = Metrics()

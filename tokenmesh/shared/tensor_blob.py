@@ -6,6 +6,7 @@ elements in C order, little-endian.
 
 import math
 import struct
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -79,3 +80,53 @@ def _check(dtype: str, shape: tuple[int, ...], num_bytes: int) -> None:
     expected = math.prod(shape) * item_bytes
     if num_bytes != expected:
         raise ProtocolError(f"tensor blob {dtype}{shape} needs {expected} bytes, has {num_bytes}")
+
+
+NAMED_MAGIC: Final = b"TMN1"
+MAX_NAMED: Final = 32
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_entries_decoder: Final = msgspec.json.Decoder(list[_Entry])
+
+
+def encode_named(tensors: Mapping[str, TensorBlob]) -> bytes:
+    """Several tensors in one blob, laid out like one with the magic `TMN1` and a list of
+    [name, dtype, shape] as header. Raises ProtocolError when data and shape disagree."""
+    for blob in tensors.values():
+        _check(blob.dtype, blob.shape, len(blob.data))
+    entries = [_Entry(name, blob.dtype, blob.shape) for name, blob in tensors.items()]
+    header = msgspec.json.encode(entries)
+    data = [blob.data for blob in tensors.values()]
+    return b"".join((NAMED_MAGIC, _LENGTH.pack(len(header)), header, *data))
+
+
+def decode_named(blob: bytes) -> dict[str, TensorBlob]:
+    """What `encode_named` made, without copying the elements. Raises ProtocolError."""
+    start = len(NAMED_MAGIC) + _LENGTH.size
+    if len(blob) < start or not blob.startswith(NAMED_MAGIC):
+        raise ProtocolError("these bytes are not a blob of named tensors")
+    (header_bytes,) = _LENGTH.unpack_from(blob, len(NAMED_MAGIC))
+    if header_bytes > MAX_HEADER_BYTES:
+        raise ProtocolError(f"blob of named tensors with a header of {header_bytes} bytes")
+    try:
+        entries = _entries_decoder.decode(blob[start : start + header_bytes])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"blob of named tensors with a broken header: {error}") from error
+    if len(entries) > MAX_NAMED or len({entry.name for entry in entries}) < len(entries):
+        raise ProtocolError(f"blob of {len(entries)} named tensors, or two of one name")
+    tensors, view, first = {}, memoryview(blob), start + header_bytes
+    for entry in entries:
+        end = first + BYTES_BY_DTYPE.get(entry.dtype, 0) * math.prod(entry.shape)
+        data = view[first : max(first, end)]
+        _check(entry.dtype, entry.shape, len(data))
+        tensors[entry.name] = TensorBlob(entry.dtype, entry.shape, data)
+        first = end
+    if first != len(blob):
+        raise ProtocolError("blob of named tensors with bytes left over")
+    return tensors

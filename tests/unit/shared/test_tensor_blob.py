@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.shared.errors import ProtocolError
-from tokenmesh.shared.tensor_blob import BYTES_BY_DTYPE, MAGIC, TensorBlob, decode
+from tokenmesh.shared.tensor_blob import (
+    BYTES_BY_DTYPE,
+    MAGIC,
+    NAMED_MAGIC,
+    TensorBlob,
+    decode,
+    decode_named,
+    encode_named,
+)
 
 
 @given(
@@ -72,3 +80,46 @@ def test_junk_never_decodes(data: bytes) -> None:
 def test_wrong_length_is_refused_by_the_sender_too() -> None:
     with pytest.raises(ProtocolError):
         TensorBlob("float32", (2, 2), b"\0" * 15).encode()
+
+
+def test_named_tensors_survive_the_wire_and_are_not_copied() -> None:
+    tensors = {
+        "pixel_values": TensorBlob("float32", (2, 3), bytes(range(24))),
+        "grid": TensorBlob("int64", (1, 3), bytes(range(24))),
+        "none": TensorBlob("bool", (0,), b""),
+    }
+    data = encode_named(tensors)
+    back = decode_named(data)
+    assert {name: (each.dtype, each.shape, bytes(each.data)) for name, each in back.items()} == {
+        name: (each.dtype, each.shape, each.data) for name, each in tensors.items()
+    }
+    assert all(
+        isinstance(each.data, memoryview) and each.data.obj is data for each in back.values()
+    )
+    assert decode_named(encode_named({})) == {}
+
+
+def named(text: bytes, data: bytes = b"") -> bytes:
+    return NAMED_MAGIC + struct.pack("<I", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"TMN1",
+        TensorBlob("bool", (1,), b"1").encode(),
+        named(b"{}"),
+        named(b"[1]"),
+        named(b'[["a","float32",[1]]]', b"123"),
+        named(b'[["a","float32",[1]]]', b"12345"),
+        named(b'[["a","float32",[-1]]]', b""),
+        named(b'[["a","int3",[1]]]', b"1"),
+        named(b'[["a","bool",[1]],["a","bool",[1]]]', b"12"),
+        named(b"[" + b",".join(b'["%d","bool",[0]]' % n for n in range(33)) + b"]"),
+        named(b" " * 5000),
+    ],
+)
+def test_broken_named_tensors_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_named(data)

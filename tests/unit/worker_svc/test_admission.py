@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from tokenmesh.services.worker_svc.admission import admit
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.loaded import SimModel
+from tokenmesh.services.worker_svc.media_facts import MediaFacts, ends_outside
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId
 from tokenmesh.shared.messages.generate import Generate
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.media import IMAGE, MediaItem
 from tokenmesh.shared.messages.sampling import RepetitionRule, SamplingParams, ThinkingBudget
 from tokenmesh.shared.tokens import pack_ids
 
@@ -57,7 +58,7 @@ def test_a_good_message_becomes_a_request() -> None:
 
 
 def test_ids_beyond_the_vocabulary_are_placeholders_of_media_or_refused() -> None:
-    seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), takes_images=True)
+    seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), media=MediaFacts(frozenset({IMAGE})))
     ids = [1, *[VOCAB + 7] * 3, 2, *[VOCAB] * 2, 3]
     media = [image(5, 2), image(1, 3)]
     message = changed(prompt_ids=pack_ids(ids), media=media)
@@ -69,7 +70,7 @@ def test_ids_beyond_the_vocabulary_are_placeholders_of_media_or_refused() -> Non
 
 def test_media_are_put_in_order() -> None:
     with_images = msgspec.structs.replace(MESSAGE, media=[image(9, 3), image(0, 9)])
-    seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), takes_images=True)
+    seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), media=MediaFacts(frozenset({IMAGE})))
     assert [item.offset for item in admit(with_images, seeing, 8).spec.media] == [0, 9]
     for broken in ([image(-1, 2)], [image(0, 0)], [image(0, 21)], [image(0, 5), image(4, 2)]):
         with pytest.raises(InvalidInput, match="overlaps another one or lies outside"):
@@ -78,6 +79,55 @@ def test_media_are_put_in_order() -> None:
         admit(with_images, LOADED, 8)
     embeds = [msgspec.structs.replace(image(0, 20), kind="embeds")]
     assert len(admit(changed(media=embeds), LOADED, 8).spec.media) == 1
+
+
+def test_items_with_holes_take_embeddings_around_them() -> None:
+    item = msgspec.structs.replace(image(3, 10), holes=((0, 1), (4, 6), (9, 10)))
+    assert item.runs() == [(4, 7), (9, 12)]
+    assert item.num_embeddings == 6
+    assert image(3, 10).runs() == [(3, 13)]
+    seeing = SimModel(
+        LOADED.runner,
+        128,
+        VOCAB,
+        frozenset(),
+        media=MediaFacts(frozenset({IMAGE}), sees_ahead=True),
+    )
+    assert admit(changed(media=[item]), seeing, 8).spec.whole_runs == ((4, 7), (9, 12))
+    ids = [VOCAB if position in (4, 5, 6) else 1 for position in range(20)]
+    assert admit(changed(prompt_ids=pack_ids(ids), media=[item]), seeing, 8).token_ids == ids
+    hole = [VOCAB if position == 7 else 1 for position in range(20)]
+    with pytest.raises(InvalidInput, match="the model has 100 ids"):
+        admit(changed(prompt_ids=pack_ids(hole), media=[item]), seeing, 8)
+    added = msgspec.structs.replace(item, combine="add")
+    with pytest.raises(InvalidInput, match="the model has 100 ids"):
+        admit(changed(prompt_ids=pack_ids(ids), media=[added]), seeing, 8)
+
+
+@pytest.mark.parametrize("holes", [((2, 1),), ((-1, 2),), ((3, 11),), ((0, 4), (3, 5))])
+def test_holes_lie_in_their_item_in_order(holes: tuple[tuple[int, int], ...]) -> None:
+    seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), media=MediaFacts(frozenset({IMAGE})))
+    item = msgspec.structs.replace(image(3, 10), holes=holes)
+    with pytest.raises(InvalidInput, match="holes out of order"):
+        admit(changed(media=[item]), seeing, 8)
+
+
+def test_kinds_of_media_that_the_model_lacks_are_refused_by_name() -> None:
+    seeing = SimModel(LOADED.runner, 128, VOCAB, frozenset(), media=MediaFacts(frozenset({IMAGE})))
+    for kind, named in {"video": "videos", "audio": "audio", "smell": "smell"}.items():
+        item = msgspec.structs.replace(image(3, 10), kind=kind)
+        with pytest.raises(InvalidInput, match=f"takes no {named}$"):
+            admit(changed(media=[item]), seeing, 8)
+
+
+@pytest.mark.parametrize(
+    ("start", "num_tokens", "expected"),
+    [(0, 4, 4), (0, 5, 4), (0, 8, 8), (0, 3, 3), (4, 1, 4), (5, 1, 3), (8, 5, 4), (12, 1, 8)],
+)
+def test_no_step_ends_within_a_run_that_is_seen_whole(
+    start: int, num_tokens: int, expected: int
+) -> None:
+    assert ends_outside(((4, 8), (12, 20)), start, num_tokens) == expected
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import HASH_BYTES
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
-from tokenmesh.shared.messages.media import EMBEDS, MediaItem
+from tokenmesh.shared.messages.media import ADD, EMBEDS, IMAGE, REPLACE, VIDEO, MediaItem
 from tokenmesh.shared.messages.pooling import Pool
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tenant_share import bounded_weight
@@ -54,8 +54,8 @@ def admit(
         raise InvalidInput("the prompt holds no token", param="prompt_ids")
     check_sampling(message.sampling, loaded.vocab_size)
     _check_length(len(prompt_ids), message.sampling.max_tokens, loaded, block_size)
-    _check_media(message.media, len(prompt_ids), loaded)
     media = sorted(message.media, key=lambda item: item.offset)
+    _check_media(media, len(prompt_ids), loaded)
     _check_ids(prompt_ids, media, "prompt_ids", loaded.vocab_size)
     _check_ids(output_ids, [], "output_ids", loaded.vocab_size)
     spec = RequestSpec(
@@ -65,6 +65,7 @@ def admit(
         sampling=_in_range(message.sampling, loaded.vocab_size),
         eos_ids=loaded.eos_token_ids,
         media=media,
+        whole_runs=loaded.media.whole_runs(media),
         owner=tenant_of(message),
         priority=message.priority,
         cache_salt=loaded.cache_salt(message.cache_salt, len(prompt_ids)),
@@ -90,12 +91,12 @@ def tenant_of(message: Generate | Pool) -> TenantShare:
     return TenantShare(message.tenant[:_MAX_TENANT], weight, message.tenant_priority)
 
 
-def check_embeddings(item: MediaItem, blob: TensorBlob, hidden_size: int) -> None:
+def check_embeddings(item: MediaItem, blob: TensorBlob, width: int) -> None:
     """An encoder's output must fit the prompt and the model. Raises InvalidInput."""
-    if blob.shape != (item.length, hidden_size):
+    if blob.shape != (item.num_embeddings, width):
         raise InvalidInput(
-            f"embeddings of shape {list(blob.shape)} for {item.length} placeholders of width "
-            f"{hidden_size}",
+            f"embeddings of shape {list(blob.shape)} for {item.num_embeddings} placeholders of "
+            f"width {width}",
             param="media",
         )
 
@@ -136,17 +137,28 @@ def _check_length(num_prompt: int, max_tokens: int, loaded: Loaded, block_size: 
 
 
 def _check_media(media: list[MediaItem], num_prompt: int, loaded: Loaded) -> None:
-    if not loaded.takes_images and any(item.kind != EMBEDS for item in media):
-        raise InvalidInput("this model takes no images", param="media")
+    """media: by offset. Raises InvalidInput."""
+    for kind in dict.fromkeys(item.kind for item in media):
+        if kind != EMBEDS and kind not in loaded.media.kinds:
+            what = f"{kind}s" if kind in (IMAGE, VIDEO) else kind
+            raise InvalidInput(f"this model takes no {what}", param="media")
     end = 0
-    for item in sorted(media, key=lambda item: item.offset):
-        if item.offset < end or item.length < 1 or item.offset + item.length > num_prompt:
+    for item in media:
+        if item.offset < end or item.length < 1 or item.end > num_prompt:
             raise InvalidInput(
                 f"the media item at {item.offset} with {item.length} tokens overlaps another one "
                 f"or lies outside of the prompt's {num_prompt} tokens",
                 param="media",
             )
-        end = item.offset + item.length
+        ends = [each for hole in item.holes for each in hole]
+        if sorted(ends) != ends or (ends and not 0 <= ends[0] <= ends[-1] <= item.length):
+            raise InvalidInput(
+                f"the media item at {item.offset} has holes out of order or outside of it",
+                param="media",
+            )
+        if item.combine not in (REPLACE, ADD):
+            raise InvalidInput(f"a media item combines by {item.combine!r}", param="media")
+        end = item.end
 
 
 def _in_range(sampling: SamplingParams, vocab_size: int) -> SamplingParams:

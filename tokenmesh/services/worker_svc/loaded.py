@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from tokenmesh.services.worker_svc.engine.plan import Runner
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.kind import pools, read_pooling
@@ -100,15 +101,15 @@ class Loaded(Protocol):
 
     @property
     def hidden_size(self) -> int:
-        """Width of a media embedding."""
+        """Width of a token's embedding."""
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end a stream."""
 
     @property
-    def takes_images(self) -> bool:
-        """Whether prompts may hold media."""
+    def media(self) -> MediaFacts:
+        """What prompts may hold beside text."""
 
     @property
     def pooling(self) -> PoolingFacts | None:
@@ -145,7 +146,7 @@ class SimModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     hidden_size: int = 0
-    takes_images: bool = False
+    media: MediaFacts = TEXT_ONLY
     has_grammars: bool = False
     kv_bytes: KvBytes = KvBytes()
     resident: SimMemory = field(default_factory=SimMemory)

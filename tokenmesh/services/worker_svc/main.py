@@ -27,6 +27,7 @@ from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.media import IMAGE
 from tokenmesh.shared.service import Mesh, run_service
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def card_of(names: tuple[ModelName, ...], loaded: Loaded, block_size: int = 0) -
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.vocab_size,
         created_s=wall_s(),
-        takes_images=loaded.takes_images,
+        takes_images=IMAGE in loaded.media.kinds,
         hidden_size=loaded.hidden_size,
         eos_token_ids=sorted(loaded.eos_token_ids),
         block_size=block_size,

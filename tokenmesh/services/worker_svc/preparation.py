@@ -9,6 +9,7 @@ from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.thread import Add, EngineHost
 from tokenmesh.shared.blobs import Blobs, check_of
@@ -17,7 +18,7 @@ from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError, InvalidInput, NotFound, TokenMeshError, Unavailable
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
-from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, IMAGE, MediaItem
+from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, EMBEDS, MediaItem
 from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.tensor_blob import TensorBlob, decode
 
@@ -66,6 +67,7 @@ class RequestPreparation:
                     self.blobs,
                     self.loaded.hidden_size,
                     self.settings.media_wait_s,
+                    self.loaded.media,
                 )
                 request.spec = replace(request.spec, embeddings=embeddings)
         except BaseException:
@@ -130,7 +132,11 @@ logger = logging.getLogger(__name__)
 
 
 async def fetch_embeddings(
-    media: list[MediaItem], blobs: Blobs, hidden_size: int, timeout_s: float
+    media: list[MediaItem],
+    blobs: Blobs,
+    hidden_size: int,
+    timeout_s: float,
+    facts: MediaFacts = TEXT_ONLY,
 ) -> dict[str, TensorBlob]:
     """The encoder's outputs by content hash; equal items are fetched once.
 
@@ -142,30 +148,33 @@ async def fetch_embeddings(
     try:
         async with asyncio.timeout(timeout_s):
             items = item_by_hash.values()
-            found = await asyncio.gather(*(_fetch(item, blobs, hidden_size) for item in items))
+            found = await asyncio.gather(
+                *(_fetch(item, blobs, facts.width_of(item, hidden_size)) for item in items)
+            )
     except TimeoutError as error:
         raise Unavailable(f"media embeddings did not arrive in {timeout_s:g} s") from error
     except NotFound as error:
         raise Unavailable(f"media embeddings have expired: {error.message}") from error
     embeddings = dict(zip(item_by_hash, found, strict=True))
     for item in media:
-        check_embeddings(item, embeddings[item.content_hash], hidden_size)
+        width = facts.width_of(item, hidden_size)
+        check_embeddings(item, embeddings[item.content_hash], width)
     return embeddings
 
 
-async def _fetch(item: MediaItem, blobs: Blobs, hidden_size: int) -> TensorBlob:
+async def _fetch(item: MediaItem, blobs: Blobs, width: int) -> TensorBlob:
     if item.embeddings is None:
         raise InvalidInput("a media item has not been encoded", param="media")
     try:
         data = await blobs.get(item.embeddings)
         blob = decode(data)
-        if item.kind != IMAGE:
+        if item.kind == EMBEDS:
             return blob
-        check_embeddings(item, blob, hidden_size)
+        check_embeddings(item, blob, width)
     except (NotFound, Unavailable, ConfigError):
         raise
     except TokenMeshError as error:
-        if item.kind != IMAGE:
+        if item.kind == EMBEDS:
             raise
         reason = error.message
     else:

@@ -7,31 +7,68 @@ import msgspec
 from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
 
 IMAGE: Final = "image"
+VIDEO: Final = "video"
+AUDIO: Final = "audio"
 EMBEDS: Final = "embeds"
+
+REPLACE: Final = "replace"
+ADD: Final = "add"
 
 EMBEDDINGS_PREFIX: Final = "emb:"
 """Of the keys of blobs that encoders write."""
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One image of a prompt after preprocessing, or embeddings that a client brings.
+    """One image, video or audio clip of a prompt after preprocessing, or a client's embeddings.
 
-    The prompt holds `length` placeholder tokens from position `offset` on; the encoder's output
-    has shape [length, hidden] and takes their place.
+    The item stands at the prompt's tokens [offset, offset + length). Each of them takes one
+    embedding of the encoder's output, but for those in `holes`.
     """
 
     kind: str
-    """IMAGE, or EMBEDS: part of a prompt that a client has given as embeddings."""
+    """IMAGE, VIDEO or AUDIO; EMBEDS: part of a prompt that a client has given as embeddings."""
     content_hash: str
     """Hex digest of the original bytes plus preprocessing options: the identity for every cache."""
     offset: int
     length: int
-    pixels: BlobKey
-    """A tensor blob, the tower's input; of EMBEDS the embeddings themselves."""
+    pixels: BlobKey = BlobKey("")
+    """Of EMBEDS: a tensor blob, the embeddings themselves."""
     embeddings: BlobKey | None = None
-    """A tensor blob [length, hidden]; set once the encoder has answered."""
+    """A tensor blob [num_embeddings, width]; set once the encoder has answered. The width is the
+    model's hidden size, times 1 + the number of layers that are given more of it (deepstack)."""
     embeddings_check: str = ""
     """Of that blob's bytes (`blobs.check_of`); empty where the encoder has not seen them."""
+    features: BlobKey = BlobKey("")
+    """A blob of named tensors (`tensor_blob.encode_named`): what the processor made of the item and
+    the tower takes, such as `pixel_values`. The first dimension of each is that of a batch."""
+    grid: tuple[int, ...] = ()
+    """Time, height and width in patches of the tower, for models whose positions depend on it."""
+    facts: dict[str, float] = {}
+    """Further numbers that positions depend on, by their name in the processor's output."""
+    holes: tuple[tuple[int, int], ...] = ()
+    """Tokens of the item that keep the embedding of their id: (first, end) counted from `offset`,
+    in order, such as the ends of rows of an image or the times between frames of a video."""
+    combine: str = REPLACE
+    """REPLACE the embeddings of the tokens, or ADD to them."""
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.offset + self.length
+
+    @property
+    def num_embeddings(self) -> int:
+        """Tokens that take an embedding."""
+        return self.length - sum(end - first for first, end in self.holes)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Positions in the prompt that take embeddings, as (first, end), in order."""
+        runs, start = [], 0
+        for first, end in (*self.holes, (self.length, self.length)):
+            if start < first:
+                runs.append((self.offset + start, self.offset + first))
+            start = end
+        return runs
 
 
 class Encode(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

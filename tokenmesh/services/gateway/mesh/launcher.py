@@ -35,7 +35,7 @@ from tokenmesh.shared.messages import (
     Placed,
     Refused,
 )
-from tokenmesh.shared.messages.media import IMAGE
+from tokenmesh.shared.messages.media import EMBEDS
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.subjects import worker_generate
 from tokenmesh.shared.telemetry import REQUEST_ID, span
@@ -156,20 +156,20 @@ class Launcher:
             placed = None
 
     async def _renew_media(self, stream: Stream) -> None:
-        """Encode images again: the first embeddings may have expired or be corrupted."""
+        """Encode media again: the first embeddings may have expired or be corrupted."""
         job, media = stream.job, stream.prompt.media
-        images = [item for item in media if item.kind == IMAGE]
-        if not images:
+        encoded = [item for item in media if item.kind != EMBEDS]
+        if not encoded:
             return
         try:
-            message = Encode(request_id=job.request_id, model=job.card.name, items=images)
+            message = Encode(request_id=job.request_id, model=job.card.name, items=encoded)
             limit_s = min(job.deadline_s, now_s() + self._settings.encode_timeout_s)
             answer = await self._calls.encode(message, limit_s)
         except TokenMeshError as error:
             # A worker may still have them in its cache.
             logger.info("cannot renew the media of %s: %s", job.request_id, error.message)
             return
-        others = [item for item in media if item.kind != IMAGE]
+        others = [item for item in media if item.kind == EMBEDS]
         stream.prompt = replace(stream.prompt, media=(*answer.items, *others))
 
     async def _place(self, stream: Stream) -> Placed:

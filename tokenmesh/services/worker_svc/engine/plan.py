@@ -13,7 +13,7 @@ import msgspec
 
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.media import REPLACE, MediaItem
 from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -39,7 +39,7 @@ class NewRow:
     wants_prompt_logprobs: bool
     """True only until they were delivered once."""
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
-    """content_hash -> the encoder's output [length, hidden] for each item of `media`."""
+    """content_hash -> the encoder's output [num_embeddings, width] for each item of `media`."""
     grammar: Grammar | None = None
     """What `sampling.structured` was compiled to."""
     state: int | None = None
@@ -204,12 +204,17 @@ class FinishedLaunch:
         return self._result
 
 
+def replaced_runs(media: Sequence[MediaItem]) -> list[tuple[int, int]]:
+    """Positions (first, end) whose ids are placeholders and embed nothing, in order."""
+    return [run for item in media if item.combine == REPLACE for run in item.runs()]
+
+
 def largest_text_id(token_ids: Sequence[int], media: Sequence[MediaItem]) -> int:
-    """The largest id outside of the media items, which are in order; -1 when there is none."""
+    """The largest id that is embedded; -1 when there is none. The media are in order."""
     largest, start = -1, 0
-    for item in media:
-        largest = max(largest, max(token_ids[start : item.offset], default=-1))
-        start = item.offset + item.length
+    for first, end in replaced_runs(media):
+        largest = max(largest, max(token_ids[start:first], default=-1))
+        start = end
     return max(largest, max(token_ids[start:], default=-1))
 
 
@@ -221,8 +226,7 @@ def within_vocabulary(new: NewRow, vocab_size: int) -> NewRow:
     if not new.media or max(new.token_ids) < vocab_size:
         return new
     token_ids = list(new.token_ids)
-    spans = [range(item.offset, item.offset + item.length) for item in new.media]
-    inside = {position for span in spans for position in span}
+    inside = {position for run in replaced_runs(new.media) for position in range(*run)}
     text = (token for position, token in enumerate(token_ids) if position not in inside)
     known = next((token for token in text if token < vocab_size), 0)
     for position in inside:

@@ -78,6 +78,7 @@ class RequestSpec:
     eos_ids: frozenset[int] = frozenset()
     media: list[MediaItem] = field(default_factory=list)
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
+    whole_runs: tuple[tuple[int, int], ...] = ()  # see MediaFacts.whole_runs
     owner: TenantShare = NO_TENANT
     priority: int = 0
     """Among its tenant's requests."""

@@ -26,6 +26,7 @@ from tokenmesh.services.worker_svc.engine.request import Request, Status
 from tokenmesh.services.worker_svc.engine.row_table import Drawn, EndDetector, RowTable, new_row_of
 from tokenmesh.services.worker_svc.engine.sharing import Sharing
 from tokenmesh.services.worker_svc.engine.speculating import Proposer, Speculating
+from tokenmesh.services.worker_svc.media_facts import ends_outside
 from tokenmesh.shared.config.worker import WorkerSettings
 
 
@@ -196,11 +197,11 @@ class Scheduler:
         is_alone = len(self._running) + len(self._waiting) == 1
         left = budget
         for request in list(self._prefilling):
-            if not left:
+            if left <= 0:
                 break
             start = request.num_computed
             pending = len(request.token_ids) - start
-            num_tokens = self._chunk(request, pending, left, is_alone=is_alone)
+            num_tokens = self._chunk(request, left, is_alone=is_alone)
             if num_tokens:  # else the tenant's share of the step is used up
                 plan.scheduled.append(self._compute_chunk(request, num_tokens, []))
                 left -= num_tokens
@@ -256,24 +257,23 @@ class Scheduler:
         self._running.add(request)
 
     def _schedule_first_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
-        start, pending = request.num_computed, request.num_known - request.num_computed
         is_alone = len(self._running) == 1 and not len(self._waiting)
-        # a request with a row computes at least a token
-        num_tokens = max(1, self._chunk(request, pending, budget, is_alone=is_alone))
+        num_tokens = self._chunk(request, budget, is_alone=is_alone, at_least=1)
         plan.new_rows.append(new_row_of(request))
-        first = self._compute_chunk(request, num_tokens, list(request.kv.blocks), start)
-        plan.scheduled.append(first)
+        blocks, num_cached = list(request.kv.blocks), request.num_computed
+        plan.scheduled.append(self._compute_chunk(request, num_tokens, blocks, num_cached))
         if request.decode.is_prefilling:
             self._prefilling.add(request)
         return num_tokens
 
-    def _chunk(self, request: Request, pending: int, budget: int, *, is_alone: bool) -> int:
-        threshold = self._settings.long_prefill_token_threshold
+    def _chunk(self, request: Request, most: int, *, is_alone: bool, at_least: int = 0) -> int:
         if request.spec.is_whole:
-            return pending
-        if threshold and not is_alone:
-            pending = min(pending, threshold)
-        return self._sharing.take(request, self._cache.cut(request, min(pending, budget)))
+            return request.num_known - request.num_computed
+        most = min(most, request.num_known - request.num_computed)
+        if (threshold := self._settings.long_prefill_token_threshold) and not is_alone:
+            most = min(most, threshold)
+        taken = self._sharing.take(request, self._cache.cut(request, most))
+        return ends_outside(request.spec.whole_runs, request.num_computed, max(at_least, taken))
 
     def _requeue(self, request: Request) -> None:
         """The request was preempted and has left the running ones already."""

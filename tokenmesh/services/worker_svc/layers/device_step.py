@@ -9,7 +9,7 @@ from tokenmesh.kernels.alignment import padded
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.paged_attention import DeviceRows
 from tokenmesh.kernels.state_rows import StateRows
-from tokenmesh.services.worker_svc.layers.step import HostStep, Step
+from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, HostStep, Step, StepMedia
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class DeviceStep:
     """[R] position of each row's first new token; none while a graph is recorded."""
     counts: Sequence[int] = ()
     """[R] new tokens of each row; none while a graph is recorded."""
+    media: StepMedia = NO_MEDIA
 
     @property
     def row_tables(self) -> torch.Tensor:

@@ -3,13 +3,46 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
 from tokenmesh.kernels.kv_write import slot_rows
 from tokenmesh.kernels.paged_attention import DeviceRows, Prepared, Rows, prepare
 from tokenmesh.kernels.state_rows import StateRows
+
+
+class Patch(NamedTuple):
+    """Embeddings for tokens of a batch."""
+
+    tokens: slice
+    values: torch.Tensor
+    """[length, width]; the first hidden size of them is the embedding itself."""
+    adds: bool = False
+    """Whether they are added to the tokens' own embeddings instead of replacing them."""
+
+    def apply(self, hidden: torch.Tensor) -> None:
+        """Write to embeddings hidden [T, hidden]."""
+        values = self.values[:, : hidden.shape[1]].to(hidden.dtype)
+        if self.adds:
+            hidden[self.tokens] += values
+        else:
+            hidden[self.tokens] = values
+
+
+@dataclass(frozen=True, slots=True)
+class StepMedia:
+    """What a step brings beside tokens, for models with such needs, see `MediaFacts`."""
+
+    patches: Sequence[Patch] = ()
+    """Those that `embed` was given."""
+    positions: torch.Tensor | None = None
+    """[position_rows, T] int64 for the rope; None: `Step.positions` in every row."""
+    spans: Sequence[tuple[int, int]] = ()
+    """First token and end of runs of tokens that see each other both ways, ascending."""
+
+
+NO_MEDIA: Final = StepMedia()
 
 
 class Step(Protocol):
@@ -42,6 +75,9 @@ class Step(Protocol):
     def state_rows(self) -> StateRows | None:
         """For ops over states, whose slots are row numbers."""
 
+    @property
+    def media(self) -> StepMedia: ...
+
     def slots(self, pages: torch.Tensor, group: int = 0) -> torch.Tensor:
         """Where new keys and values go in a KV group's pages of this shape, see `kv_write`."""
 
@@ -68,6 +104,7 @@ class HostStep:
     """[T], see `Step.lengths`."""
     windowed_tables: Sequence[torch.Tensor] = ()
     """Likewise for each window group; what is behind the window may hold any block."""
+    media: StepMedia = NO_MEDIA
     _rows: dict[int, Rows] = field(default_factory=dict)
     _slots: dict[tuple[int, torch.Size], torch.Tensor] = field(default_factory=dict)
     _prepared: dict[tuple[int | None, torch.Size, int], Prepared] = field(default_factory=dict)
@@ -103,7 +140,7 @@ class HostStep:
         if rows is None:
             num_columns = -(-self.longest // self.page_size)
             in_use = self.tables(group)[torch.tensor(self.numbers), :num_columns]
-            rows = self._rows[group] = Rows(self.starts, self.counts, in_use)
+            rows = self._rows[group] = Rows(self.starts, self.counts, in_use, self.media.spans)
         return rows
 
     @cached_property

@@ -11,12 +11,11 @@ import torch
 
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.services.worker_svc.layers.rotary import RopeConfig
-from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.layers.step import Patch, Step
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps
 from tokenmesh.services.worker_svc.models.quantization import Quantization
-
-Patch = tuple[slice, torch.Tensor]
-"""Tokens of a batch and the embeddings [length, hidden] that replace theirs."""
+from tokenmesh.shared.messages.media import MediaItem
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) while weights are read."""
@@ -33,13 +32,13 @@ class ModelFacts:
     """Longest sequence the checkpoint was made for, rope scaling included."""
     ropes: tuple[RopeConfig, ...]
     """All ropes whose angles depend on a sequence's length, and maybe others."""
-    takes_images: bool
     dtype: str | None
     """As the checkpoint states it, such as "bfloat16"."""
     encoder_states: int = field(default=0, kw_only=True)
     """States [*, hidden] of an encoder that every prompt attends to; 0: none."""
     quantization: Quantization | None = field(default=None, kw_only=True)
     """How its weights are stored; None: plainly."""
+    media: MediaFacts = field(default=TEXT_ONLY, kw_only=True)
 
     @property
     def rope_boundary(self) -> int | None:
@@ -109,7 +108,16 @@ class LanguageModel(Protocol):
         """Whether its steps can be recorded into CUDA graphs: no step reads from the host."""
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
-        """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens."""
+        """token_ids [T] -> [T, hidden], a new tensor with the patches in it."""
+
+    def positions_of(
+        self, token_ids: Sequence[int], media: Sequence[MediaItem]
+    ) -> torch.Tensor | None:
+        """Positions [rows, T] of a prompt's tokens, int64; None: they count from 0 in every row.
+
+        Positions of output tokens count on from the greatest of them. Raises ValueError for media
+        whose grids do not fit the prompt.
+        """
 
     def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
         """Run layers and final norm over embeddings [T, hidden], which may be overwritten."""

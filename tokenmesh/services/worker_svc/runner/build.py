@@ -13,6 +13,7 @@ import torch
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
 from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
+from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.models.load import read_model_facts
@@ -71,8 +72,8 @@ class RunnableModel:
         return self.facts.hidden_size
 
     @property
-    def takes_images(self) -> bool:
-        return self.facts.takes_images
+    def media(self) -> MediaFacts:
+        return self.facts.media
 
     @property
     def rope_boundary(self) -> int | None:

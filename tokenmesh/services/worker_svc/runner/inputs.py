@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
-from tokenmesh.services.worker_svc.layers.step import HostStep
-from tokenmesh.services.worker_svc.models.api import Patch
+from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, HostStep, Patch, StepMedia
+from tokenmesh.services.worker_svc.runner.media import spans_within
 from tokenmesh.services.worker_svc.runner.rows import HostRows
 
 
@@ -58,7 +58,8 @@ def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) 
     order = sorted(scheduled, key=_batch_key)
     token_ids: list[int] = []
     lengths: list[int] = []
-    patches, sampled_rows, last_tokens, spans, errors = [], [], [], [], {}
+    patches: list[Patch] = []
+    sampled_rows, last_tokens, spans, errors = [], [], [], {}
     drafts: list[tuple[int, list[int], int]] = []
     for entry in order:
         row, first = rows[entry.row], len(token_ids)
@@ -68,11 +69,8 @@ def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) 
             drafts.append((entry.row, entry.drafts, len(token_ids)))
             token_ids += entry.drafts
         lengths += [max(row.min_length, p + 1) for p in range(entry.start, end + len(entry.drafts))]
-        for patch in row.patches:
-            overlap = patch.overlap(entry.start, end)
-            if overlap is not None:
-                where = slice(first + overlap[0].start, first + overlap[0].stop)
-                patches.append((where, overlap[1]))
+        found = (patch.within(entry.start, end, first) for patch in row.patches)
+        patches += [patch for patch in found if patch is not None]
         if row.error is not None:
             errors[entry.row] = row.error
         elif entry.samples:
@@ -95,6 +93,7 @@ def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) 
             page_size=page_size,
             token_lengths=lengths,
             windowed_tables=rows.windowed_tables,
+            media=_media_of(order, rows, patches),
         ),
         sampled_rows=sampled_rows,
         last_tokens=None if is_whole else torch.tensor(last_tokens, dtype=torch.int64),
@@ -102,6 +101,21 @@ def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) 
         prompt_spans=spans,
         errors=errors,
     )
+
+
+def _media_of(order: list[ScheduledRow], rows: HostRows, patches: list[Patch]) -> StepMedia:
+    if not rows.has_media_steps:
+        return NO_MEDIA
+    num_rows, first = rows.position_rows, 0
+    spans: list[tuple[int, int]] = []
+    positions = []
+    for entry in order:
+        row, count = rows[entry.row], entry.num_tokens + len(entry.drafts)
+        spans += spans_within(row.whole_runs, entry.start, entry.start + count, first)
+        if num_rows > 1:
+            positions.append(row.positions_at(entry.start, count, num_rows))
+        first += count
+    return StepMedia(patches, torch.cat(positions, dim=1) if positions else None, spans)
 
 
 def _place_drafts(

@@ -1,33 +1,37 @@
-"""Embeddings that take the place of placeholder tokens."""
+"""Embeddings for tokens of a prompt: in place of those of their ids, or added to them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.services.worker_svc.layers.step import Patch
+from tokenmesh.services.worker_svc.models.api import ModelFacts
+from tokenmesh.shared.messages.media import ADD, MediaItem
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPatch:
-    """One item's embeddings and the prompt positions they fill."""
+    """Consecutive embeddings of an item and the prompt positions they are for."""
 
     start: int
     embeddings: torch.Tensor
-    """[length, hidden]"""
+    """[length, width]"""
+    adds: bool = False
 
-    def overlap(self, start: int, end: int) -> tuple[slice, torch.Tensor] | None:
-        """The part within positions [start, end): where in the chunk it goes, and the values."""
-        first = max(start, self.start)
-        last = min(end, self.start + len(self.embeddings))
-        if first >= last:
+    def within(self, start: int, end: int, first: int) -> Patch | None:
+        """The part for positions [start, end), which are a batch's tokens from `first` on."""
+        begin = max(start, self.start)
+        stop = min(end, self.start + len(self.embeddings))
+        if begin >= stop:
             return None
-        values = self.embeddings[first - self.start : last - self.start]
-        return slice(first - start, last - start), values
+        values = self.embeddings[begin - self.start : stop - self.start]
+        return Patch(slice(first + begin - start, first + stop - start), values, self.adds)
 
 
-def states_of(new: NewRow, length: int, hidden_size: int) -> tuple[torch.Tensor | None, str | None]:
+def states_of(new: NewRow, facts: ModelFacts) -> tuple[torch.Tensor | None, str | None]:
     """The encoder's states [length, hidden] that a prompt attends to, and what is wrong with them.
 
     Its item lies at the prompt's first token, which makes the whole prefix depend on its hash.
@@ -38,19 +42,34 @@ def states_of(new: NewRow, length: int, hidden_size: int) -> tuple[torch.Tensor 
     blob = new.embeddings.get(item.content_hash)
     if blob is not None and item.offset:
         return None, f"the recording lies at token {item.offset}, not at the first one"
-    return _values_of(item, blob, (length, hidden_size))
+    return _values_of(item, blob, (facts.encoder_states, facts.hidden_size))
 
 
-def patches_of(new: NewRow, hidden_size: int) -> tuple[list[MediaPatch], str | None]:
+def patches_of(new: NewRow, facts: ModelFacts) -> tuple[list[MediaPatch], str | None]:
     """The patches of a request, and what is wrong with its media, if anything."""
     patches = []
     for item in new.media:
         blob = new.embeddings.get(item.content_hash)
-        values, problem = _values_of(item, blob, (item.length, hidden_size))
+        width = facts.media.width_of(item, facts.hidden_size)
+        values, problem = _values_of(item, blob, (item.num_embeddings, width))
         if values is None:
             return [], problem
-        patches.append(MediaPatch(start=item.offset, embeddings=values))
+        runs = item.runs()
+        sizes = [end - first for first, end in runs]
+        for (first, _), part in zip(runs, torch.split(values, sizes), strict=True):
+            patches.append(MediaPatch(first, part, item.combine == ADD))
     return patches, None
+
+
+def spans_within(
+    runs: Sequence[tuple[int, int]], start: int, end: int, first: int
+) -> list[tuple[int, int]]:
+    """The parts of runs of positions within [start, end), as tokens of a batch, as in `within`.
+
+    A single token sees itself anyway and is left out.
+    """
+    parts = [(max(start, begin), min(end, stop)) for begin, stop in runs]
+    return [(first + a - start, first + b - start) for a, b in parts if b - a > 1]
 
 
 def _values_of(

@@ -10,6 +10,7 @@ import torch
 
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.services.worker_svc.loaded import KvBytes
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, row_bytes
@@ -45,7 +46,7 @@ class LoadedPooler:
     kv_bytes: KvBytes
     make_trace: type[TorchTrace] = TorchTrace
     has_grammars: bool = False
-    takes_images: bool = False
+    media: MediaFacts = TEXT_ONLY
     eos_token_ids: frozenset[int] = frozenset()
 
     @property

@@ -1,6 +1,6 @@
 """HostRows: what the runner keeps of each request from its admission to its end or preemption."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
+from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, within_vocabulary
+from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of, states_of
+from tokenmesh.shared.messages.media import MediaItem
 
 _NO_BLOCKS: Final[list[int]] = []
 
@@ -29,6 +31,26 @@ class Row:
     """Of an encoder, until they are written to cross pages."""
     error: str | None = None
     """Why this request cannot be computed."""
+    whole_runs: tuple[tuple[int, int], ...] = ()
+    """See `RequestSpec.whole_runs`."""
+    positions: torch.Tensor | None = None
+    """[position_rows, num_prompt]; None: they count from 0 in every row."""
+    shift: int = 0
+    """From the place of an output token to its position."""
+
+    def positions_at(self, start: int, count: int, num_rows: int) -> torch.Tensor:
+        """[num_rows, count] from a position on; output tokens count on from the prompt's."""
+        own = torch.arange(start, start + count).expand(num_rows, -1)
+        if self.positions is None:
+            return own
+        if start >= self.num_prompt:
+            return own + self.shift
+        known = self.positions[:, start : start + count]
+        return torch.cat([known, own[:, known.shape[1] :] + self.shift], dim=1)
+
+
+PositionsOf = Callable[[Sequence[int], Sequence[MediaItem]], torch.Tensor | None]
+"""See `LanguageModel.positions_of`."""
 
 
 class HostRows:
@@ -44,20 +66,30 @@ class HostRows:
         self._entries = self.tables.numpy()
         self._windowed = [_WindowTable(table.numpy()) for table in self.windowed_tables]
         self._facts = facts
+        self.position_rows = facts.media.position_rows
+        self.has_media_steps = facts.media != MediaFacts(facts.media.kinds)
+        """Whether the model needs a `StepMedia`."""
         self._row_by_number: dict[int, Row] = {}
 
     def __getitem__(self, number: int) -> Row:
         return self._row_by_number[number]
 
-    def add(self, new: NewRow) -> None:
+    def add(self, new: NewRow, positions_of: PositionsOf | None = None) -> None:
         """Take a request, whatever the row held before."""
         self.remove(new.row)
         patches: list[MediaPatch] = []
         states: torch.Tensor | None = None
         if self._facts.encoder_states:
-            states, error = states_of(new, self._facts.encoder_states, self._facts.hidden_size)
+            states, error = states_of(new, self._facts)
         else:
-            patches, error = patches_of(new, self._facts.hidden_size)
+            patches, error = patches_of(new, self._facts)
+        positions = None
+        if positions_of is not None and new.media and self.position_rows > 1:
+            try:
+                positions = positions_of(new.token_ids[: new.num_prompt], new.media)
+            except ValueError as problem:
+                error = str(problem)
+        new = within_vocabulary(new, self._facts.vocab_size)
         token_ids = list(new.token_ids)
         largest = max(token_ids)
         if largest >= self._facts.vocab_size:
@@ -72,6 +104,9 @@ class HostRows:
             prompt_logprobs=new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None,
             states=states,
             error=error,
+            whole_runs=self._facts.media.whole_runs(new.media),
+            positions=positions,
+            shift=0 if positions is None else int(positions.max()) + 1 - new.num_prompt,
         )
 
     def remove(self, number: int) -> None:

@@ -108,7 +108,7 @@ class TorchRunner:
             self._sampler.remove(number)
         for each in plan.new_rows:
             new = within_vocabulary(each, self._model.facts.vocab_size)
-            self._rows.add(new)
+            self._rows.add(each, self._model.positions_of)
             self._sampler.add(new)
             if new.state is not None:
                 self._store.load_state(new.row, new.state)

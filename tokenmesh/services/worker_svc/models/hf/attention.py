@@ -56,7 +56,7 @@ class Port:
         """
         step, pages = self.place.run.step, self.place.tensor
         assert step is not None
-        if isinstance(step, HostStep) and self._fits(query, key, pages):
+        if isinstance(step, HostStep) and self._fits(query, key, pages, step):
             return self._attend_in_c(query, key, value, scale, step)
         keys_values = torch.cat([padded(key[0], pages), padded(value[0], pages)]).transpose(0, 1)
         group = self.place.group
@@ -70,12 +70,15 @@ class Port:
         heads = query.shape[1]
         return mixed.view(1, query.shape[2], heads, -1)[..., : self.value_dim]
 
-    def _fits(self, query: torch.Tensor, key: torch.Tensor, pages: torch.Tensor) -> bool:
+    def _fits(
+        self, query: torch.Tensor, key: torch.Tensor, pages: torch.Tensor, step: HostStep
+    ) -> bool:
         """Whether the C kernels have been started and do all that this layer does."""
         dim = pages.shape[-1]
         return (
             has_started()
             and not self.has_sinks
+            and not step.media.spans
             and query.shape[-1] == self.value_dim == dim
             and dim % 16 == 0
             and dim <= MAX_HEAD_DIM

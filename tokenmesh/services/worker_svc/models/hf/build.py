@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import LanguageModel, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
@@ -20,6 +21,7 @@ from tokenmesh.services.worker_svc.models.hf.check import (
 )
 from tokenmesh.services.worker_svc.models.hf.cross import states_for_check
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.language import stand_in
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
 from tokenmesh.services.worker_svc.models.hf.recognise import (
@@ -60,7 +62,9 @@ def build_hf(
 
     try:
         model, expected = read()
-        promoted = None if model.tree.crosses else _as_decoder(model, expected, has_kernels)
+        promoted = None
+        if not model.tree.crosses and facts.media == TEXT_ONLY:
+            promoted = _as_decoder(model, expected, has_kernels)
         if promoted is not None:
             return promoted
         if not model.is_whole:
@@ -142,7 +146,7 @@ def read_tree(
     tree = adapt(model, facts.ropes)
     body = Computed(tree.body)
     keeps = tree.probe()
-    setattr(model, model.base_model_prefix, body)
+    stand_in(model, tree.body, body)
     return HfModel(facts, keeps, tree, body), expected
 
 

@@ -12,8 +12,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tokenmesh.kernels.alignment import MULTIPLE
+from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
 from tokenmesh.services.worker_svc.models.hf.cross import DECODERS, ENCODERS
+from tokenmesh.services.worker_svc.models.hf.language import media_facts, without_towers
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.state_forms import has_flat_form
 from tokenmesh.services.worker_svc.models.hf.tree import adapt, length_ropes
@@ -44,6 +46,8 @@ class HfFacts(ModelFacts):
     """What the names of tensors begin with that another service loads."""
 
     def gpu_problem(self) -> str | None:
+        if self.media != MediaFacts(self.media.kinds):
+            return "images with rows of positions, deepstack or spans run on a CPU only"
         problems = [_gpu_problem_of(each) for layer in self.keeps for each in layer]
         problems += [
             f"its {kind.__name__} keeps a state that no kernel of a GPU computes"
@@ -111,7 +115,10 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
 def empty_tree(config: PreTrainedConfig, kind: type[PreTrainedModel]) -> PreTrainedModel:
     """The module tree on the meta device."""
     with torch.device("meta"):
-        return kind._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+        built = without_towers(kind)._from_config(
+            copy.deepcopy(config), attn_implementation="eager"
+        )
+        return built.eval()
 
 
 def build_empty(
@@ -174,11 +181,11 @@ def hf_facts_of(
         hidden_size=_size(raw, text, "hidden_size"),
         max_position=_max_position(text),
         ropes=length_ropes(raw, text, tree),
-        takes_images=False,
         dtype=dtype if isinstance(dtype, str) else None,
         directory=directory,
         config=config,
         kind=type(tree),
+        media=media_facts(tree),
         quantization=quantization,
         encoder_states=config.max_source_positions if architecture in DECODERS else 0,
         left_out=ENCODERS.get(architecture),

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tokenmesh.services.worker_svc.layers.step import Step
-from tokenmesh.services.worker_svc.models.api import CrossWriter, Patch
+from tokenmesh.services.worker_svc.layers.step import Patch, Step
+from tokenmesh.services.worker_svc.models.api import CrossWriter
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.language import prompt_positions
 from tokenmesh.services.worker_svc.models.hf.tree import Tree
 from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps, window_groups
+from tokenmesh.shared.messages.media import MediaItem
 
 
 @dataclass(slots=True)
@@ -62,16 +64,41 @@ class HfModel:
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
         """See `Model.embed`; a multiplier that the embedding module itself has is in it."""
         hidden: torch.Tensor = self.tree.embedding(token_ids)
-        for tokens, values in patches:
-            hidden[tokens] = values.to(hidden.dtype)
+        for patch in patches:
+            patch.apply(hidden)
         return hidden
+
+    def positions_of(
+        self, token_ids: Sequence[int], media: Sequence[MediaItem]
+    ) -> torch.Tensor | None:
+        if self.facts.media.position_rows == 1:
+            return None
+        return prompt_positions(self.tree.shell, token_ids, media)
 
     def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
         self.tree.run.begin(step, store)
         try:
-            return self.tree.hidden_of(hidden[None], step.positions[None])[0]
+            rows = step.media.positions
+            positions = step.positions[None] if rows is None else rows[:, None]
+            more = self._deepstack(hidden, step.media.patches)
+            return self.tree.hidden_of(hidden[None], positions, **more)[0]
         finally:
             self.tree.run.end()
+
+    def _deepstack(self, hidden: torch.Tensor, patches: Sequence[Patch]) -> dict[str, Any]:
+        """What the tree adds to the outputs of its first layers, by its own names."""
+        count = self.facts.media.num_deepstack
+        width = (1 + count) * hidden.shape[1]
+        deep = [patch for patch in patches if patch.values.shape[1] == width]
+        if not count or not deep:
+            return {}
+        mask = torch.zeros(1, len(hidden), dtype=torch.bool, device=hidden.device)
+        for patch in deep:
+            mask[0, patch.tokens] = True
+        deep.sort(key=lambda patch: patch.tokens.start)
+        values = torch.cat([patch.values[:, hidden.shape[1] :] for patch in deep])
+        parts = torch.split(values.to(hidden), hidden.shape[1], dim=1)
+        return {"visual_pos_masks": mask, "deepstack_visual_embeds": list(parts)}
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.logits`; by the tree's own head, with all that it does to logits."""

@@ -17,6 +17,7 @@ from tokenmesh.services.worker_svc.layers.rotary import RopeConfig, Rotary
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.attention import ATTENTION
 from tokenmesh.services.worker_svc.models.hf.cross import CrossPort, wrap_cross
+from tokenmesh.services.worker_svc.models.hf.language import language_body
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort, calls, wrap
 from tokenmesh.services.worker_svc.models.hf.mla import (
     IndexerPort,
@@ -96,11 +97,13 @@ _PROBE_TOKENS = 3
 
 @dataclass(slots=True)
 class Tree:
-    """A `...ForCausalLM` of transformers, adapted. Its weights may still be on the meta device."""
+    """A tree of transformers, adapted. Its weights may still be on the meta device."""
 
     model: PreTrainedModel
+    shell: torch.nn.Module
+    """The model without its head, which places media in a prompt."""
     body: torch.nn.Module
-    """Everything but the head."""
+    """The language model without its head: all of `shell`, or a part of it."""
     embedding: torch.nn.Module
     run: Run
     cache: RunCache
@@ -109,9 +112,13 @@ class Tree:
     indexers: list[IndexerPort]
     crosses: list[CrossPort]
 
-    def hidden_of(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """embeddings [1, T, H], positions [1, T] -> final hidden states [1, T, H]."""
-        named: dict[str, Any] = {self.cache_name: self.cache}
+    def hidden_of(
+        self, embeddings: torch.Tensor, positions: torch.Tensor, **more: Any
+    ) -> torch.Tensor:
+        """embeddings [1, T, H], positions [1, T] or [rows, 1, T] -> final hidden states [1, T, H].
+
+        more: what only this tree takes, by the names of its arguments."""
+        named: dict[str, Any] = {self.cache_name: self.cache, **more}
         out = self.body(inputs_embeds=embeddings, position_ids=positions, use_cache=True, **named)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
@@ -155,11 +162,12 @@ def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
             indexers.append(wrap_indexer(module, run, cache))
         elif is_latent(module):
             keep_latents(module)
-    body: torch.nn.Module = model.base_model
+    body = language_body(model)
     by_row(body, ropes, run)
     crosses = wrap_cross(body, run)
     embedding = model.get_input_embeddings()
-    return Tree(model, body, embedding, run, cache, _cache_name(body), mixers, indexers, crosses)
+    shell, name = model.base_model, _cache_name(body)
+    return Tree(model, shell, body, embedding, run, cache, name, mixers, indexers, crosses)
 
 
 def _cache_name(body: torch.nn.Module) -> str:

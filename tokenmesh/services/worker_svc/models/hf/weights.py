@@ -17,6 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed, misshapen
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
+from tokenmesh.services.worker_svc.models.hf.language import is_of_tower
 from tokenmesh.shared.errors import CheckpointError
 
 
@@ -116,7 +117,7 @@ def read_weights(
             for name in found[problem]
             if not checkpoint.is_neutral(name) and not is_ignored(name, what)
         ]
-        if names:
+        if names := [name for name in names if not is_of_tower(facts.kind, name)]:
             place = _place_of(checkpoint, names)
             raise CheckpointError(f"{place}: {what} tensors: {listed(names)}")
     progress(total, total)
@@ -162,7 +163,8 @@ def _difference(facts: HfFacts, checkpoint: Checkpoint, stored: Mapping[str, Sto
             return f"{checkpoint.file_of(name)}: {misshapen(name, shape, asked[name])}"
     if missing := asked.keys() - stored.keys():
         return f"{facts.directory}: missing tensors: {listed(missing)}"
-    if unexpected := stored.keys() - asked.keys():
+    unexpected = {name for name in stored if not is_of_tower(facts.kind, name)} - asked.keys()
+    if unexpected:
         place = _place_of(checkpoint, unexpected)
         return f"{place}: unexpected tensors: {listed(unexpected)}"
     return ""

@@ -14,8 +14,8 @@ from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
-from tokenmesh.services.worker_svc.layers.step import HostStep, Step
-from tokenmesh.services.worker_svc.models.api import ModelFacts, Patch
+from tokenmesh.services.worker_svc.layers.step import HostStep, Patch, Step
+from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.keeps import (
     Grouping,
     KvStore,
@@ -23,6 +23,7 @@ from tokenmesh.services.worker_svc.models.keeps import (
     window_groups,
 )
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, QueryScaling
+from tokenmesh.shared.messages.media import MediaItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Decoder:
         return True
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
-        """token_ids [T] -> [T, hidden], a new tensor; patches replace the embeddings of tokens.
+        """token_ids [T] -> [T, hidden], a new tensor with the patches in it.
 
         Whether the multiplier counts for those as well is the family's choice.
         """
@@ -125,11 +126,16 @@ class Decoder:
         multiplier = self.config.embedding_multiplier
         if multiplier != 1.0 and not self.config.multiplies_patches:
             hidden.mul_(multiplier)
-        for tokens, values in patches:
-            hidden[tokens] = values.to(hidden.dtype)
+        for patch in patches:
+            patch.apply(hidden)
         if multiplier != 1.0 and self.config.multiplies_patches:
             hidden.mul_(multiplier)
         return hidden
+
+    def positions_of(
+        self, token_ids: Sequence[int], media: Sequence[MediaItem]
+    ) -> torch.Tensor | None:
+        return None
 
     def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
         """See `Model.forward`; hidden [T, hidden] is overwritten."""

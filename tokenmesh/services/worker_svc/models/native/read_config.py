@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, Names
 from tokenmesh.services.worker_svc.models.native.read_rope import longest_position, read_ropes
@@ -19,6 +20,7 @@ from tokenmesh.services.worker_svc.models.raw_config import (
     RawConfig,
     refuse_keys,
 )
+from tokenmesh.shared.messages.media import IMAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def read_facts(raw: RawConfig) -> NativeFacts:
         family=family,
         config=config,
         names=_VISION_NAMES if takes_images else (Names(),),
-        takes_images=takes_images,
+        media=MediaFacts(frozenset({IMAGE})) if takes_images else TEXT_ONLY,
         dtype=dtype if isinstance(dtype, str) else None,
         quantization=quantization,
     )

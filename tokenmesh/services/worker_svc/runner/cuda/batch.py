@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
-from tokenmesh.services.worker_svc.models.api import Patch
+from tokenmesh.services.worker_svc.layers.step import Patch
 from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer, fill
 
@@ -83,11 +83,8 @@ def _append(batch: Batch, entry: ScheduledRow, rows: CudaRows) -> None:
         batch.sampled.append(entry.row)
         batch.positions.append(end - row.num_prompt)
         batch.last_tokens.append(batch.num_tokens - 1)
-    for patch in row.patches:
-        overlap = patch.overlap(entry.start, end)
-        if overlap is not None:
-            where = slice(first + overlap[0].start, first + overlap[0].stop)
-            batch.patches.append((where, overlap[1]))
+    found = (patch.within(entry.start, end, first) for patch in row.patches)
+    batch.patches += [patch for patch in found if patch is not None]
     targets = row.prompt[entry.start + 1 : end + 1]
     if targets:
         tokens = slice(first, first + len(targets))

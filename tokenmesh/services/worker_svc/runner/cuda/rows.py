@@ -1,7 +1,7 @@
 """CudaRows: what the host keeps of rows whose tokens and block tables are on the device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import torch
@@ -84,7 +84,7 @@ class CudaRows:
         """Take a request, whatever the row held before."""
         state, device = self.state, self.state.flat.device
         assert len(new.token_ids) <= state.token_ids.shape[1], "admission lets no longer one in"
-        patches, error = patches_of(new, self._facts.hidden_size)
+        patches, error = patches_of(new, self._facts)
         token_ids, largest = new.token_ids, max(new.token_ids)
         if largest >= self._facts.vocab_size:
             error = f"token id {largest} is not in the vocabulary of {self._facts.vocab_size}"
@@ -92,7 +92,7 @@ class CudaRows:
         wanted = new.sampling.prompt_logprobs if new.wants_prompt_logprobs else None
         self._row_by_number[new.row] = DeviceRow(
             num_prompt=new.num_prompt,
-            patches=[MediaPatch(p.start, upload(p.embeddings, device)) for p in patches],
+            patches=[replace(p, embeddings=upload(p.embeddings, device)) for p in patches],
             prompt=[] if wanted is None else token_ids[: new.num_prompt],
             num_prompt_logprobs=wanted or 0,
             num_blocks=[0] * len(self._tables),
