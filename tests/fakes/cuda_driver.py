@@ -65,6 +65,7 @@ class CudaDriver(EngineDriver):
             eos_token_ids=EOS,
             cache_salt=lambda salt, num_prompt: salt,
             rope_boundary=self.runner._forward.model.facts.rope_boundary,
+            media=self.runner._forward.model.facts.media,
         )
         self._engine = Engine(self.runner, self.settings)
         self._num_streams = 0
