@@ -4,29 +4,34 @@ PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install dev check test test-long test-gpu test-oldest-triton bench docs FORCE
+.PHONY: install dev dist check test test-long test-gpu test-oldest-triton bench docs FORCE
 .DEFAULT_GOAL := check
 # Processes that tests start would compile the whole package again, each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What `tokenmesh up` needs.
+# What `tokenmesh up` needs, with Triton where there is an NVIDIA GPU.
+EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
 install: $(VENV)/.installed
 
-# And what the other targets need; each of them asks for it.
+# And what the other targets need; each of them requires it.
 dev: $(VENV)/.installed-dev
 
 $(VENV)/.python: FORCE
 	@scripts/make_venv.sh "$(VENV)" "$(PYTHON)"
 
-$(VENV)/.installed: pyproject.toml $(VENV)/.python
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --editable .
+$(VENV)/.installed: pyproject.toml uv.lock $(VENV)/.python
+	scripts/install.sh "$(VENV)" $(EXTRAS)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	scripts/install.sh "$(VENV)" $(EXTRAS) dev gpu-tests
 	touch $@
+
+# Wheel and sdist. Two builds of one commit are equal, byte for byte.
+DIST ?= dist
+dist: dev
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
+	  $(BIN)/python -m hatchling build --directory "$(DIST)"
 
 check: dev
 	$(BIN)/ruff format --check .

@@ -1,9 +1,9 @@
-"""What one service needs, as a requirements file: its extra and the command line, nothing else.
+"""What the package with extras needs, as a requirements file: `requirements.py gateway` prints it.
 
-Every package has the version and the hashes of `uv.lock`. torch and triton are left out: they come
-from an index of their own, which differs by device. An image of one service installs this with
---no-deps --require-hashes, and then the wheel with --no-deps.
-`python compose/requirements.py gateway` prints it.
+The command line's requirements are always part of it. Every package has the version and the hashes
+of `uv.lock`. torch and triton are left out: they come from an index of their own, which differs by
+device. Images and scripts/install.sh install this with --no-deps --require-hashes, and then the
+package.
 """
 
 import re
@@ -13,21 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-COMMAND_LINE: Final = "cli"
 OWN_INDEX: Final = frozenset(("torch", "triton"))
 _EXTRAS: Final = re.compile(r"\[([\w,]+)\]$")
 _NAME: Final = re.compile(r"^[\w.-]+")
 
 
-def requirements(pyproject: Path, service: str) -> list[str]:
-    """The requirements of a service, those of the extras it refers to included.
+def requirements(pyproject: Path, *wanted: str) -> list[str]:
+    """The requirements of the package with extras, those that they refer to included.
 
     KeyError when there is no such extra.
     """
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    found: set[str] = set()
-    waiting, seen = [service, COMMAND_LINE], set()
+    found: set[str] = set(project["dependencies"])
+    waiting, seen = list(wanted), set()
     while waiting:
         extra = waiting.pop()
         if extra in seen:
@@ -105,5 +104,5 @@ def _lines(
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     folder = here if (here / "pyproject.toml").exists() else here.parent
-    needed = requirements(folder / "pyproject.toml", sys.argv[1])
+    needed = requirements(folder / "pyproject.toml", *sys.argv[1:])
     sys.stdout.write("\n".join(locked(folder / "uv.lock", needed)) + "\n")

@@ -112,9 +112,9 @@ def test_every_image_installs_what_its_service_needs(services: list[Service]) ->
     assert "--extra-index-url" not in (ROOT / "compose/Dockerfile").read_text()
 
 
-@pytest.mark.parametrize("service", sorted(SERVICE_BY_NAME))
-def test_an_image_installs_locked_versions_that_the_requirements_allow(service: str) -> None:
-    wanted = [Requirement(each) for each in requirements(ROOT / "pyproject.toml", service)]
+@pytest.mark.parametrize("extra", [*sorted(SERVICE_BY_NAME), "cpu", "dev", "gpu-tests"])
+def test_locked_versions_are_those_that_the_requirements_allow(extra: str) -> None:
+    wanted = [Requirement(each) for each in requirements(ROOT / "pyproject.toml", extra)]
     lines = locked(ROOT / "uv.lock", [str(each) for each in wanted])
     pins = [Requirement(each.removesuffix(" \\")) for each in lines if "==" in each]
     versions: dict[str, list[str]] = {}

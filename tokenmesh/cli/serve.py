@@ -38,8 +38,8 @@ def _entry(spec: ServiceSpec) -> Callable[[Settings], int]:
         if str(error.name).startswith("tokenmesh"):
             raise
         raise ConfigError(
-            f"the {spec.name} needs {error.name}: run `pip install '.[{spec.name},cli]'` in the "
-            "folder of TokenMesh's source"
+            f"the {spec.name} needs {error.name}: install tokenmesh-server with its extra "
+            f"`{spec.name}`, or with `cpu`, which has all services"
         ) from error
     run: Callable[[Settings], int] = module.run
     return run

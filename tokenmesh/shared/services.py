@@ -23,6 +23,8 @@ class ServiceSpec:
     """Publishes at `service.worker_beat_interval_s` instead of `service.beat_interval_s`."""
     computes: bool = False
     """Its threads compute: under `up` such processes share the cores."""
+    library: str = ""
+    """A module that only its extra in pyproject.toml installs; empty: it needs no extra."""
     faces_clients: bool = False
     """Listens on `gateway.port` and stops before the other services."""
 
@@ -39,10 +41,17 @@ class ServiceSpec:
 
 SERVICES: Final = (
     ServiceSpec("scheduler", "scheduler_svc", verb="place", heartbeats="all"),
-    ServiceSpec("tokenizer", "tokenizer_svc", verb="tokenize"),
-    ServiceSpec("encoder", "mm_encoder_svc", verb="encode", computes=True),
-    ServiceSpec("worker", "worker_svc", heartbeats="gateways", beats_often=True, computes=True),
-    ServiceSpec("gateway", "gateway", heartbeats="all", faces_clients=True),
+    ServiceSpec("tokenizer", "tokenizer_svc", verb="tokenize", library="transformers"),
+    ServiceSpec("encoder", "mm_encoder_svc", verb="encode", computes=True, library="torch"),
+    ServiceSpec(
+        "worker",
+        "worker_svc",
+        heartbeats="gateways",
+        beats_often=True,
+        computes=True,
+        library="torch",
+    ),
+    ServiceSpec("gateway", "gateway", heartbeats="all", faces_clients=True, library="fastapi"),
 )
 """In the order in which `up` starts them."""
 

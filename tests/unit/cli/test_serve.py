@@ -53,4 +53,4 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     monkeypatch.setattr(importlib, "import_module", absent)
     assert run(["serve", "worker"]) == 2
     output = " ".join(capsys.readouterr().err.split())
-    assert "the worker needs torch: run `pip install '.[worker,cli]'`" in output
+    assert "the worker needs torch: install tokenmesh-server with its extra `worker`" in output

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,16 @@ from tokenmesh.shared.services import SERVICES
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _PATH_STARTS: Final = ("/", "./", "../", "~")
+
+
+def check_installed() -> None:
+    """Raises ConfigError when the package was installed without its services."""
+    missing = {spec.library for spec in SERVICES if spec.library and not find_spec(spec.library)}
+    if missing:
+        raise ConfigError(
+            f"`tokenmesh up` needs {', '.join(sorted(missing))}: install tokenmesh-server with its "
+            "extra `cpu`, or `gpu` on a machine with an NVIDIA GPU"
+        )
 
 
 def check_models(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from tokenmesh.cli.embedded.plan import (
     NOTIFY_SOCKET,
     MeshPlan,
     check_address,
+    check_installed,
     check_models,
     make_plan,
     warn_if_open,
@@ -33,6 +34,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     """Serve until a signal; the exit code. Raises ConfigError before anything has started."""
     if settings.gateway.port == 0 and settings.gateway.uds is None:
         settings = changed(settings, {"gateway": {"port": free_port()}})
+    check_installed()
     check_models(settings)
     check_address(settings)
     gateway = settings.gateway
