@@ -22,7 +22,7 @@ from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionReq
 from tokenmesh.services.gateway.openai.sampling_fields import NotServed, SamplingFields, marked
 from tokenmesh.shared.config.layers import Key, environment_name, fields, is_section
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
-from tokenmesh.shared.subjects import SUBJECTS
+from tokenmesh.shared.subject_table import SUBJECTS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "docs/reference"
@@ -107,12 +107,13 @@ def subjects_page() -> str:
         "# NATS subjects\n",
         "Model names are slugged (`shared/subjects.py`). A question is answered with what stands "
         "behind its arrow, or with `Failed`. [All messages](messages.md).\n",
-        "| subject | who listens | queue group | carries |",
-        "|---|---|---|---|",
+        "| subject | who publishes | who listens | queue group | carries |",
+        "|---|---|---|---|---|",
     ]
     for each in SUBJECTS:
-        queue = each.queue or "-"
-        lines.append(f"| `{each.pattern}` | {each.listeners} | {queue} | {each.carries} |")
+        queue, senders = each.queue or "-", ", ".join(each.senders) or "-"
+        row = (f"`{each.pattern}`", senders, each.listeners, queue, each.carries)
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 

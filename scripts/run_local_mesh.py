@@ -18,12 +18,12 @@ from typing import Any, Final
 import yaml
 
 from tokenmesh.cli.embedded.child import ChildSpec, Phase
-from tokenmesh.cli.embedded.plan import NATS_USER
 from tokenmesh.cli.embedded.ports import free_port
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.servers import nats_server, redis_server
 from tokenmesh.cli.embedded.supervisor import ProcessSupervisor
 from tokenmesh.shared.config.up import UpSettings
+from tokenmesh.shared.rights import SERVICE_USERS
 from tokenmesh.shared.service.lifecycle import StopSignals
 from tokenmesh.shared.services import SERVICE_BY_NAME
 
@@ -97,7 +97,8 @@ def local_spec(service: Service, addresses: Mapping[str, str], port: int) -> Chi
 async def run(port: int, variables: Mapping[str, str]) -> int:
     """Until a signal, or until a service cannot be kept alive; the exit code."""
     limits = UpSettings()
-    passwords = {name: secrets.token_hex(24) for name in ("NATS_PASSWORD", "REDIS_PASSWORD")}
+    passwords = {user: secrets.token_hex(24) for user in SERVICE_USERS}
+    variables = {**variables, **{f"{user.upper()}_PASSWORD": passwords[user] for user in passwords}}
     nats, redis = free_port(), free_port()
     # No collector and no container network here; five processes share one host's ports.
     addresses = {
@@ -106,15 +107,15 @@ async def run(port: int, variables: Mapping[str, str]) -> int:
         "TOKENMESH_TELEMETRY__OTLP_ENDPOINT": "",
         "TOKENMESH_TELEMETRY__METRICS_PORT": "0",
     }
-    services = services_of(COMPOSE, {**variables, **passwords})
+    services = services_of(COMPOSE, variables)
     stops = StopSignals()
     with private_folder() as folder, stops.installed():
         supervisor = ProcessSupervisor(
             limits, lambda name, line: print(f"{name}: {line}", flush=True), lambda *_: None
         )
         servers = (
-            nats_server(folder, limits, nats, {NATS_USER: passwords["NATS_PASSWORD"]}),
-            redis_server(folder, limits, redis, passwords["REDIS_PASSWORD"]),
+            nats_server(folder, limits, nats, passwords),
+            redis_server(folder, limits, redis, passwords),
         )
         try:
             await supervisor.start(servers)

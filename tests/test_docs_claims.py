@@ -19,7 +19,7 @@ from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages import Message
 from tokenmesh.shared.metrics.table import METRICS
 from tokenmesh.shared.service.lifecycle import ExitCode
-from tokenmesh.shared.subjects import SUBJECTS
+from tokenmesh.shared.subject_table import SUBJECTS
 
 SETTINGS = {".".join(key) for key, _ in fields()}
 SECTIONS = {name for name in SETTINGS if "." not in name} | {"model"}
@@ -27,7 +27,7 @@ VARIABLES = {environment_name(key) for key, _ in fields()}
 KINDS = {metric.name: metric.kind for metric in METRICS}
 FILES = [
     "/" + str(path.relative_to(ROOT)) + ("/" if path.is_dir() else "")
-    for folder in ("tokenmesh", "tests", "docs", "benchmarks", "scripts", "compose")
+    for folder in ("tokenmesh", "tests", "docs", "benchmarks", "scripts", "compose", "deploy")
     for path in (ROOT / folder).rglob("*")
 ]
 

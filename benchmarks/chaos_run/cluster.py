@@ -15,7 +15,7 @@ from tokenmesh.cli.embedded.child import ChildSpec
 from tokenmesh.cli.embedded.plan import MeshPlan, make_plan
 from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
 from tokenmesh.cli.embedded.private import write_private
-from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config import Settings, load_settings
 from tokenmesh.shared.config.loader import changed, plain_values
 
 LEAVE_S = 20.0
@@ -39,7 +39,7 @@ class Cluster:
 
         `num_responders`: further gateways, which may die: they are to serve stored responses only.
         """
-        plan = make_plan(settings, folder)
+        plan = make_plan(settings, folder, with_admin=True)
         if is_redis_durable:
             _keep_on_disk(folder)
         self.nats_monitor = _open_monitor(folder)
@@ -128,7 +128,8 @@ def _gateways(
     log_format = {"telemetry": {"log_format": "json"}}
     for number in range(1, count + 1):
         port = free_port()
-        settings = changed(plan.settings, {"gateway": {"port": port}, **log_format})
+        own = load_settings(Path(spec.command[-1]))
+        settings = changed(own, {"gateway": {"port": port}, **log_format})
         text = json.dumps(plain_values(settings))
         config = write_private(folder / f"{kind}-{number}.json", text)
         command = (*spec.command[:-1], str(config))

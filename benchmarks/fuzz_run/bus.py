@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.fuzz_run.mutate import spoil
 from tokenmesh.shared.bus.nats import NatsLink
 from tokenmesh.shared.messages import Drain, Message, Sleep, StartProfile, StopProfile, WakeUp
-from tokenmesh.shared.subjects import SUBJECTS
+from tokenmesh.shared.subject_table import SUBJECTS
 
 _COMMANDS: Final = (Drain, Sleep, StartProfile, StopProfile, WakeUp)
 """A well-formed one is carried out, from any sender."""

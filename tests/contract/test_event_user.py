@@ -17,7 +17,8 @@ from tokenmesh.shared.config import load_settings
 
 @pytest.fixture
 def plan(tmp_path: Path) -> MeshPlan:
-    return make_plan(load_settings(overrides={"block_events": {"enabled": True}}), tmp_path)
+    settings = load_settings(overrides={"block_events": {"enabled": True}})
+    return make_plan(settings, tmp_path, with_admin=True)
 
 
 @pytest.fixture
@@ -93,4 +94,4 @@ async def test_it_neither_speaks_to_the_mesh_nor_listens_to_it(
 def test_without_events_there_is_no_such_user(tmp_path: Path) -> None:
     plan = make_plan(load_settings(), tmp_path)
     assert plan.events_url is None
-    assert 'user: "events"' not in (tmp_path / "nats.conf").read_text()
+    assert "user: events" not in (tmp_path / "nats.conf").read_text()

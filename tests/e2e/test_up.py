@@ -209,7 +209,7 @@ def test_no_secret_is_in_the_arguments_of_a_process(running: MeshProcess) -> Non
         for word in child.cmdline()
         if word.endswith("services.json")
     }
-    config = (folder / "services.json").read_text()
+    config = (folder / "gateway-services.json").read_text()
     password = config.partition('"password": "')[2].partition('"')[0]
     assert len(password) >= 32
     assert not any(password in " ".join(child.cmdline()) for child in running.family())

@@ -18,7 +18,7 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.service import Mesh
 from tokenmesh.shared.service.run import ProcessControl
-from tokenmesh.shared.subjects import SUBJECTS
+from tokenmesh.shared.subject_table import SUBJECTS
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from pydantic import SecretStr
 
 from compose.requirements import OWN_INDEX, locked, requirements
+from scripts.generate_rights import files
 from scripts.run_local_mesh import MissingVariable, Service, interpolate, services_of
 from tests.servers import free_port, make_redis
 from tokenmesh.cli.arguments import arrange
@@ -29,7 +30,8 @@ from tokenmesh.shared.services import SERVICE_BY_NAME
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "compose/compose.yaml"
 GPU = ROOT / "compose/gpu.yaml"
-VARIABLES = {"NATS_PASSWORD": "n", "REDIS_PASSWORD": "r"}
+OBSERVE = ROOT / "compose/observe.yaml"
+VARIABLES = {f"{service.upper()}_PASSWORD": f"p{service}" for service in SERVICE_BY_NAME}
 LIGHT = ("gateway", "scheduler")
 
 
@@ -56,7 +58,7 @@ def follows_the_specification(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, str(path)], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("path", [COMPOSE, GPU], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [COMPOSE, GPU, OBSERVE], ids=lambda path: path.name)
 def test_the_file_follows_the_compose_specification(path: Path) -> None:
     answer = follows_the_specification(path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -99,7 +101,10 @@ def test_every_variable_is_a_setting(
                 patch.setenv(name, value)
             settings = load_settings()
         assert settings.bus.url == "nats://nats:4222"
-        assert settings.bus.password is not None
+        assert settings.bus.user == settings.redis.user == service.name
+        for section in (settings.bus, settings.redis):
+            assert section.password is not None
+            assert section.password.get_secret_value() == f"p{service.name}"
         assert settings.models[0].name == "tokenmesh-demo"
 
 
@@ -108,7 +113,9 @@ def test_every_image_installs_what_its_service_needs(services: list[Service]) ->
     for service in services:
         assert f"requirements.py {service.name} >" in found[service.target]
         assert "pip install --no-deps --require-hashes" in found[service.target]
-        assert "USER tokenmesh" in found[service.target]
+        assert "\nUSER 10001\n" in found[service.target]
+    assert "requirements.py cpu >" in found["all"]
+    assert "USER 10001" in found["all"]
     assert "--extra-index-url" not in (ROOT / "compose/Dockerfile").read_text()
 
 
@@ -152,7 +159,7 @@ def test_a_gpu_is_for_services_with_torch_and_triton_has_a_place_to_run_from(
     cache = worker["environment"]["TRITON_CACHE_DIR"]
     # where /tmp is mounted nothing may be run, and all else is read-only
     assert worker["volumes"] == [f"triton:{cache}"]
-    assert f"chown tokenmesh {cache}" in stages()["worker"]
+    assert f"chown 10001 {cache}" in stages()["worker"]
     assert set(overlay["volumes"]) == {"triton"}
 
 
@@ -166,7 +173,8 @@ def test_secrets_are_required_and_never_in_the_file(document: dict[str, Any]) ->
 
 
 def test_the_example_names_every_variable_of_the_file() -> None:
-    used = set(re.findall(r"(?<!\$)\$\{(\w+)", COMPOSE.read_text()))
+    texts = COMPOSE.read_text() + OBSERVE.read_text()
+    used = {*re.findall(r"(?<!\$)\$\{(\w+)", texts), "COMPOSE_PROFILES"}
     offered = set(re.findall(r"^(\w+)=", (ROOT / "compose/env.example").read_text(), re.MULTILINE))
     assert used == offered
 
@@ -184,51 +192,82 @@ def test_every_service_can_be_scaled_alone(document: dict[str, Any]) -> None:
     assert [each["build"]["target"] for each in published] == ["gateway"]
 
 
-def test_no_container_may_more_than_it_must(document: dict[str, Any]) -> None:
-    for name, service in document["services"].items():
+@pytest.mark.parametrize("path", [COMPOSE, OBSERVE], ids=lambda path: path.name)
+def test_no_container_may_more_than_it_must(path: Path) -> None:
+    services = dict(yaml.safe_load(path.read_text()))["services"]
+    for name, service in services.items():
+        if path == OBSERVE and name in SERVICE_BY_NAME:
+            continue
         assert service["cap_drop"] == ["ALL"], name
         assert service["read_only"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["restart"] == "unless-stopped", name
+        assert service["deploy"]["resources"]["limits"]["memory"], name
+        assert service["logging"]["options"]["max-size"], name
+        image = service.get("image", "")
+        assert re.search(r":v?\d+\.\d+\.\d+", image) or "build" in service, name
+        assert service.get("user", "10001").isdecimal(), name
 
 
-def test_redis_starts_as_the_file_says_and_leaves_when_told(
+def test_what_observes_does_not_reach_nats_and_valkey(document: dict[str, Any]) -> None:
+    overlay = dict(yaml.safe_load(OBSERVE.read_text()))["services"]
+    assert set(SERVICE_BY_NAME) <= set(overlay)
+    for name, service in overlay.items():
+        is_ours = name in SERVICE_BY_NAME
+        assert service["networks"] == (["mesh", "observe"] if is_ours else ["observe"])
+    for name in ("nats", "valkey"):
+        assert document["services"][name]["networks"] == ["mesh"]
+
+
+def test_the_encoder_runs_only_where_it_is_wanted(document: dict[str, Any]) -> None:
+    profiles = {name: each.get("profiles") for name, each in document["services"].items()}
+    assert {name: each for name, each in profiles.items() if each} == {"encoder": ["media"]}
+
+
+def test_users_and_their_rights_are_those_of_the_table() -> None:
+    assert {path: path.read_text("utf-8") for path in files()} == files()
+
+
+def test_valkey_starts_as_the_file_says_and_leaves_when_told(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
-    shell, option, script = document["services"]["redis"]["command"]
+    shell, option, script = document["services"]["valkey"]["command"]
     port, program = free_port(), Path(make_redis(tmp_path).command[0])
-    (tmp_path / "redis-server").symlink_to(program)
+    (tmp_path / "valkey-server").symlink_to(program)
     script = interpolate(script, {}).replace("END\n", f"END\nport {port}\n", 1)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDIS_PASSWORD": "secret"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **VARIABLES}
     with subprocess.Popen([shell, option, script], env=environment, cwd=tmp_path) as process:
         try:
-            assert asyncio.run(answer_of(port, "secret")) == b"volatile-lru"
-            assert "secret" not in " ".join(psutil.Process(process.pid).cmdline())
+            assert b"maxmemory_policy:volatile-lru" in asyncio.run(memory_of(port, "worker"))
+            words = " ".join(psutil.Process(process.pid).cmdline())
+            assert not any(password in words for password in VARIABLES.values())
         finally:
             process.terminate()
             process.wait(10)
     assert process.returncode == 0
 
 
-async def answer_of(port: int, password: str) -> object:
-    """The policy of a Redis that is about to accept connections."""
-    settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0", password=SecretStr(password))
+async def memory_of(port: int, user: str) -> bytes:
+    """What a Valkey that is about to accept connections reports of its memory."""
+    settings = RedisSettings(
+        url=f"redis://127.0.0.1:{port}/0", user=user, password=SecretStr(f"p{user}")
+    )
     assert await wait_accepting(port, 10.0)
     redis = open_redis(settings)
     try:
-        _, policy = cast("list[object]", await redis.call("CONFIG", "GET", "maxmemory-policy"))
+        return cast("bytes", await redis.call("INFO", "memory"))
     finally:
         await redis.close()
-    return policy
 
 
-def test_mounted_files_exist(document: dict[str, Any]) -> None:
-    mounts = [
-        each for service in document["services"].values() for each in service.get("volumes", ())
-    ]
+@pytest.mark.parametrize("path", [COMPOSE, OBSERVE], ids=lambda path: path.name)
+def test_mounted_files_exist(path: Path) -> None:
+    services = dict(yaml.safe_load(path.read_text()))["services"]
+    mounts = [each for service in services.values() for each in service.get("volumes", ())]
     files = [each.partition(":")[0] for each in mounts if each.startswith(".")]
-    assert files == ["./nats.conf"]
-    assert all((COMPOSE.parent / file).is_file() for file in files)
+    assert files
+    assert all((COMPOSE.parent / file).exists() for file in files)
+    assert all(each.endswith(":ro") for each in mounts if each.startswith("."))
 
 
 def test_the_build_context_holds_what_the_dockerfile_copies() -> None:

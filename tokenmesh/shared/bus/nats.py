@@ -18,6 +18,7 @@ from tokenmesh.shared.bus.base import RateLimitedLog, Subscription
 from tokenmesh.shared.cancellation import keeps_cancellation
 from tokenmesh.shared.config.mesh import BusSettings
 from tokenmesh.shared.errors import BusLost, ConfigError, PayloadTooLarge, ProtocolError
+from tokenmesh.shared.rights import INBOXES, inbox_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,14 @@ class NatsLink:
     def __init__(
         self,
         settings: BusSettings,
+        name: str,
         log: RateLimitedLog,
         on_dropped: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`on_dropped` is called with the reply subject of each request that a full subscription
-        had to drop."""
+        """NATS monitoring shows `name`. `on_dropped` is called with the reply subject of each
+        request that a full subscription had to drop."""
         self._settings = settings
+        self._name = name
         self._log = log
         self._on_dropped = on_dropped
         self._shown_url = _USER_INFO.sub("//", settings.url)
@@ -73,14 +76,14 @@ class NatsLink:
         return self._client.max_payload
 
     def new_inbox(self) -> str:
-        """A subject prefix that no other process uses."""
-        return self._client.new_inbox()
+        """A subject prefix that no other process uses, below that of this process's user."""
+        return inbox_prefix(self._name) + self._client.new_inbox().removeprefix(INBOXES)
 
-    async def open(self, name: str) -> None:
+    async def open(self) -> None:
         """Connect; raises as `message_bus.connect`."""
         try:
             async with asyncio.timeout(self._settings.connect_deadline_s):
-                await self._open_client(name)
+                await self._open_client()
         except ConfigError:
             await self.close()
             raise
@@ -91,11 +94,11 @@ class NatsLink:
         self._is_open = True
         self._connected.set()
 
-    async def _open_client(self, name: str) -> None:
+    async def _open_client(self) -> None:
         settings = self._settings
         await self._client.connect(
             servers=[url.strip() for url in settings.url.split(",")],
-            name=name,
+            name=self._name,
             user=settings.user,
             password=settings.password.get_secret_value() if settings.password else None,
             token=settings.token.get_secret_value() if settings.token else None,

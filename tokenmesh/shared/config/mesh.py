@@ -80,6 +80,7 @@ class RedisSettings(BaseModel):
     url: str = Field(
         default="redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL."
     )
+    user: str | None = Field(default=None, description="User name of an ACL, when not in the URL.")
     password: SecretStr | None = Field(default=None, description="Password, when not in the URL.")
     pool_size: int = Field(default=16, ge=1, description="Connections of one process at most.")
     max_script_calls: int = Field(
@@ -182,7 +183,7 @@ class TelemetrySettings(BaseModel):
     )
     otlp_endpoint: str | None = Field(
         default=None,
-        description="Base URL of an OTLP/HTTP collector, such as http://jaeger:4318.",
+        description="Base URL of an OTLP/HTTP collector, such as http://collector:4318.",
     )
     otlp_headers: dict[str, SecretStr] = Field(
         default={}, description="Headers for the collector, such as an authorization."

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import tokenmesh
 from tokenmesh.shared import subjects
@@ -21,9 +21,9 @@ from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import PROTOCOL, ModelCard, WorkerLoad
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
+from tokenmesh.shared.rights import heartbeats_of
 from tokenmesh.shared.service.micro import Micro
-from tokenmesh.shared.services import SERVICE_BY_NAME, SERVICES, ServiceSpec
-from tokenmesh.shared.subjects import ALL_BEATS, beat
+from tokenmesh.shared.services import SERVICE_BY_NAME, SERVICES
 
 if TYPE_CHECKING:
     from tokenmesh.shared.config import Settings
@@ -88,17 +88,6 @@ class HeartbeatSender:
 
 
 OnDrain = Callable[[float], Coroutine[Any, Any, None]]
-
-_ANY: Final = InstanceId("*")
-
-
-def _heartbeat_subjects(spec: ServiceSpec, instance_id: InstanceId) -> tuple[str, ...]:
-    """Subjects of the heartbeats that an instance receives."""
-    if spec.heartbeats == "all":
-        return (ALL_BEATS,)
-    if spec.heartbeats == "gateways":
-        return beat("gateway", _ANY), beat(spec.name, instance_id)
-    return ()
 
 
 class Mesh:
@@ -199,7 +188,7 @@ class Mesh:
         for each in SERVICES if spec.heartbeats == "all" else ():
             count = partial(self._count_members, each.name)
             self.metrics.gauge_of("members", count, service=each.name)
-        await self.members.start(self.bus, _heartbeat_subjects(spec, self.instance_id))
+        await self.members.start(self.bus, heartbeats_of(spec, self.instance_id))
 
     async def join(self) -> None:
         """Answer the micro protocol and publish heartbeats."""

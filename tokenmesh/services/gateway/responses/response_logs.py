@@ -27,9 +27,9 @@ from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, NotFound
 from tokenmesh.shared.ids import GatewayId, ResponseId
 from tokenmesh.shared.journal import Journal
+from tokenmesh.shared.rights import RESPONSE_STREAM
 from tokenmesh.shared.subjects import RESPONSES, response_log, response_open
 
-_STREAM: Final = "tm-responses"
 _ID: Final = re.compile(r"resp_[A-Za-z0-9]{1,64}")
 _SHOWN_CHARS: Final = 80
 _STORING_S: Final = 0.01
@@ -39,7 +39,7 @@ _STORING_S: Final = 0.01
 def open_journal(bus: MessageBus, settings: ResponseSettings) -> JetStreamJournal:
     """The journal of responses; its stream is created at first use."""
     spec = StreamSpec(
-        name=_STREAM,
+        name=RESPONSE_STREAM,
         subjects=RESPONSES,
         max_age_s=settings.retention_s,
         max_bytes=settings.max_total_bytes,
