@@ -1,0 +1,328 @@
+"""The chart as Helm renders it: valid for Kubernetes, hardened, and started as the services are."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import kubernetes_validate
+import pytest
+import yaml
+
+import tokenmesh
+from tests.servers import make_nats
+from tokenmesh.cli.arguments import arrange
+from tokenmesh.cli.main import known_flags
+from tokenmesh.shared.config import Settings, load_settings
+from tokenmesh.shared.metrics.table import METRICS
+from tokenmesh.shared.services import SERVICE_BY_NAME
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHART = ROOT / "deploy/chart"
+KUBERNETES = "1.34"
+"""The version against whose schemas manifests are checked."""
+pytestmark = pytest.mark.timeout(60)  # schemas are large files
+WITHOUT_SCHEMA = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
+Manifest = dict[str, Any]
+Values = dict[str, Any]
+
+SCALING = {"enabled": True, "minReplicas": 1, "maxReplicas": 4}
+RESOURCES = {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"memory": "64Gi"}}
+FULL: Values = {
+    "image": {"digests": {"gateway": "sha256:" + "0" * 64}, "pullSecrets": [{"name": "pull"}]},
+    "models": [
+        {
+            "name": "Qwen/Qwen3.5-27B",
+            "model": "Qwen/Qwen3.5-27B",
+            "replicas": 2,
+            "gpus": 1,
+            "settings": {"max_model_len": 8192},
+            "worker": {"max_num_seqs": 64},
+            "resources": RESOURCES,
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "nodeSelector": {"gpu": "h100"},
+            "scaling": {**SCALING, "waitingPerWorker": 8, "firstTokenSeconds": 5},
+        },
+        {"name": "small", "model": "/models/small", "replicas": 3, "resources": RESOURCES},
+    ],
+    "encoder": {"replicas": 2, "gpus": 1},
+    "gateway": {
+        "replicas": 3,
+        "keysSecret": {"name": "keys", "key": "keys.toml"},
+        "ingress": {"enabled": True, "className": "nginx", "tlsSecret": "tls"},
+    },
+    "settings": {"gateway": {"request_timeout_s": 120}},
+    "huggingFaceSecret": "hub",
+    "modelCache": {"existingClaim": "models"},
+    "telemetry": {"otlpEndpoint": "http://collector:4318"},
+    "networkPolicies": {
+        "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+    },
+    "monitoring": {"serviceMonitor": True, "rules": True, "dashboards": True},
+}
+EXTERNAL: Values = {
+    "nats": {"enabled": False, "externalUrl": "tls://nats.example.com:4333"},
+    "valkey": {"enabled": False, "externalUrl": "rediss://valkey.example.com:6379/0"},
+    "caSecret": "ca",
+    "passwordsSecret": "mine",
+}
+
+
+def render(values: Values) -> list[Manifest]:
+    """The manifests of a release named `demo`."""
+    with helm.Chart.load(str(CHART)) as chart:
+        texts = chart.render(values, name="demo", namespace="llm")
+    return [
+        manifest
+        for path, text in sorted(texts.items())
+        if path.endswith(".yaml")
+        for manifest in yaml.safe_load_all(text)
+        if manifest
+    ]
+
+
+@pytest.fixture(scope="module", params=[{}, FULL, EXTERNAL], ids=["default", "full", "external"])
+def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
+    return render(request.param)
+
+
+@pytest.fixture(scope="module")
+def full() -> list[Manifest]:
+    return render(FULL)
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
+    return {each["metadata"]["name"]: each for each in manifests if each["kind"] == kind}
+
+
+def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
+    """Name and pod specification of everything that runs."""
+    for each in manifests:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+def component(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def test_helm_finds_nothing_wrong() -> None:
+    found = helm.lint(str(CHART))
+    assert found["errors"] == []
+    # severity 1 is information: there is no icon
+    assert [each for each in found["messages"] if each["severity"] > 1] == []
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    assert about["version"] == about["appVersion"] == tokenmesh.__version__
+
+
+def test_the_manifests_follow_the_schemas_of_kubernetes(manifests: list[Manifest]) -> None:
+    for manifest in manifests:
+        if manifest["kind"] not in WITHOUT_SCHEMA:
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+def test_the_schemas_would_notice_a_mistake(full: list[Manifest]) -> None:
+    broken = json.loads(json.dumps(next(iter(of_kind(full, "Deployment").values()))))
+    broken["spec"]["replica"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(broken, KUBERNETES, strict=True)
+
+
+def test_no_container_may_more_than_it_must(manifests: list[Manifest]) -> None:
+    for name, pod in pods(manifests):
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["securityContext"]["runAsNonRoot"], name
+        assert pod["securityContext"]["runAsUser"] == 10001, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"], name
+            assert container["resources"]["requests"]["cpu"], name
+            assert not container["image"].endswith(":latest"), name
+            assert "livenessProbe" in container, name
+            assert {"startupProbe", "readinessProbe"} & set(container), name
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            claims = {"data"} if "nats" in name else set()
+            assert mounted == {volume["name"] for volume in pod["volumes"]} | claims, name
+
+
+def settings_of(
+    deployment: Manifest, manifests: list[Manifest], folder: Path, patch: pytest.MonkeyPatch
+) -> Settings:
+    """What the process reads: its file and its variables."""
+    (config,) = (each for name, each in of_kind(manifests, "ConfigMap").items() if "config" in name)
+    for name, text in config["data"].items():
+        (folder / name).write_text(text)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    words = container["command"] + container.get("args", [])
+    assert words[:3] == ["tokenmesh", "serve", component(deployment)]
+    arrange(words[3:], known_flags("serve"))
+    with patch.context() as inner:
+        for variable in container["env"]:
+            inner.setenv(variable["name"], variable.get("value", "secret"))
+        return load_settings(folder / Path(words[words.index("--config") + 1]).name)
+
+
+def test_every_deployment_starts_a_service_with_settings_that_load(
+    manifests: list[Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = set()
+    for name, deployment in of_kind(manifests, "Deployment").items():
+        service = component(deployment)
+        if service not in SERVICE_BY_NAME:
+            continue
+        settings = settings_of(deployment, manifests, tmp_path, monkeypatch)
+        assert settings.bus.user == settings.redis.user == service, name
+        assert settings.bus.password is not None
+        assert settings.telemetry.metrics_port == 9464
+        grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace_s > settings.service.drain_grace_s + 5
+        started.add(service)
+    assert started >= set(SERVICE_BY_NAME) - {"encoder"}
+
+
+def test_a_model_has_its_own_workers_with_its_settings(
+    full: list[Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = {name: each for name, each in of_kind(full, "Deployment").items() if "worker" in name}
+    (large,) = (each for name, each in workers.items() if "qwen" in name)
+    small = workers["demo-tokenmesh-worker-small"]
+    settings = settings_of(large, full, tmp_path, monkeypatch)
+    assert (settings.worker.model, settings.worker.max_num_seqs) == ("Qwen/Qwen3.5-27B", 64)
+    assert settings.worker.device == "cuda"
+    assert settings.models[0].max_model_len == 8192
+    assert settings.gateway.request_timeout_s == 120
+    other = settings_of(small, full, tmp_path, monkeypatch)
+    assert other.worker.model == "small"
+    assert other.worker.max_num_seqs != 64
+    (container,) = large["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": 1}
+    assert "replicas" not in large["spec"]  # KEDA sets it
+    assert small["spec"]["replicas"] == 3
+    assert large["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_selectors_of_deployments_do_not_overlap(full: list[Manifest]) -> None:
+    selectors = [
+        tuple(sorted(each["spec"]["selector"]["matchLabels"].items()))
+        for each in full
+        if each["kind"] in ("Deployment", "StatefulSet")
+    ]
+    assert len(set(selectors)) == len(selectors)
+    for each in full:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            labels = each["spec"]["template"]["metadata"]["labels"]
+            assert each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_only_the_services_reach_nats_and_valkey(full: list[Manifest]) -> None:
+    policies = of_kind(full, "NetworkPolicy")
+    for server, port in (("nats", 4222), ("valkey", 6379)):
+        policy = policies[f"demo-tokenmesh-{server}"]["spec"]
+        (rule,) = policy["ingress"]
+        assert [each["port"] for each in rule["ports"]] == [port]
+        (source,) = rule["from"]
+        instance, services = source["podSelector"]["matchExpressions"]
+        assert instance["values"] == ["demo"]
+        assert set(services["values"]) == set(SERVICE_BY_NAME)
+        # no egress at all
+        assert "Egress" in policy["policyTypes"]
+        assert "egress" not in policy
+
+
+def test_external_servers_are_reached_with_tls_and_none_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = render(EXTERNAL)
+    assert not of_kind(manifests, "StatefulSet")
+    assert not of_kind(manifests, "Secret")
+    gateway = of_kind(manifests, "Deployment")["demo-tokenmesh-gateway"]
+    settings = settings_of(gateway, manifests, tmp_path, monkeypatch)
+    assert settings.bus.url == "tls://nats.example.com:4333"
+    assert settings.redis.url == "rediss://valkey.example.com:6379/0"
+    (container,) = gateway["spec"]["template"]["spec"]["containers"]
+    assert {"name": "SSL_CERT_FILE", "value": "/etc/tokenmesh-ca/ca.crt"} in container["env"]
+    egress = of_kind(manifests, "NetworkPolicy")["demo-tokenmesh-services"]["spec"]["egress"]
+    ports = {port["port"] for rule in egress for port in rule["ports"]}
+    assert {4333, 6379} <= ports
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"nats": {"enabled": False}}, "nats.externalUrl is required"),
+        ({"valkey": {"enabled": False}}, "valkey.externalUrl is required"),
+        ({"models": [{"name": "a"}, {"name": "b", "model": "b"}]}, "a names no checkpoint"),
+    ],
+)
+def test_what_cannot_work_is_refused(values: Values, reason: str) -> None:
+    with pytest.raises(helm.HelmError, match=re.escape(reason)):
+        render(values)
+
+
+def test_disruption_budgets_are_for_what_has_replicas(manifests: list[Manifest]) -> None:
+    budgets = of_kind(manifests, "PodDisruptionBudget")
+    for name, deployment in of_kind(manifests, "Deployment").items():
+        many = deployment["spec"].get("replicas", 2) > 1 or "worker" in name
+        assert (name in budgets) == (many and "valkey" not in name), name
+
+
+def test_the_configuration_of_nats_is_accepted(full: list[Manifest], tmp_path: Path) -> None:
+    for name, text in of_kind(full, "ConfigMap")["demo-tokenmesh-nats"]["data"].items():
+        (tmp_path / name).write_text(text.replace("/data", str(tmp_path)))
+    environment = {f"{service.upper()}_PASSWORD": "secret" for service in SERVICE_BY_NAME}
+    command = [make_nats(tmp_path).command[0], "-t", "-c", str(tmp_path / "nats.conf")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)
+    assert result.returncode == 0, result.stderr
+
+
+def test_valkey_is_configured_as_in_compose(full: list[Manifest]) -> None:
+    (container,) = of_kind(full, "Deployment")["demo-tokenmesh-valkey"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    compose = yaml.safe_load((ROOT / "compose/compose.yaml").read_text("utf-8"))
+    script = compose["services"]["valkey"]["command"][2].replace("$$", "$")
+    assert container["command"][2].split() == script.split()
+
+
+def test_scaling_and_monitoring_name_metrics_and_services_that_exist(full: list[Manifest]) -> None:
+    names = {metric.name for metric in METRICS}
+    (scaled,) = of_kind(full, "ScaledObject").values()
+    assert scaled["spec"]["scaleTargetRef"]["name"] in of_kind(full, "Deployment")
+    for trigger in scaled["spec"]["triggers"]:
+        (found,) = re.findall(r"tokenmesh:(\w+?)(?:_bucket)?\{", trigger["metadata"]["query"])
+        assert found in names
+        assert 'model_name="Qwen/Qwen3.5-27B"' in trigger["metadata"]["query"]
+    (rules,) = of_kind(full, "PrometheusRule").values()
+    alerts = yaml.safe_load((CHART / "files/alerts.yaml").read_text("utf-8"))
+    assert rules["spec"] == alerts
+    (monitor,) = of_kind(full, "ServiceMonitor").values()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert set(endpoint["relabelings"][1]["regex"].split("|")) == set(SERVICE_BY_NAME)
+    boards = of_kind(full, "ConfigMap")["demo-tokenmesh-dashboards"]["data"]
+    assert len(boards) == 4
+    assert all(json.loads(text)["panels"] for text in boards.values())
+
+
+def test_the_probe_of_a_start_looks_for_a_metric_that_a_ready_service_has(
+    full: list[Manifest],
+) -> None:
+    (container,) = of_kind(full, "Deployment")["demo-tokenmesh-scheduler"]["spec"]["template"][
+        "spec"
+    ]["containers"]
+    probe = container["startupProbe"]["exec"]["command"]
+    assert 'actor="ProcessControl"' in probe[2]
+    compile(probe[2], "probe", "exec")
+    source = (ROOT / "tokenmesh/shared/service/run.py").read_text("utf-8")
+    assert "class ProcessControl(Actor)" in source
