@@ -87,6 +87,23 @@ def test_the_demo_model_answers_with_sensible_text(running: MeshProcess) -> None
     assert "42" in answer.json()["choices"][0]["message"]["content"]
 
 
+def test_no_service_lacks_a_right_that_it_needs(running: MeshProcess) -> None:
+    body = {"model": "tokenmesh-demo", "input": "What is 17 + 25?", "background": True}
+    kept = httpx.post(f"{running.url}/v1/responses", json=body, timeout=60).json()
+    give_up = time.monotonic() + 60
+    while kept["status"] != "completed":
+        assert time.monotonic() < give_up, kept
+        time.sleep(0.1)
+        kept = httpx.get(f"{running.url}/v1/responses/{kept['id']}", timeout=60).json()
+    metrics = httpx.get(f"{running.url}/metrics", timeout=60).text
+    # the probe of the chart takes this for ready
+    assert 'actor="ProcessControl"' in metrics
+    assert "prefix_index_current{" in metrics
+    # warnings of all services are shown
+    for refusal in ("permissions violation", "redis refuses"):
+        assert refusal not in running.output.lower()
+
+
 def test_the_screen_tells_what_a_user_needs(running: MeshProcess) -> None:
     for part in (running.url, "tokenmesh-demo", "curl ", "tokenmesh trace", "Ctrl-C"):
         assert part in running.output
