@@ -93,5 +93,8 @@ bench: dev
 	$(BIN)/python -m benchmarks.trace_cost --out $(RESULTS)/tracing.json -- --engine sim
 	$(BIN)/python -m benchmarks.write_page
 
+# The reference, and the files of compose and the chart that are made from tables in the code.
 docs: dev
 	$(BIN)/python scripts/generate_reference.py
+	$(BIN)/python scripts/generate_rights.py
+	$(BIN)/python scripts/generate_dashboards.py

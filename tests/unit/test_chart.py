@@ -135,7 +135,7 @@ def test_the_schemas_would_notice_a_mistake(full: list[Manifest]) -> None:
         kubernetes_validate.validate(broken, KUBERNETES, strict=True)
 
 
-def test_no_container_may_more_than_it_must(manifests: list[Manifest]) -> None:
+def test_no_container_has_more_rights_than_it_needs(manifests: list[Manifest]) -> None:
     for name, pod in pods(manifests):
         assert pod["automountServiceAccountToken"] is False, name
         assert pod["securityContext"]["runAsNonRoot"], name

@@ -157,7 +157,7 @@ def test_a_gpu_is_for_services_with_torch_and_triton_has_a_place_to_run_from(
         assert "pypi.org" in service["build"]["args"]["TORCH_INDEX"]
     worker = overlay["services"]["worker"]
     cache = worker["environment"]["TRITON_CACHE_DIR"]
-    # where /tmp is mounted nothing may be run, and all else is read-only
+    # nothing in /tmp may be executed, and everything else is read-only
     assert worker["volumes"] == [f"triton:{cache}"]
     assert f"chown 10001 {cache}" in stages()["worker"]
     assert set(overlay["volumes"]) == {"triton"}
@@ -193,7 +193,7 @@ def test_every_service_can_be_scaled_alone(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", [COMPOSE, OBSERVE], ids=lambda path: path.name)
-def test_no_container_may_more_than_it_must(path: Path) -> None:
+def test_no_container_has_more_rights_than_it_needs(path: Path) -> None:
     services = dict(yaml.safe_load(path.read_text()))["services"]
     for name, service in services.items():
         if path == OBSERVE and name in SERVICE_BY_NAME:
@@ -228,7 +228,7 @@ def test_users_and_their_rights_are_those_of_the_table() -> None:
     assert {path: path.read_text("utf-8") for path in files()} == files()
 
 
-def test_valkey_starts_as_the_file_says_and_leaves_when_told(
+def test_valkey_starts_as_the_file_says_and_stops_on_a_signal(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
     shell, option, script = document["services"]["valkey"]["command"]
