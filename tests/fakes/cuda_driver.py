@@ -142,10 +142,6 @@ def run(
     directory: Path, batches: Sequence[Sequence[Job]], steps_between: int, settings: dict[str, Any]
 ) -> Report:
     """Run batches of jobs one after the other on one engine, in the interpreting child."""
-    # imports triton, which only a process that interprets may do here
-    from tests.kernels.patch_once import patch_once
-
-    patch_once()
     with torch.inference_mode(), interpreted_on_cpu():
         return drive(CudaDriver(directory, **settings), batches, steps_between)
 

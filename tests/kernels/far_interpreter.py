@@ -12,13 +12,11 @@ import torch
 from triton.runtime.interpreter import GridExecutor
 
 from tests.kernels.far_device import FarDevice, FarGenerator, assert_far, is_far, marked
-from tests.kernels.patch_once import patch_once
 
 
 @contextmanager
 def far_device_interpreted() -> Iterator[FarDevice]:
     """Tensors of device "cuda" go to the kernels; launches of the host's tensors fail."""
-    patch_once()
     run = GridExecutor.__call__
 
     def launched(kernel: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Interpreter: a process of its own in which `triton.jit` interprets.
+"""Interpreter: a separate process in which `triton.jit` interprets.
 
 Triton decides by the environment when it is imported, and a process that interprets cannot compile.
-This module must therefore import neither triton nor torch.
+Importing this module must therefore import neither triton nor torch.
 """
 
 import os
@@ -24,6 +24,7 @@ class Interpreter:
     def call(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
         """Call a module-level function; what it raises is raised here, with its traceback."""
         if os.environ.get(VARIABLE) == "1":
+            _begin()
             with warnings.catch_warnings():
                 warnings.simplefilter("default")  # as in a child: numpy warns of Triton 3.6
                 return function(*arguments)
@@ -44,3 +45,6 @@ class Interpreter:
 def _begin() -> None:
     os.environ[VARIABLE] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"
+    from tests.kernels.patch_once import patch_once
+
+    patch_once()

@@ -205,8 +205,6 @@ def _compare_logprobs(
 def compare_twins(seed: int, vocab_size: int, num_steps: int, interpreted: bool) -> int:
     """How many tokens were compared; with the kernels, or with their references."""
     twins = Twins(random.Random(seed), vocab_size)
-    if interpreted:
-        _patch_once()
     with interpreted_on_cpu() if interpreted else nullcontext():
         twins.steps(num_steps)
     return twins.num_draws
@@ -224,7 +222,6 @@ def compare_twins_apart(seed: int, vocab_size: int, num_steps: int) -> int:
 
 def draw_counts(filters: dict[str, float], num_draws: int) -> tuple[list[int], list[float]]:
     """Tokens drawn by the kernel from one distribution over six tokens, and its kept weights."""
-    _patch_once()
     logits = torch.tensor([0.0, 1.0, 0.4, -1.0, 0.7, 0.4])
     defaults = {"min_p": 0.0, "top_k": 0, "top_p": 1.0}
     values = {**defaults, **filters}
@@ -248,10 +245,3 @@ def draw_counts(filters: dict[str, float], num_draws: int) -> tuple[list[int], l
         floor = float(ordered[num_before])
     kept = weights * (weights >= floor)
     return torch.bincount(tokens, minlength=len(logits)).tolist(), kept.tolist()
-
-
-def _patch_once() -> None:
-    # imports triton, which only a process that interprets may do here
-    from tests.kernels.patch_once import patch_once
-
-    patch_once()
