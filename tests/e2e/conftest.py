@@ -1,4 +1,4 @@
-"""The mesh of tests that need nothing of their own."""
+"""The mesh that most tests share."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,13 @@ from tokenmesh.cli.embedded.ports import free_port
 
 @pytest.fixture(scope="package")
 def demo_mesh() -> Iterator[MeshProcess]:
-    """A mesh with the demo model, ready. Its processes may be killed, but not for good."""
-    with mesh(free_port()) as process:
-        yield process
+    """A mesh with the demo model and two workers, ready.
+
+    A test may kill its processes, which start again; one that needs both workers calls
+    `wait_workers` first.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        # Deaths in one test do not delay the restart after a death in the next one.
+        patch.setenv("TOKENMESH_UP__RESTART_MAX_S", "0.5")
+        with mesh(free_port(), "--workers", "2") as process:
+            yield process

@@ -46,6 +46,21 @@ class MeshProcess:
                 return child
         raise LookupError(name)
 
+    def wait_workers(self, count: int) -> list[psutil.Process]:
+        """The processes of so many workers, once the gateway has heard from all of them."""
+        give_up = time.monotonic() + READY_S
+        while self._num_heard("worker") != count:
+            assert time.monotonic() < give_up, self.output
+            time.sleep(POLL_S)
+        return [each for each in self.process.children() if "worker" in each.cmdline()]
+
+    def _num_heard(self, service: str) -> int:
+        try:
+            processes = httpx.get(f"{self.url}/mesh").json()["processes"]
+        except httpx.TransportError:
+            return 0
+        return sum(each["service"] == service for each in processes)
+
     def wait_ready(self) -> None:
         """Return when the screen says so; fails with the output otherwise."""
         give_up = time.monotonic() + READY_S
@@ -85,6 +100,17 @@ def chat(url: str, text: str, **fields: object) -> httpx.Response:
     message = {"role": "user", "content": text}
     body = {"model": "tokenmesh-demo", "messages": [message], **fields}
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60.0)
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> list[float]:
+    """The time that each of them has computed so far."""
+    return [each.cpu_times().user for each in processes]
+
+
+def busiest(processes: list[psutil.Process], before: list[float]) -> psutil.Process:
+    """The one that has computed most since `before`, which `cpu_seconds` returned."""
+    spent = [now - then for now, then in zip(cpu_seconds(processes), before, strict=True)]
+    return processes[spent.index(max(spent))]
 
 
 def alive(processes: list[psutil.Process]) -> list[str]:

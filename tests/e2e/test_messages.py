@@ -72,9 +72,9 @@ def test_a_tool_and_its_result(client: anthropic.Anthropic) -> None:
     assert message.stop_reason == "tool_use"
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees, sunny"}
     turns = [*question["messages"], message.to_param(), {"role": "user", "content": [result]}]
-    told = client.messages.create(**question | {"messages": turns})
-    assert told.content[0].type == "text"
-    assert "18" in told.content[0].text
+    answer = client.messages.create(**question | {"messages": turns})
+    assert answer.content[0].type == "text"
+    assert "18" in answer.content[0].text
 
 
 def test_a_tool_that_must_be_used(client: anthropic.Anthropic) -> None:
@@ -131,9 +131,9 @@ def test_a_realtime_session(demo_mesh: MeshProcess) -> None:
         output: Any = {"type": "function_call_output", "call_id": call.call_id}
         session.conversation.item.create(item=output | {"output": "18 degrees, sunny"})
         session.response.create()
-        told = _done(session)
-        assert "18" in told.output[0].content[0].text
-    spans = {span["name"]: span for span in _trace(demo_mesh.url, told.id)}
+        final = _done(session)
+        assert "18" in final.output[0].content[0].text
+    spans = {span["name"]: span for span in _trace(demo_mesh.url, final.id)}
     opened, answered = spans["realtime_session"], spans["realtime_response"]
     assert answered["parent_id"] == opened["span_id"]
     assert {"tokenize", "place", "generate", "worker.decode"} <= spans.keys()

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.mesh_process import MeshProcess
+from tests.e2e.mesh_process import MeshProcess, busiest, cpu_seconds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -45,6 +45,8 @@ def text_of(events: list[dict[str, Any]]) -> str:
 def test_a_background_response_survives(demo_mesh: MeshProcess, victim: str) -> None:
     uninterrupted = httpx.post(f"{demo_mesh.url}/v1/responses", json=REQUEST, timeout=60).json()
     body = {**REQUEST, "background": True, "stream": True}
+    workers = demo_mesh.wait_workers(2)
+    before = cpu_seconds(workers)
     seen: list[dict[str, Any]] = []
     with httpx.stream("POST", f"{demo_mesh.url}/v1/responses", json=body, timeout=60) as response:
         for line in response.iter_lines():
@@ -52,7 +54,8 @@ def test_a_background_response_survives(demo_mesh: MeshProcess, victim: str) -> 
                 seen.append(json.loads(line.removeprefix("data: ")))
             if len(seen) == 20:
                 break
-    demo_mesh.service(victim).kill()
+    is_worker = victim == "worker"
+    (busiest(workers, before) if is_worker else demo_mesh.service(victim)).kill()
     rest = read_events(demo_mesh.url, seen[0]["response"]["id"], seen[-1]["sequence_number"])
     events = seen + rest
     assert [event["sequence_number"] for event in events] == list(range(len(events)))

@@ -10,8 +10,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.e2e.mesh_process import MeshProcess, mesh
-from tokenmesh.cli.embedded.ports import free_port
+from tests.e2e.mesh_process import MeshProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -129,7 +128,7 @@ def test_a_stop_string_ends_it_early(client: openai.OpenAI) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_compiled_is_the_clients_fault(
+def test_a_constraint_that_cannot_be_compiled_is_a_bad_request(
     client: openai.OpenAI, fields: Any, param: str, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -157,9 +156,11 @@ async def _beside_a_hostile_one(url: str) -> None:
 LONG = "([a-z]{9}[0-9]){30}!"
 
 
-def test_outputs_follow_their_grammar_although_their_worker_is_killed() -> None:
-    with mesh(free_port(), "--workers", "2") as running:
-        asyncio.run(_kill_a_worker(running))
+def test_outputs_follow_their_grammar_although_their_worker_is_killed(
+    demo_mesh: MeshProcess,
+) -> None:
+    demo_mesh.wait_workers(2)
+    asyncio.run(_kill_a_worker(demo_mesh))
 
 
 async def _kill_a_worker(running: MeshProcess) -> None:
@@ -169,7 +170,7 @@ async def _kill_a_worker(running: MeshProcess) -> None:
         has_begun = asyncio.Event()
         streams = [asyncio.create_task(_read_long(client, seed, has_begun)) for seed in range(4)]
         await has_begun.wait()
-        # each of the two has some of them
+        # each of the two workers computes some of the streams
         running.service("worker").kill()
         for texts in await asyncio.gather(*streams):
             assert all(re.fullmatch(LONG, text) for text in texts)

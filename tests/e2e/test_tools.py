@@ -10,8 +10,7 @@ import psutil
 import pytest
 from pydantic import BaseModel
 
-from tests.e2e.mesh_process import MeshProcess, mesh
-from tokenmesh.cli.embedded.ports import free_port
+from tests.e2e.mesh_process import MeshProcess, busiest, cpu_seconds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -80,7 +79,7 @@ def test_a_strict_function_is_called_as_its_schema_says(
     assert choice.finish_reason == "tool_calls"
 
 
-def test_a_model_with_a_strict_function_need_not_call_it(client: openai.OpenAI) -> None:
+def test_a_strict_function_does_not_have_to_be_called(client: openai.OpenAI) -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     choice = ask(client, [{"role": "user", "content": "Hello!"}], tools=[strict])
     assert choice.message.content
@@ -102,7 +101,7 @@ def test_two_calls_their_results_and_the_answer(client: openai.OpenAI) -> None:
     called = {"role": "assistant", "content": None, "tool_calls": calls}
     final = ask(client, [*ASKED_TWICE, called, *answers])
     assert final.finish_reason == "stop"
-    # All that so small a model makes of two results.
+    # So small a model repeats one of two results only.
     assert "14:30" in final.message.content
 
 
@@ -125,7 +124,7 @@ def test_a_model_without_tools_calls_none(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 def test_required_calls_are_made_and_end(client: openai.OpenAI, thinks: bool) -> None:
-    # A model that has nothing to call sees no reason to end a list of calls, nor to call.
+    # The prompt gives the model no reason to call, nor to end a list of calls.
     hello = [{"role": "user", "content": "hello"}]
     fields = {
         "temperature": 1.0,
@@ -139,7 +138,7 @@ def test_required_calls_are_made_and_end(client: openai.OpenAI, thinks: bool) ->
         assert choice.finish_reason == "tool_calls"
 
 
-def test_a_call_is_required_though_nobody_asked(client: openai.OpenAI) -> None:
+def test_a_call_can_be_required_where_the_prompt_needs_none(client: openai.OpenAI) -> None:
     hello = [{"role": "user", "content": "hello"}]
     choice = ask(client, hello, tool_choice="required", parallel_tool_calls=False)
     [(name, arguments)] = calls_of(choice.message)
@@ -153,7 +152,7 @@ def test_a_named_tool_is_called(client: openai.OpenAI) -> None:
     choice = ask(client, tool_choice=named)
     [(name, arguments)] = calls_of(choice.message)
     assert (name, list(arguments)) == ("get_time", ["city"])
-    # As OpenAI and vLLM have it: the model chose nothing.
+    # As at OpenAI and vLLM, because the model had no choice.
     assert choice.finish_reason == "stop"
 
 
@@ -234,7 +233,7 @@ async def test_the_async_client(async_client: openai.AsyncOpenAI) -> None:
 
 
 def streamed(client: openai.OpenAI, on_chunk: Callable[[int], None]) -> dict[str, str]:
-    """A thought and a long list of calls, all drawn with one seed: text by place."""
+    """A thought and a long list of calls, drawn with one seed: their texts by field and index."""
     stream: Any = client.chat.completions.create(
         model=MODEL,
         messages=ASKED,
@@ -246,35 +245,34 @@ def streamed(client: openai.OpenAI, on_chunk: Callable[[int], None]) -> dict[str
         max_tokens=300,
         stream=True,
     )
-    told: dict[str, str] = defaultdict(str)
+    texts: dict[str, str] = defaultdict(str)
     for index, chunk in enumerate(stream):
         on_chunk(index)
         delta = chunk.choices[0].delta
-        told["reasoning"] += getattr(delta, "reasoning", "")
+        texts["reasoning"] += getattr(delta, "reasoning", "")
         for call in delta.tool_calls or ():
-            told[f"name {call.index}"] += call.function.name or ""
-            told[f"arguments {call.index}"] += call.function.arguments
-    return told
+            texts[f"name {call.index}"] += call.function.name or ""
+            texts[f"arguments {call.index}"] += call.function.arguments
+    return texts
 
 
-def test_a_constrained_call_goes_on_when_its_worker_is_killed() -> None:
-    with mesh(free_port(), "--workers", "2") as running:
-        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
-        indices: list[int] = []
-        expected = streamed(client, indices.append)
-        workers = [each for each in running.process.children() if "worker" in each.cmdline()]
-        before = [each.cpu_times().user for each in workers]
+def test_a_constrained_call_goes_on_when_its_worker_is_killed(
+    demo_mesh: MeshProcess, client: openai.OpenAI
+) -> None:
+    workers = demo_mesh.wait_workers(2)
+    indices: list[int] = []
+    expected = streamed(client, indices.append)
+    before = cpu_seconds(workers)
+    killed: list[psutil.Process] = []
 
-        def kill_the_busy_one(num_chunks: int) -> None:
-            if num_chunks == len(indices) // 2:
-                spent = [each.cpu_times().user for each in workers]
-                gained = [now - then for now, then in zip(spent, before, strict=True)]
-                workers[gained.index(max(gained))].kill()
+    def kill_the_busy_one(num_chunks: int) -> None:
+        if num_chunks == len(indices) // 2:
+            killed.append(busiest(workers, before))
+            killed[0].kill()
 
-        with client:
-            assert streamed(client, kill_the_busy_one) == expected
-        assert "get_weather" in expected["reasoning"]
-        assert list(json.loads(expected["arguments 0"])) == ["city"]
-        assert len(workers) == 2
-        _, alive = psutil.wait_procs(workers, timeout=5)
-        assert len(alive) == 1
+    assert streamed(client, kill_the_busy_one) == expected
+    assert "get_weather" in expected["reasoning"]
+    assert list(json.loads(expected["arguments 0"])) == ["city"]
+    assert len(workers) == 2
+    _, alive = psutil.wait_procs(killed, timeout=5)
+    assert alive == []
