@@ -1,4 +1,7 @@
-"""Images in chats: from every source to pixels in Redis and placeholders in the prompt."""
+"""Images in chats: from every source to pixels in Redis and placeholders in the prompt.
+
+One tokenizer serves all tests.
+"""
 
 import asyncio
 import hashlib
@@ -9,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy
 import pytest
+import pytest_asyncio
 from PIL import Image
 from transformers import CLIPImageProcessorPil
 
@@ -17,13 +21,13 @@ from tests.fakes.images import data_uri, image_file, picture
 from tests.fakes.llava import IMAGE_SIZE, NUM_PATCHES, llava_without_weights
 from tests.fakes.service_mesh import running
 from tests.fakes.tokenizers import write_json
+from tests.servers import Server, bus_settings_of, redis_settings_of
 from tokenmesh.services.tokenizer_svc.main import build
 from tokenmesh.shared import subjects, tensor_blob
 from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.model import MediaSettings, ModelSettings, TokenizerSettings
 from tokenmesh.shared.errors import CheckpointError, InvalidInput, NotFound, PayloadTooLarge
 from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
@@ -34,21 +38,27 @@ from tokenmesh.shared.messages.tokenize import (
     Tokenize,
     Tokenized,
 )
+from tokenmesh.shared.redis import open_redis
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 MODEL = ModelName("llava")
+OTHER_MODEL = ModelName("llava-2")
 IMAGE_TOKEN = 3
 
 
 @dataclass
 class Client:
-    """Asks the running tokenizer."""
+    """Sends requests to the running tokenizer of a model."""
 
     bus: MessageBus
+    model: ModelName = MODEL
 
     async def tokenize(self, prompt: object, **fields: object) -> Tokenized:
-        message = Tokenize(request_id=RequestId("r"), model=MODEL, prompt=prompt, **fields)  # type: ignore[arg-type]
-        answer = await self.bus.request(subjects.tokenize(MODEL), message, deadline_s=now_s() + 10)
+        message = Tokenize(request_id=RequestId("r"), model=self.model, prompt=prompt, **fields)  # type: ignore[arg-type]
+        subject = subjects.tokenize(self.model)
+        answer = await self.bus.request(subject, message, deadline_s=now_s() + 10)
         assert isinstance(answer, Tokenized)
         return answer
 
@@ -68,10 +78,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llava_without_weights(tmp_path_factory.mktemp("llava"))
 
 
-@pytest.fixture
-def settings(
-    checkpoint: Path, bus_settings: BusSettings, redis_settings: RedisSettings
-) -> Settings:
+@pytest.fixture(scope="module")
+def settings(checkpoint: Path, nats_server: Server, redis_server: Server) -> Settings:
     media = MediaSettings(
         allow_private_addresses=True,
         max_bytes=50_000,
@@ -80,18 +88,41 @@ def settings(
         fetch_timeout_s=2.0,
         decode_processes=1,
     )
-    model = ModelSettings(model=str(checkpoint), served_model_name=(MODEL,))
-    limits = TokenizerSettings(media=media, route_block_tokens=16)
-    return Settings(models=(model,), tokenizer=limits, bus=bus_settings, redis=redis_settings)
+    return Settings(
+        models=(ModelSettings(model=str(checkpoint), served_model_name=(MODEL,)),),
+        tokenizer=TokenizerSettings(media=media, route_block_tokens=16),
+        bus=bus_settings_of(nats_server),
+        redis=redis_settings_of(redis_server),
+    )
 
 
-@pytest.fixture
+def with_other_model(settings: Settings, directory: Path, **more: object) -> Settings:
+    """Settings of a tokenizer beside the one that all tests share."""
+    model = ModelSettings(model=str(directory), served_model_name=(OTHER_MODEL,))
+    return settings.model_copy(update={"models": (model,), **more})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bus(settings: Settings) -> AsyncIterator[MessageBus]:
+    connection = await connect(settings.bus, "test")
+    yield connection
+    await connection.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def blobs(settings: Settings) -> AsyncIterator[Blobs]:
+    redis = open_redis(settings.redis)
+    yield Blobs(redis, settings.redis)
+    await redis.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(settings: Settings, bus: MessageBus) -> AsyncIterator[Client]:
     async with running("tokenizer", settings, build):
         yield Client(bus)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def server() -> AsyncIterator[ImageServer]:
     async with image_server() as server:
         yield server
@@ -132,17 +163,8 @@ async def test_the_hash_covers_file_and_preprocessing(
     other = llava_without_weights(tmp_path)
     processor = msgspec.json.decode((other / "preprocessor_config.json").read_bytes())
     write_json(other / "preprocessor_config.json", {**processor, "image_mean": [0.1, 0.1, 0.1]})
-    name = ModelName("llava-2")
-    model = ModelSettings(model=str(other), served_model_name=(name,))
-    async with running("tokenizer", settings.model_copy(update={"models": (model,)}), build):
-        content = [{"role": "user", "content": [image(data_uri(file(2)))]}]
-        message = Tokenize(
-            request_id=RequestId("r"),
-            model=name,
-            prompt=ChatPrompt(messages_json=msgspec.json.encode(content)),
-        )
-        answer = await bus.request(subjects.tokenize(name), message, deadline_s=now_s() + 5)
-        assert isinstance(answer, Tokenized)
+    async with running("tokenizer", with_other_model(settings, other), build):
+        answer = await Client(bus, OTHER_MODEL).chat(image(data_uri(file(2))))
         assert answer.media[0].content_hash != first
 
 
@@ -274,13 +296,14 @@ async def test_one_bad_image_ends_the_fetching_of_the_others(
 
 
 async def test_private_hosts_are_refused_by_default(
-    settings: Settings, bus: MessageBus, server: ImageServer
+    settings: Settings, checkpoint: Path, bus: MessageBus, server: ImageServer
 ) -> None:
     limits = settings.tokenizer.model_copy(update={"media": MediaSettings(decode_processes=1)})
     url = server.serve("/a.png", file(1))
-    async with running("tokenizer", settings.model_copy(update={"tokenizer": limits}), build):
+    own = with_other_model(settings, checkpoint, tokenizer=limits)
+    async with running("tokenizer", own, build):
         with pytest.raises(InvalidInput, match="not on the public internet"):
-            await Client(bus).chat(image(url))
+            await Client(bus, OTHER_MODEL).chat(image(url))
     assert server.hits == []
 
 
@@ -304,8 +327,7 @@ async def test_private_hosts_are_refused_by_default(
 async def test_a_checkpoint_whose_parts_disagree_is_refused_at_the_start(
     overrides: dict[str, object], message: str, settings: Settings, tmp_path: Path
 ) -> None:
-    directory = llava_without_weights(tmp_path, **overrides)
-    own = settings.model_copy(update={"models": (ModelSettings(model=str(directory)),)})
+    own = with_other_model(settings, llava_without_weights(tmp_path, **overrides))
     with pytest.raises(CheckpointError, match=message):
         async with running("tokenizer", own, build):
             pass
@@ -315,9 +337,8 @@ async def test_a_model_with_an_unknown_tower_serves_text(
     settings: Settings, bus: MessageBus, tmp_path: Path
 ) -> None:
     directory = llava_without_weights(tmp_path, vision_config={"model_type": "siglip_vision_model"})
-    model = ModelSettings(model=str(directory), served_model_name=(MODEL,))
-    async with running("tokenizer", settings.model_copy(update={"models": (model,)}), build):
-        client = Client(bus)
+    async with running("tokenizer", with_other_model(settings, directory), build):
+        client = Client(bus, OTHER_MODEL)
         assert (await client.chat("hi")).token_ids
         with pytest.raises(InvalidInput, match="accepts text only"):
             await client.chat(image(data_uri(file(1))))
