@@ -37,8 +37,9 @@ def jobs_of(count: int) -> list[Job]:
     return [Job(prompt_of(LENGTHS[i], seed=i), greedy(NUM_TOKENS)) for i in range(count)]
 
 
-def expected_of(tiny: Tiny, name: str, jobs: list[Job]) -> list[list[int]]:
-    return tiny(name).greedy([list(job.prompt) for job in jobs], NUM_TOKENS)
+def assert_greedy(tiny: Tiny, name: str, jobs: list[Job], tokens: list[list[int]]) -> None:
+    """The tokens are those of transformers."""
+    assert tokens == tiny(name).greedy([job.prompt for job in jobs], NUM_TOKENS, tokens)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +50,9 @@ def test_batches_of_one_to_nine_match_transformers(
     tiny: Tiny, name: str, sizes: tuple[int, ...]
 ) -> None:
     jobs = jobs_of(len(LENGTHS))
-    expected = expected_of(tiny, name, jobs)
     for count in sizes:
         driver = EngineDriver(tiny(name).directory, long_prefill_token_threshold=7)
-        assert driver.tokens(jobs[:count]) == expected[:count], f"batch of {count}"
+        assert_greedy(tiny, name, jobs[:count], driver.tokens(jobs[:count]))
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -64,7 +64,7 @@ def test_requests_that_join_a_running_batch_match_transformers(
     driver = EngineDriver(
         tiny(name).directory, max_num_batched_tokens=24, async_scheduling=is_async
     )
-    assert driver.tokens(jobs, steps_between=3) == expected_of(tiny, name, jobs)
+    assert_greedy(tiny, name, jobs, driver.tokens(jobs, steps_between=3))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -72,11 +72,10 @@ def test_prefix_hits_match_transformers(tiny: Tiny, name: str) -> None:
     shared = prompt_of(37, seed=3)
     jobs = [Job([*shared, *prompt_of(n, seed=n)], greedy(NUM_TOKENS)) for n in (5, 20, 1)]
     jobs.append(Job(shared[:32], greedy(NUM_TOKENS)))
-    expected = expected_of(tiny, name, jobs)
     driver = EngineDriver(tiny(name).directory)
-    assert driver.tokens(jobs[:1]) == expected[:1]
+    assert_greedy(tiny, name, jobs[:1], driver.tokens(jobs[:1]))
     outcomes = driver.run(jobs)
-    assert [outcome.token_ids for outcome in outcomes] == expected
+    assert_greedy(tiny, name, jobs, [outcome.token_ids for outcome in outcomes])
     # dynamic rope turns keys by the prompt's length, so these prompts have nothing in common
     assert all(outcome.num_cached > 0 for outcome in outcomes) != (name == "llama_dynamic")
 
@@ -92,7 +91,7 @@ def test_preempted_requests_match_transformers(tiny: Tiny, name: str) -> None:
         max_model_len=120,
     )
     outcomes = driver.run(jobs)
-    assert [outcome.token_ids for outcome in outcomes] == expected_of(tiny, name, jobs)
+    assert_greedy(tiny, name, jobs, [outcome.token_ids for outcome in outcomes])
     assert sum(outcome.num_preemptions for outcome in outcomes) > 0
 
 
@@ -155,4 +154,4 @@ def test_no_setting_of_the_scheduler_changes_a_token(tiny: Tiny, seed: int) -> N
         async_scheduling=rng.random() < 0.7,
     )
     steps_between = rng.choice([0, 1, 4])
-    assert driver.tokens(jobs, steps_between=steps_between) == expected_of(tiny, name, jobs)
+    assert_greedy(tiny, name, jobs, driver.tokens(jobs, steps_between=steps_between))

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 DEVICE: Final = torch.device("cuda")
 _T = torch.Tensor
@@ -82,17 +82,28 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    found = []
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            found += _tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+    found: list[torch.Tensor] = []
+    _collect(value, found)
     return found
 
 
+def _collect(value: Any, found: list[torch.Tensor]) -> None:
+    """Append the tensors in a value; every call of torch comes here, so it must be quick."""
+    if isinstance(value, _T):
+        found.append(value)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            _collect(each, found)
+    elif isinstance(value, dict):
+        for each in value.values():
+            _collect(each, found)
+    elif hasattr(type(value), "__dataclass_fields__"):
+        for field in dataclasses.fields(value):
+            _collect(getattr(value, field.name), found)
+
+
 def poison(tensor: torch.Tensor) -> None:
-    """Nobody may rely on what is there."""
+    """Fill with values that show where a computation relies on them."""
     if tensor.numel() and tensor.dtype is not torch.bool:
         tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else -7)
 
