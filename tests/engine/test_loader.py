@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
+from tests.fakes.quantized import shard
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.raw_config import read_json
@@ -50,20 +51,6 @@ def refusal(directory: Path) -> str:
     with pytest.raises(CheckpointError) as error:
         load(directory)
     return error.value.message
-
-
-def shard(directory: Path, count: int) -> None:
-    """Split a checkpoint as the hub does."""
-    tensors = load_file(directory / "model.safetensors")
-    (directory / "model.safetensors").unlink()
-    weight_map: dict[str, str] = {}
-    for number in range(count):
-        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
-        names = sorted(tensors)[number::count]
-        save_file({key: tensors[key] for key in names}, directory / name)
-        weight_map |= dict.fromkeys(names, name)
-    index = {"metadata": {}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tiny: Tiny, copy: Callable[[str], Path]) -> None:

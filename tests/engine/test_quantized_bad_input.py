@@ -19,6 +19,8 @@ from tokenmesh.shared.config.model import ModelImpl
 from tokenmesh.shared.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
+Damage = Callable[[Tensors], object]
+Written = Callable[[str], Path]
 
 DOWN: Final = "model.layers.1.mlp.down_proj"
 
@@ -32,7 +34,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def written(source: Path, tmp_path: Path) -> Callable[[str], Path]:
+def written(source: Path, tmp_path: Path) -> Written:
     """A quantized checkpoint that a test may damage."""
 
     def write(scheme: str) -> Path:
@@ -48,14 +50,15 @@ def refusal(directory: Path, impl: ModelImpl = "auto") -> str:
     return error.value.message.replace(f"{directory}", "DIR")
 
 
-def damaged(directory: Path, damage: Callable[[Tensors], object]) -> None:
+def damaged(directory: Path, damage: Damage) -> Path:
     tensors = load_file(directory / "model.safetensors")
     damage(tensors)
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
 
 
-def without(part: str) -> Callable[[Tensors], object]:
+def without(part: str) -> Damage:
     return lambda tensors: tensors.pop(f"{DOWN}.{part}")
 
 
@@ -183,14 +186,9 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
     ids=lambda value: value if isinstance(value, str) and len(value) < 16 else "",
 )
 def test_parts_that_do_not_fit_are_named(
-    written: Callable[[str], Path],
-    scheme: str,
-    damage: Callable[[Tensors], object],
-    message: str,
+    written: Written, scheme: str, damage: Damage, message: str
 ) -> None:
-    directory = written(scheme)
-    damaged(directory, damage)
-    assert message in refusal(directory)
+    assert message in refusal(damaged(written(scheme), damage))
 
 
 @pytest.mark.parametrize(
@@ -206,14 +204,9 @@ def test_parts_that_do_not_fit_are_named(
     ],
 )
 def test_the_general_kind_names_them_too(
-    written: Callable[[str], Path],
-    scheme: str,
-    damage: Callable[[Tensors], object],
-    message: str,
+    written: Written, scheme: str, damage: Damage, message: str
 ) -> None:
-    directory = written(scheme)
-    damaged(directory, damage)
-    assert message in refusal(directory, "transformers")
+    assert message in refusal(damaged(written(scheme), damage), "transformers")
 
 
 def read(values: dict[str, Any], **more: Any) -> Quantization | None:
@@ -348,9 +341,7 @@ def test_a_language_model_may_hold_the_configuration_and_plain_ones_have_none() 
 
 
 @pytest.mark.parametrize("impl", ["native", "transformers"])
-def test_only_a_bias_of_zeros_may_be_left_over(
-    written: Callable[[str], Path], impl: ModelImpl
-) -> None:
+def test_only_a_bias_of_zeros_may_be_left_over(written: Written, impl: ModelImpl) -> None:
     directory = written("gptq4")
     damaged(directory, lambda t: t.update({f"{DOWN}.bias": torch.zeros(64).half()}))
     load(directory, model_impl=impl)

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -85,19 +86,28 @@ async def known(members: Members, service: str) -> None:
             await asyncio.sleep(0.01)
 
 
+@asynccontextmanager
+async def beside_a_frozen_one(
+    service: str, actor: Actor, subject: str, settings: Settings, bus: MessageBus, members: Members
+) -> AsyncIterator[ServiceCalls]:
+    """Calls of a subject on which one process of the service answers and another does not."""
+
+    async def build(mesh: Mesh) -> None:
+        await listen(mesh, actor, subject, service)
+
+    async with running(service, settings, build):
+        await freeze_one(bus, subject, service)
+        await known(members, service)
+        yield calls_of(bus, members)
+
+
 async def test_a_frozen_tokenizer_costs_little_time(
     settings: Settings, bus: MessageBus, members: Members
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
     subject = subjects.tokenize(model)
-
-    async def build(mesh: Mesh) -> None:
-        await listen(mesh, FakeTokenizer(), subject, "tokenizer")
-
-    async with running("tokenizer", settings, build):
-        await freeze_one(bus, subject, "tokenizer")
-        await known(members, "tokenizer")
-        calls = calls_of(bus, members)
+    beside = beside_a_frozen_one("tokenizer", FakeTokenizer(), subject, settings, bus, members)
+    async with beside as calls:
         message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
         async with asyncio.timeout(3):
             for _ in range(NUM_REQUESTS):
@@ -139,14 +149,8 @@ async def test_a_frozen_scheduler_costs_little_time(
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
     subject = subjects.place(model)
-
-    async def build(mesh: Mesh) -> None:
-        await listen(mesh, PromptScheduler(), subject, "scheduler")
-
-    async with running("scheduler", settings, build):
-        await freeze_one(bus, subject, "scheduler")
-        await known(members, "scheduler")
-        calls = calls_of(bus, members)
+    beside = beside_a_frozen_one("scheduler", PromptScheduler(), subject, settings, bus, members)
+    async with beside as calls:
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
         async with asyncio.timeout(5):
             for _ in range(NUM_REQUESTS):
