@@ -97,6 +97,7 @@ def test_all_seconds_shrink_with_the_speed() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_replay_survives_a_killed_and_a_frozen_worker(tmp_path: Path) -> None:
     faults = ["--fault", "4:kill:1:2", "--fault", "8:stop:2:3"]
