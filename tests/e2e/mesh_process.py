@@ -40,7 +40,7 @@ class MeshProcess:
         """The process of a service or server; `redis-server` may be a Valkey."""
         names = ("redis-server", "valkey-server") if name == "redis-server" else (name,)
         for child in self.process.children():
-            # These two write a title of their own over their arguments.
+            # These two replace their arguments by a title.
             words = " ".join(child.cmdline()).split()
             if words and (not set(names).isdisjoint(words) or words[0].endswith(names)):
                 return child

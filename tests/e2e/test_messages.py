@@ -36,35 +36,35 @@ def client(demo_mesh: MeshProcess) -> Iterator[anthropic.Anthropic]:
         yield connected
 
 
-def asked(text: str, **fields: Any) -> Any:
+def request_of(text: str, **fields: Any) -> Any:
     body = fields.pop("extra_body", {}) | {"temperature": 0}
     messages = [{"role": "user", "content": text}]
     return {"model": MODEL, "max_tokens": 200, "messages": messages, "extra_body": body} | fields
 
 
 def test_text_streamed_and_whole(client: anthropic.Anthropic) -> None:
-    whole = client.messages.create(**asked("What is 17 + 25?"))
+    whole = client.messages.create(**request_of("What is 17 + 25?"))
     assert whole.content[0].type == "text"
     assert "42" in whole.content[0].text
-    with client.messages.stream(**asked("What is 17 + 25?")) as stream:
+    with client.messages.stream(**request_of("What is 17 + 25?")) as stream:
         assert stream.get_final_text() == whole.content[0].text
 
 
 def test_thinking_is_a_block_of_its_own(client: anthropic.Anthropic) -> None:
     thinking: Any = {"type": "enabled", "budget_tokens": 100}
-    with client.messages.stream(**asked("What is 17 + 25?", thinking=thinking)) as stream:
+    with client.messages.stream(**request_of("What is 17 + 25?", thinking=thinking)) as stream:
         first, second = stream.get_final_message().content
     assert first.type == "thinking"
     assert first.thinking
     assert "<think>" not in first.thinking
     assert second.type == "text"
     assert "42" in second.text
-    off = client.messages.create(**asked("What is 17 + 25?", thinking={"type": "disabled"}))
+    off = client.messages.create(**request_of("What is 17 + 25?", thinking={"type": "disabled"}))
     assert [block.type for block in off.content] == ["text"]
 
 
 def test_a_tool_and_its_result(client: anthropic.Anthropic) -> None:
-    question = asked("What is the weather in Paris?", tools=[WEATHER])
+    question = request_of("What is the weather in Paris?", tools=[WEATHER])
     message = client.messages.create(**question)
     call = message.content[-1]
     assert call.type == "tool_use"
@@ -79,7 +79,7 @@ def test_a_tool_and_its_result(client: anthropic.Anthropic) -> None:
 
 def test_a_tool_that_must_be_used(client: anthropic.Anthropic) -> None:
     choice: Any = {"type": "tool", "name": "get_weather"}
-    message = client.messages.create(**asked("Hello", tools=[WEATHER], tool_choice=choice))
+    message = client.messages.create(**request_of("Hello", tools=[WEATHER], tool_choice=choice))
     call = message.content[-1]
     assert call.type == "tool_use"
     assert call.input.keys() == {"city"}
@@ -87,7 +87,7 @@ def test_a_tool_that_must_be_used(client: anthropic.Anthropic) -> None:
 
 def test_structured_output(client: anthropic.Anthropic) -> None:
     config: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    message = client.messages.create(**asked("Where?", output_config=config))
+    message = client.messages.create(**request_of("Where?", output_config=config))
     assert message.content[0].type == "text"
     assert json.loads(message.content[0].text).keys() == {"city"}
 
@@ -97,14 +97,14 @@ class Place(pydantic.BaseModel):
 
 
 def test_parsed_output(client: anthropic.Anthropic) -> None:
-    question = asked("Where?")
+    question = request_of("Where?")
     assert isinstance(client.messages.parse(**question, output_format=Place).parsed_output, Place)
     with client.messages.stream(**question, output_format=Place) as stream:
         assert isinstance(stream.get_final_message().parsed_output, Place)
 
 
 def test_counting_tokens(client: anthropic.Anthropic) -> None:
-    question = asked("What is the weather in Paris?")
+    question = request_of("What is the weather in Paris?")
     del question["max_tokens"], question["extra_body"]
     plain = client.messages.count_tokens(**question).input_tokens
     with_tools = client.messages.count_tokens(**question, tools=[WEATHER]).input_tokens

@@ -36,7 +36,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
 
 
 def gateways(url: str) -> set[str]:
-    """Who answers, of 64 connections."""
+    """The ids of the gateways that answer 64 connections."""
     answers = [httpx.get(f"{url}/readyz") for _ in range(64)]
     return {each.json()["gateway"] for each in answers if each.status_code == 200}
 

@@ -15,7 +15,7 @@ from tests.e2e.mesh_process import MeshProcess
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 MODEL = "tokenmesh-demo"
-ASKED: Any = {
+REQUEST: Any = {
     "model": MODEL,
     "temperature": 1.0,
     "max_tokens": 200,
@@ -45,18 +45,20 @@ def schema_of(model: type[pydantic.BaseModel]) -> Any:
 
 
 def test_the_typed_helper_of_the_openai_client(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(response_format=Person, seed=1, **ASKED)
+    answer = client.chat.completions.parse(response_format=Person, seed=1, **REQUEST)
     assert answer.choices[0].message.parsed is not None
     assert answer.choices[0].finish_reason == "stop"
 
 
 def test_every_choice_follows_the_schema_streamed_or_not(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(response_format=schema_of(Person), n=3, seed=5, **ASKED)
+    whole = client.chat.completions.create(
+        response_format=schema_of(Person), n=3, seed=5, **REQUEST
+    )
     texts = [choice.message.content or "" for choice in whole.choices]
     assert all(Person.model_validate_json(text) for text in texts)
     streamed = ["", "", ""]
     for chunk in client.chat.completions.create(
-        response_format=schema_of(Person), n=3, seed=5, stream=True, **ASKED
+        response_format=schema_of(Person), n=3, seed=5, stream=True, **REQUEST
     ):
         for choice in chunk.choices:
             streamed[choice.index] += choice.delta.content or ""
@@ -65,7 +67,7 @@ def test_every_choice_follows_the_schema_streamed_or_not(client: openai.OpenAI) 
 
 def test_a_json_object(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        response_format={"type": "json_object"}, seed=3, **ASKED
+        response_format={"type": "json_object"}, seed=3, **REQUEST
     )
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
@@ -81,7 +83,7 @@ def test_a_json_object(client: openai.OpenAI) -> None:
 )
 def test_structured_outputs(client: openai.OpenAI, outputs: Any, pattern: str) -> None:
     body = {"structured_outputs": outputs}
-    chat = client.chat.completions.create(extra_body=body, seed=2, **ASKED)
+    chat = client.chat.completions.create(extra_body=body, seed=2, **REQUEST)
     assert re.fullmatch(pattern, chat.choices[0].message.content or "")
     plain = client.completions.create(
         model=MODEL, prompt="Hi", max_tokens=60, seed=2, extra_body=body
@@ -91,9 +93,9 @@ def test_structured_outputs(client: openai.OpenAI, outputs: Any, pattern: str) -
 
 def test_thinking_comes_before_the_schema(client: openai.OpenAI) -> None:
     body = {"chat_template_kwargs": {"enable_thinking": True}}
-    asked = {**ASKED, "temperature": 0, "max_tokens": 400}
+    request = {**REQUEST, "temperature": 0, "max_tokens": 400}
     answer = client.chat.completions.create(
-        response_format=schema_of(Person), extra_body=body, **asked
+        response_format=schema_of(Person), extra_body=body, **request
     )
     message = answer.choices[0].message
     assert answer.choices[0].finish_reason == "stop"
@@ -104,7 +106,7 @@ def test_thinking_comes_before_the_schema(client: openai.OpenAI) -> None:
 
 def test_a_stop_string_ends_it_early(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        response_format=schema_of(Person), stop='"age"', seed=1, **ASKED
+        response_format=schema_of(Person), stop='"age"', seed=1, **REQUEST
     )
     assert answer.choices[0].finish_reason == "stop"
     assert '"age"' not in (answer.choices[0].message.content or "")
@@ -132,7 +134,7 @@ def test_a_constraint_that_cannot_be_compiled_is_a_bad_request(
     client: openai.OpenAI, fields: Any, param: str, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(extra_body=fields, stream=stream, **ASKED)
+        client.chat.completions.create(extra_body=fields, stream=stream, **REQUEST)
     assert caught.value.param == param
     assert param in caught.value.message
 
@@ -146,9 +148,9 @@ async def _beside_a_hostile_one(url: str) -> None:
         base_url=url, api_key="none", max_retries=0, timeout=60
     ) as client:
         hostile: Any = {"structured_outputs": {"regex": "(([ab]{1,20}){1,20}){1,20}c"}}
-        slow = asyncio.create_task(client.chat.completions.create(extra_body=hostile, **ASKED))
+        slow = asyncio.create_task(client.chat.completions.create(extra_body=hostile, **REQUEST))
         for _ in range(5):
-            answer = await client.chat.completions.create(**{**ASKED, "max_tokens": 20})
+            answer = await client.chat.completions.create(**{**REQUEST, "max_tokens": 20})
             assert answer.choices[0].message.content
         slow.cancel()
 
@@ -180,8 +182,10 @@ async def _read_long(client: openai.AsyncOpenAI, seed: int, has_begun: asyncio.E
     """Two choices that take a while."""
     texts = ["", ""]
     body: Any = {"structured_outputs": {"regex": LONG}}
-    asked = {**ASKED, "max_tokens": 900, "seed": seed, "n": 2}
-    async for chunk in await client.chat.completions.create(extra_body=body, stream=True, **asked):
+    request = {**REQUEST, "max_tokens": 900, "seed": seed, "n": 2}
+    async for chunk in await client.chat.completions.create(
+        extra_body=body, stream=True, **request
+    ):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
         if len(texts[0]) > 20:

@@ -15,8 +15,8 @@ from tests.e2e.mesh_process import MeshProcess, busiest, cpu_seconds
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 MODEL = "tokenmesh-demo"
-ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
-ASKED_TWICE: Any = [
+QUESTION: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+TWO_QUESTIONS: Any = [
     {"role": "user", "content": "What is the weather in Paris and what time is it in Rome?"}
 ]
 
@@ -45,7 +45,7 @@ def async_client(demo_mesh: MeshProcess) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{demo_mesh.url}/v1", api_key="none", max_retries=0)
 
 
-def ask(client: openai.OpenAI, messages: Any = ASKED, **fields: Any) -> Any:
+def ask(client: openai.OpenAI, messages: Any = QUESTION, **fields: Any) -> Any:
     body = {"model": MODEL, "messages": messages, "tools": TOOLS, "temperature": 0, **fields}
     return client.chat.completions.create(**body).choices[0]
 
@@ -99,7 +99,7 @@ def test_two_calls_their_results_and_the_answer(client: openai.OpenAI) -> None:
         for call, result in zip(calls, results, strict=True)
     ]
     called = {"role": "assistant", "content": None, "tool_calls": calls}
-    final = ask(client, [*ASKED_TWICE, called, *answers])
+    final = ask(client, [*TWO_QUESTIONS, called, *answers])
     assert final.finish_reason == "stop"
     # So small a model repeats one of two results only.
     assert "14:30" in final.message.content
@@ -112,7 +112,7 @@ def test_a_call_its_result_and_the_answer(client: openai.OpenAI) -> None:
         "tool_call_id": message.tool_calls[0].id,
         "content": '{"temperature": 21, "condition": "sunny"}',
     }
-    final = ask(client, [*ASKED, message.to_dict(), result])
+    final = ask(client, [*QUESTION, message.to_dict(), result])
     assert final.finish_reason == "stop"
     assert "21" in final.message.content
 
@@ -156,7 +156,7 @@ def test_a_named_tool_is_called(client: openai.OpenAI) -> None:
     assert choice.finish_reason == "stop"
 
 
-def test_the_model_thinks_when_asked(client: openai.OpenAI) -> None:
+def test_the_model_thinks_on_request(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "What is 17 + 25?"}]
     body: Any = {"model": MODEL, "messages": question, "temperature": 0}
     thinking = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -185,7 +185,7 @@ def test_a_forced_call_comes_after_the_thought(client: openai.OpenAI) -> None:
 
 def test_the_stream_helper_puts_a_call_together(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
-        model=MODEL, messages=ASKED, tools=TOOLS, temperature=0
+        model=MODEL, messages=QUESTION, tools=TOOLS, temperature=0
     ) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion().choices[0]
@@ -202,7 +202,7 @@ def test_parse_gives_typed_arguments(client: openai.OpenAI) -> None:
 
     declared = openai.pydantic_function_tool(GetWeather, name="get_weather")
     answer = client.chat.completions.parse(
-        model=MODEL, messages=ASKED, tools=[declared], temperature=0
+        model=MODEL, messages=QUESTION, tools=[declared], temperature=0
     )
     [call] = answer.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, GetWeather)
@@ -213,7 +213,7 @@ def test_parse_gives_a_typed_answer(client: openai.OpenAI) -> None:
         condition: Literal["sunny", "rainy"]
         is_warm: bool
 
-    body: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 100, "temperature": 0}
+    body: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 100, "temperature": 0}
     answer = client.chat.completions.parse(**body, response_format=Sky)
     assert isinstance(answer.choices[0].message.parsed, Sky)
     with client.chat.completions.stream(**body, response_format=Sky) as stream:
@@ -225,7 +225,7 @@ async def test_the_async_client(async_client: openai.AsyncOpenAI) -> None:
     async with (
         async_client as client,
         client.chat.completions.stream(
-            model=MODEL, messages=ASKED, tools=TOOLS, temperature=0
+            model=MODEL, messages=QUESTION, tools=TOOLS, temperature=0
         ) as stream,
     ):
         final = await stream.get_final_completion()
@@ -236,7 +236,7 @@ def streamed(client: openai.OpenAI, on_chunk: Callable[[int], None]) -> dict[str
     """A thought and a long list of calls, drawn with one seed: their texts by field and index."""
     stream: Any = client.chat.completions.create(
         model=MODEL,
-        messages=ASKED,
+        messages=QUESTION,
         tools=TOOLS,
         tool_choice="required",
         reasoning_effort="low",

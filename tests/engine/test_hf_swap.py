@@ -96,7 +96,7 @@ def test_a_head_that_shares_its_weight_with_an_embedding_is_a_product() -> None:
 
 
 class _Router(torch.nn.Module):
-    """Weights of its own: one for a product, one that is read in another way as well."""
+    """Its own weights: one for a product, one that is read in another way as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_projections_of_one_input_become_one_product() -> None:
     torch.testing.assert_close(block(x), expected)
     is_swapped = {name: part.weight.is_meta for name, part in block.named_children()}
     assert is_swapped == {"q": True, "k": True, "gate": True, "down": True, "read": False}
-    # asked once more, and for another tensor, before the other part was taken
+    # read once more, and for another tensor, before the other part was taken
     torch.testing.assert_close(block.q(x), block.q(x))
     torch.testing.assert_close(block.k(2 * x), 2 * block.k(x))
 

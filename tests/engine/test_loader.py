@@ -330,13 +330,13 @@ def test_auto_takes_the_checkpoints_type_where_the_processor_is_good_at_it(
     assert choose_dtype(model, facts, directory, torch.device("cuda")) is stored
 
 
-@pytest.mark.parametrize("asked", ["float16", "auto"])
+@pytest.mark.parametrize("requested", ["float16", "auto"])
 @pytest.mark.parametrize("computed", ["float32", "bfloat16"])
 def test_what_stands_for_float16_on_a_cpu_is_logged(
     copy: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    asked: Dtype,
+    requested: Dtype,
     computed: str,
 ) -> None:
     directory = copy("llama")
@@ -345,7 +345,7 @@ def test_what_stands_for_float16_on_a_cpu_is_logged(
     monkeypatch.setattr("tokenmesh.services.worker_svc.runner.build.SMALL_CHECKPOINT_BYTES", size)
     monkeypatch.setattr("tokenmesh.services.worker_svc.runner.build.can_pack", lambda dtype: True)
     facts = read_facts(read_json(directory / "config.json"))
-    model = ModelSettings(model=str(directory), dtype=asked)
+    model = ModelSettings(model=str(directory), dtype=requested)
     chosen = choose_dtype(model, facts, directory, torch.device("cpu"))
     assert str(chosen) == f"torch.{computed}"
     assert f"float16 is computed in {computed} on a CPU" in caplog.text

@@ -1,4 +1,4 @@
-"""`build_runner` with device cuda, from streamed weights to tokens, on a make-believe GPU.
+"""`build_runner` with device cuda, from streamed weights to tokens, on a simulated GPU.
 
 Nothing a launch does may wait for the device or mix it with the host; see tests/fakes/virtual_gpu.
 """
@@ -39,7 +39,7 @@ MODELS = ["llama", "qwen3", "ministral", "ministral3", "phi3_longrope", "llama_d
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualDevice]:
-    # it has a test of its own
+    # a separate test covers it
     monkeypatch.setattr(build, "warm_up", lambda runner, settings, max_model_len: None)
     with torch.inference_mode(), virtual_gpu() as device:
         yield device
@@ -158,9 +158,9 @@ def test_after_the_warm_up_all_is_as_if_there_had_been_none(
     monkeypatch.setattr(build, "warm_up", warm_up)
     monkeypatch.setattr(DeviceSampler, "needs", spy)
     driver = driver_of(tiny)
-    asked = {(n.has_filters, n.changes_logits, bool(n.num_top_by_index)) for n in needs}
-    assert asked >= {(False, False, False), (True, False, False)}
-    assert asked >= {(False, True, True), (True, True, True)}
+    kinds = {(n.has_filters, n.changes_logits, bool(n.num_top_by_index)) for n in needs}
+    assert kinds >= {(False, False, False), (True, False, False)}
+    assert kinds >= {(False, True, True), (True, True, True)}
     tokens = driver.tokens(JOBS)
     assert tokens == tiny("llama").greedy(PROMPTS, 6, tokens)
 

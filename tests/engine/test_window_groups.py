@@ -1,4 +1,4 @@
-"""Native decoders whose layers with a window have block tables of their own.
+"""Native decoders whose layers with a window have separate block tables.
 
 A page that is free holds NaN before each run.
 """

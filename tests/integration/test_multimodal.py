@@ -73,7 +73,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Oracle:
-    """transformers from the messages to the tokens, with a processor of its own."""
+    """transformers from the messages to the tokens, with its own processor."""
 
     directory: Path
 
