@@ -86,3 +86,43 @@ def test_weights_without_the_pooler_are_enough(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         driver.run([prompt], TOKENS)[0], states_of(model, prompt).numpy(), atol=2e-5
     )
+
+
+def test_a_model_that_slept_answers_as_before(encoder: Callable[[str], Made]) -> None:
+    driver, _ = encoder("roberta")
+    given = prompts(5, 9)
+    before = driver.run(given)
+    for level, tags in ((1, ("kv_cache",)), (2, ("weights", "kv_cache"))):
+        driver.loaded.resident.sleep(level)
+        driver.loaded.resident.wake(tags)
+        assert driver.loaded.resident.level == 0
+        for old, new in zip(before, driver.run(given), strict=True):
+            np.testing.assert_array_equal(old, new)
+
+
+def test_numbers_that_are_not_finite_are_an_error(encoder: Callable[[str], Made]) -> None:
+    driver, _ = encoder("bert")
+    given = prompts(5, 9)
+    tree: Any = driver.loaded.runner._model
+    table = tree.tree.body.embeddings.word_embeddings.weight
+    poisoned = given[0][2]
+    given[1] = [token for token in given[1] if token != poisoned]
+    kept = table.data[poisoned].clone()
+    try:
+        table.data[poisoned] = torch.nan
+        requests = [driver.request(prompt) for prompt in given]
+        first, second = driver.end(requests)
+    finally:
+        table.data[poisoned] = kept
+    assert first.error is not None
+    assert "not finite" in first.error.message
+    assert second.reason == "stop"
+
+
+def test_special_tokens_do_not_move_positions(encoder: Callable[[str], Made]) -> None:
+    """A begin and an end of the text, as every tokenizer of these puts them."""
+    for name in ("roberta", "modernbert", "jina_embeddings_v3"):
+        driver, model = encoder(name)
+        prompt = [0, *prompts(9)[0], 2]
+        numbers = driver.run([prompt], TOKENS)[0]
+        np.testing.assert_allclose(numbers, states_of(model, prompt).numpy(), atol=2e-5)

@@ -75,6 +75,8 @@ FLAGS: Final = (
     Flag("--revision", ("model", "revision")),
     Flag("--dtype", ("model", "dtype"), convert=dtype_name),
     Flag("--model-impl", ("model", "model_impl")),
+    Flag("--runner", ("model", "runner")),
+    Flag("--convert", ("model", "convert")),
     Flag("--trust-remote-code", ("model", "trust_remote_code"), is_switch=True),
     Flag("--max-model-len", ("model", "max_model_len"), convert=human_number),
     Flag("--reasoning-parser", ("model", "reasoning_parser")),

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from tokenmesh.cli.demo import name_demo
 from tokenmesh.cli.embedded.run import run_mesh
 from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.cli.flags import name_model
@@ -27,11 +28,17 @@ def up(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show what the services log.")
     ] = False,
+    demo: Annotated[
+        str | None,
+        typer.Option(help="A demo model: chat (bundled) or embeddings (all-MiniLM-L6-v2)."),
+    ] = None,
     *,
     overrides: dict[str, Any],
 ) -> None:
     """Serve a model: NATS, Redis and all services on this machine. Ctrl-C ends them."""
     name_model(overrides, model_tag)
+    if demo is not None:
+        name_demo(overrides, demo)
     settings = load_settings(config, overrides)
     # The services report what happens to the bus: this process need not repeat it.
     logging.getLogger("tokenmesh").addHandler(logging.NullHandler())

@@ -151,7 +151,8 @@ class LoadBook:
         waiting = stats.waiting + len(self._pending) + self.num_preparing
         starting = streams.num_starting if streams is not None else 0
         if self._pools and streams is not None:
-            running, waiting, starting = streams.num_live, 0, 0
+            # what is reserved for a Pool is until its end, as it is for a stream's first token
+            running, waiting, starting = streams.num_live, 0, streams.num_live
         return WorkerLoad(
             running=running,
             waiting=waiting,
