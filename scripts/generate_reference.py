@@ -20,6 +20,7 @@ from tokenmesh.cli.flags import FLAGS, UP_FLAGS
 from tokenmesh.cli.vllm_flags import FIXED
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.openai.sampling_fields import NotServed, SamplingFields, marked
+from tokenmesh.services.gateway.pooling import fields as pooling
 from tokenmesh.shared.config.layers import Key, environment_name, fields, is_section
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
 from tokenmesh.shared.subject_table import SUBJECTS
@@ -137,28 +138,31 @@ def messages_page() -> str:
 
 
 def fields_page() -> str:
-    """Every field of chats and completions that is served, with its range, default and meaning."""
+    """Every field of requests to models that is served, with its range, default and meaning."""
     lines = [
         NOTE,
-        "# Fields of chats and completions\n",
+        "# Fields of requests\n",
         "Names, ranges and meanings are vLLM's where nothing else is said. Settings are those of "
         "`gateway`. [How to add one](../guides/add-a-sampling-field.md).",
     ]
-    shared = set(SamplingFields.model_fields)
-    tables: list[tuple[str, type[BaseModel], set[str]]] = [
-        ("Chats and completions", SamplingFields, set()),
-        ("Chats only", ChatRequest, shared),
-        ("Completions only", CompletionRequest, shared),
+    tables: list[tuple[str, type[BaseModel]]] = [
+        ("Chats and completions", SamplingFields),
+        ("Chats only", ChatRequest),
+        ("Completions only", CompletionRequest),
+        ("Embeddings, pooling, classes, scores, reranking", pooling.PromptFields),
+        ("Embeddings, pooling and classes", pooling.InputFields),
+        ("Embeddings and pooling", pooling.NumberFields),
+        ("Pooling only", pooling.PoolingRequest),
+        ("Scores and reranking", pooling.ScoreFields),
+        ("Scores only", pooling.ScoreRequest),
+        ("Reranking only", pooling.RerankRequest),
+        ("Cohere's embed", pooling.CohereEmbedRequest),
     ]
-    for title, model, others in tables:
+    for title, model in tables:
+        bases = {each for _, each in tables} & {*model.__mro__[1:]}
+        others = {name for base in bases for name in base.model_fields}
         refused = marked(model, NotServed)
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| field | type | default | meaning |",
-            "|---|---|---|---|",
-        ]
+        lines.append(f"\n## {title}\n\n| field | type | default | meaning |\n|---|---|---|---|")
         schemas = model.model_json_schema()["properties"]
         for name, field in model.model_fields.items():
             if name not in others and (name not in refused or field.description):
@@ -170,8 +174,7 @@ def fields_page() -> str:
 def _json_type(schema: dict[str, Any]) -> str:
     """The type and the bounds of a JSON schema; null and bounds of 32 bits are left out."""
     if "anyOf" in schema:
-        members = [_json_type(each) for each in schema["anyOf"] if each.get("type") != "null"]
-        return " or ".join(members)
+        return " or ".join(_json_type(e) for e in schema["anyOf"] if e.get("type") != "null")
     if "enum" in schema:
         return " or ".join(f"`{each}`" for each in schema["enum"])
     kind: str = schema.get("type", "object")

@@ -20,12 +20,15 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.gateway.responses.response_logs import open_journal
 from tokenmesh.services.tokenizer_svc.actor import with_prompt
+from tokenmesh.services.tokenizer_svc.texts import TextBatch
+from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.actor import Actor, ActorRuntime, Context, handles
 from tokenmesh.shared.blobs import Blobs, content_key
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings, ServiceSettings
+from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS, chain_head, route_hashes, route_scope
@@ -41,9 +44,11 @@ from tokenmesh.shared.messages import (
     Placed,
     ReadTokenizer,
     Refused,
+    TextsTokenized,
     Tokenize,
     Tokenized,
     TokenizerRead,
+    TokenizeTexts,
 )
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
@@ -89,6 +94,11 @@ class FakeTokenizer(Actor):
         self.reasoning_parser = ""
         self.tool_call_parser = ""
         self.media: list[MediaItem] = []
+        self.texts_received: list[TokenizeTexts] = []
+        self.prompts: dict[str, str] = {}
+        limits = TokenizerSettings()
+        threads = Threads(limits)
+        self._texts = TextBatch(self._tokenizer, limits, threads, None, has_type_ids=True)
 
     @handles(Tokenize)
     async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:
@@ -121,6 +131,11 @@ class FakeTokenizer(Actor):
             ),
         )
 
+    @handles(TokenizeTexts)
+    async def tokenize_texts(self, message: TokenizeTexts, context: Context) -> TextsTokenized:
+        self.texts_received.append(message)
+        return await self._texts.tokenize(message, context.deadline_s)
+
     @handles(Detokenize)
     async def detokenize(self, message: Detokenize, context: Context) -> Detokenized:
         ids = unpack_ids(message.token_ids)
@@ -137,6 +152,7 @@ class FakeTokenizer(Actor):
             default_sampling_json=json.dumps(self.defaults).encode(),
             reasoning_parser=self.reasoning_parser,
             tool_call_parser=self.tool_call_parser,
+            prompts=self.prompts,
         )
 
     @handles(ReadTokenizer)
@@ -207,6 +223,8 @@ class BackEnd:
         self.workers: list[FakeWorker] = []
         self.step_s = 0.002
         self.tokens_per_step = 1
+        self.card_fields: dict[str, Any] = {}
+        """What the cards of workers hold in place of their defaults."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "BackEnd":
@@ -245,6 +263,7 @@ class BackEnd:
             eos_token_ids=[eos_id()],
             block_size=16,
         )
+        card = msgspec.structs.replace(card, **self.card_fields)
         worker = FakeWorker(
             bus,
             WorkerId(new_instance_id("worker")),

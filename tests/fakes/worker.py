@@ -17,6 +17,7 @@ from tokenmesh.shared.messages import (
     Heartbeat,
     Message,
     Ping,
+    Pool,
     Refused,
     Resend,
     StreamUnknown,
@@ -89,6 +90,8 @@ class FakeWorker:
         self.num_messages = 0
         self.distribution: Callable[[Generate], TokenLogprobs] | None = None
         """What log-probabilities say of a stream's next token, in place of a fixed table."""
+        self.pool: Callable[[Pool], Message | None] = lambda _: None
+        """Answers a Pool; None: not at all."""
         self.ignored_cancels = 0
         """How many Cancels are lost on their way."""
         self._bus = bus
@@ -106,6 +109,11 @@ class FakeWorker:
     def generates(self) -> list[Generate]:
         """Every Generate that arrived."""
         return [each for each in self.received if isinstance(each, Generate)]
+
+    @property
+    def pools(self) -> list[Pool]:
+        """Every Pool that arrived."""
+        return [each for each in self.received if isinstance(each, Pool)]
 
     @property
     def cancels(self) -> list[Cancel]:
@@ -153,6 +161,8 @@ class FakeWorker:
     def _answer(self, message: Message) -> Message | None:
         if isinstance(message, Generate):
             return self._accept(message)
+        if isinstance(message, Pool):
+            return self.pool(message)
         if isinstance(message, Cancel):
             run = self.runs.get((message.gateway, message.stream))
             if self.ignored_cancels:

@@ -49,6 +49,8 @@ from tokenmesh.services.gateway.routes.openai import (
     completion_endpoint,
     models_router,
 )
+from tokenmesh.services.gateway.routes.pooling import BODIES as POOLING_BODIES
+from tokenmesh.services.gateway.routes.pooling import pooling_endpoints
 from tokenmesh.services.gateway.routes.responses import (
     input_tokens_router,
     response_endpoint,
@@ -68,6 +70,7 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     openai.COMPLETIONS: CompletionRequest,
     messages.PATH: MessagesRequest,
     responses.PATH: ResponsesRequest,
+    **POOLING_BODIES,
 }
 _OTHER_BODIES: Final[tuple[type[BaseModel], ...]] = (
     TokenizeRequest,
@@ -109,6 +112,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
         openai.COMPLETIONS: completion_endpoint(gateway),
         messages.PATH: messages_endpoint(gateway),
         responses.PATH: response_endpoint(gateway),
+        **pooling_endpoints(gateway),
     }
     limiter = StartLimiter(settings.requests_per_turn)
     app: ASGIApp = FastPath(_make_routes(gateway, endpoints), endpoints, limiter)
@@ -142,7 +146,8 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     install_error_handlers(app)
     for path, endpoint in endpoints.items():
         schema = body_schema(_BODIES[path])
-        app.post(path, tags=["generate"], response_model=None, openapi_extra=schema)(endpoint)
+        tag = "pooling" if path in POOLING_BODIES else "generate"
+        app.post(path, tags=[tag], response_model=None, openapi_extra=schema)(endpoint)
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
     app.include_router(sagemaker_router(gateway, endpoints))

@@ -31,6 +31,12 @@ _PREFIX_BY_PATH: Final = {
     "/v1/messages/render": "msg",
     "/v1/responses/render": "resp",
     "/inference/v1/generate": "generate-tokens",
+    "/v1/embeddings": "embd",
+    "/v2/embed": "embd",
+    "/pooling": "pool",
+    "/classify": "classify",
+    **dict.fromkeys(("/score", "/v1/score"), "score"),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
 }
 _MAX_WARNINGS: Final = 16
 _MAX_WARNING_CHARS: Final = 2048

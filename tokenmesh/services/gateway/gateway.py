@@ -29,6 +29,11 @@ from tokenmesh.services.gateway.operations.load_header import Headers, load_head
 from tokenmesh.services.gateway.operations.mesh_view import MeshView
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.operations.worker_metrics import EngineMetrics, measure_workers
+from tokenmesh.services.gateway.pooling.job import PoolBuilder, PoolJob
+from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
+from tokenmesh.services.gateway.pooling.response import Compute, PoolingResponse
+from tokenmesh.services.gateway.pooling.run import PoolServices
+from tokenmesh.services.gateway.pooling.runner import PoolRunner
 from tokenmesh.services.gateway.responses.service import Responses
 from tokenmesh.services.gateway.scale_out.generate_response import AbortableResponse, GenerateWriter
 from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
@@ -89,6 +94,8 @@ class Gateway:
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
+        self.pool_builder = PoolBuilder(self.catalog, limits)
+        self._pooling = self._make_pooling()
         self.responses = self._make_responses(journal, settings)
         self._subscriptions: list[Subscription] = []
         self._measure()
@@ -102,7 +109,7 @@ class Gateway:
     def _make_mesh(self, count_losses: Callable[[], int]) -> None:
         """What sends prompts to workers and recovers their streams."""
         bus, limits, metrics = self._bus, self.settings, self.metrics
-        breaker = Breaker(limits)
+        self._breaker = breaker = Breaker(limits)
         self.streams = Streams(self.id, bus, limits, breaker)
         metrics.gauge_of("workers_left_out", lambda: len(breaker))
         self._prompts = HeldPrompts(bus, self.id)
@@ -140,6 +147,34 @@ class Gateway:
 
         self.members.on_beat = on_beat
         return scale_out
+
+    def _make_pooling(self) -> PoolServices:
+        limits = self.settings
+        runner = PoolRunner(
+            self.id,
+            self._bus,
+            self.calls,
+            self.streams,
+            self._breaker,
+            self.blobs,
+            limits,
+            self.metrics,
+            count_workers=lambda model: len(self.members.workers(model)),
+        )
+        budget = BodyBudget(
+            limits.model_copy(update={"body_budget_bytes": limits.pool_budget_bytes}),
+            "too many large answers are being computed",
+        )
+        self.metrics.gauge_of("pool_answer_bytes", lambda: budget.num_held)
+        return PoolServices(
+            tokenizer=PoolTokenizer(self.calls, limits),
+            runner=runner,
+            budget=budget,
+            admission=self.admission,
+            meters=self.meters,
+            settings=limits,
+            blobs=self.blobs,
+        )
 
     def _make_responses(self, journal: Journal | None, settings: Settings) -> Responses:
         return Responses(
@@ -195,6 +230,10 @@ class Gateway:
             self.load_headers,
             self.scale_out.aborts,
         )
+
+    def pool(self, job: PoolJob, compute: Compute) -> PoolingResponse:
+        """The HTTP response that computes numbers."""
+        return PoolingResponse(job, compute, self._pooling, self.load_headers)
 
     def load_headers(self, scope: Scope, model: ModelName) -> Headers:
         """Further headers of a response, from the load of a model's workers."""

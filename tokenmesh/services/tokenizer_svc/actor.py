@@ -1,4 +1,4 @@
-"""TokenizerActor: answers Tokenize, Detokenize and Describe for every model of the process."""
+"""TokenizerActor: answers the messages to tokenizers for every model of the process."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final
@@ -29,10 +29,12 @@ from tokenmesh.shared.messages.tokenize import (
     ReadTokenizer,
     ReadTokenizerConfig,
     TextPrompt,
+    TextsTokenized,
     Tokenize,
     Tokenized,
     TokenizerConfigRead,
     TokenizerRead,
+    TokenizeTexts,
 )
 from tokenmesh.shared.subjects import gateway_prompts
 from tokenmesh.shared.tokens import unpack_ids
@@ -64,6 +66,11 @@ class TokenizerActor(Actor):
         model = self._model(message.model)
         return await model.tokenize(await with_prompt(self._bus, message, context.deadline_s))
 
+    @handles(TokenizeTexts)
+    async def tokenize_texts(self, message: TokenizeTexts, context: Context) -> TextsTokenized:
+        """Answer with the ids of many texts or pairs."""
+        return await self._model(message.model).texts.tokenize(message, context.deadline_s)
+
     @handles(Detokenize)
     async def detokenize(self, message: Detokenize, context: Context) -> Detokenized:
         model = self._model(message.model)
@@ -86,6 +93,7 @@ class TokenizerActor(Actor):
             default_sampling_json=msgspec.json.encode(model.default_sampling),
             reasoning_parser=tokenizer.parsers.reasoning,
             tool_call_parser=tokenizer.parsers.tools,
+            prompts=model.prompts,
         )
 
     @handles(ReadTokenizer)

@@ -69,6 +69,10 @@ class LoadedTokenizer:
     max_model_len: int | None
     eos_token_ids: list[int]
     """Tokens that end an answer."""
+    has_type_ids: bool
+    """Whether the model reads which text of a pair a token belongs to."""
+    prompts: dict[str, str]
+    """What sentence-transformers puts before a text, by the purpose of its embedding."""
 
 
 def load_model(settings: ModelSettings) -> LoadedTokenizer:
@@ -101,6 +105,8 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         max_model_len=settings.stated_len
         or positive_int(text_model.get("max_position_embeddings")),
         eos_token_ids=_eos_token_ids(directory, text_model, source.eos_token_id),
+        has_type_ids="token_type_ids" in source.model_input_names,
+        prompts=_prompts(directory),
     )
 
 
@@ -152,6 +158,12 @@ def _load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
             "gateway needs to turn tokens into text"
         )
     return tokenizer
+
+
+def _prompts(directory: Path) -> dict[str, str]:
+    found = read_json(directory / "config_sentence_transformers.json").get("prompts")
+    prompts = found if isinstance(found, dict) else {}
+    return {str(name): text for name, text in prompts.items() if isinstance(text, str)}
 
 
 def _templates(settings: ModelSettings, found: object, directory: Path) -> dict[str, str]:

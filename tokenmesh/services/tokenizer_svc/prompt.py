@@ -27,6 +27,7 @@ from tokenmesh.services.tokenizer_svc.media.vision import (
 )
 from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversation
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
+from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.token_length import length_bound
 from tokenmesh.shared.config.model import TokenizerSettings
@@ -82,6 +83,13 @@ class PromptTokenizer:
         self._threads = threads
         self._guard = guard
         self._length_bound = length_bound(model.tokenizer_json)
+        self.texts = TextBatch(
+            model.tokenizer,
+            limits,
+            threads,
+            self._length_bound,
+            has_type_ids=model.has_type_ids,
+        )
         self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
         self._route_head = chain_head(self._scope)
 

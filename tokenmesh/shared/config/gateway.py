@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from tokenmesh.shared.config.http import BodySettings, ListenerSettings, RealtimeSettings
 from tokenmesh.shared.config.requests import (
     AnswerSettings,
+    PoolingSettings,
     ScaleOutSettings,
     StructuredLimits,
     TenancySettings,
@@ -22,6 +23,7 @@ class GatewaySettings(
     StructuredLimits,
     TenancySettings,
     AnswerSettings,
+    PoolingSettings,
     BodySettings,
 ):
     """One gateway process. Times are seconds, sizes bytes."""
@@ -105,8 +107,7 @@ class GatewaySettings(
     inline_logprobs: int = Field(
         default=500,
         ge=0,
-        description="Tokens with log-probabilities up to which an answer is written on the event "
-        "loop: a thread costs more.",
+        description="Tokens with log-probabilities up to which the event loop writes an answer.",
     )
     max_logprob_token_ids: int = Field(
         default=128, ge=0, le=1024, description="Ids of logprob_token_ids."

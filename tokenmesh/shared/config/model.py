@@ -169,6 +169,9 @@ class TokenizerSettings(BaseModel):
     max_prompt_chars: int = Field(
         default=4_000_000, ge=1, description="Characters in a prompt, rendered or not."
     )
+    max_texts: int = Field(
+        default=4096, ge=1, description="Texts, or pairs of texts, in one message to be encoded."
+    )
     max_messages: int = Field(default=10_000, ge=1, description="Messages in a conversation.")
     max_content_parts: int = Field(
         default=10_000, ge=1, description="Content parts in all messages together."

@@ -40,6 +40,47 @@ class StructuredLimits(BaseModel):
     )
 
 
+class PoolingSettings(BaseModel):
+    """Requests for embeddings, classes and scores; a part of GatewaySettings."""
+
+    max_pool_inputs: int = Field(
+        default=4096, ge=1, description="Prompts, pairs or documents of one such request."
+    )
+    max_pool_text_chars: int = Field(
+        default=500_000, ge=1, description="Characters of one text in it."
+    )
+    max_pool_tokens: int = Field(
+        default=1_048_576, ge=1, description="Tokens of all its prompts together."
+    )
+    max_pool_values: int = Field(
+        default=8_388_608, ge=1, description="Numbers in its answer, of four bytes each."
+    )
+    max_described_inputs: int = Field(
+        default=256,
+        ge=0,
+        description="Inputs of a request with encoding_format bytes, whose header describes each.",
+    )
+    pool_budget_bytes: int = Field(
+        default=64 * 1024 * 1024,
+        ge=64 * 1024,
+        description="Numbers of answers over 64 KiB that are held at a time, of a tenant half of "
+        "it. Others wait for body_wait_s, max_waiting_bodies of them.",
+    )
+    pool_batch_tokens: int = Field(
+        default=8192,
+        ge=1,
+        description="Tokens of the prompts that a worker gets at once; a longer prompt goes alone.",
+    )
+    pool_batches: int = Field(
+        default=8, ge=1, description="Such batches of one request that run at a time."
+    )
+    inline_pool_values: int = Field(
+        default=16_384,
+        ge=0,
+        description="Numbers up to which an answer is written on the event loop.",
+    )
+
+
 class AnswerSettings(BaseModel):
     """Part of the gateway's settings."""
 

@@ -108,8 +108,9 @@ class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     request_id: RequestId
     model: ModelName
     texts: list[str]
+    """One text, or as many as `pairs`, where there are pairs."""
     pairs: list[str] = []
-    """The second text of each pair; empty, or as many as `texts`."""
+    """The second text of each pair; empty: single texts."""
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     """Keep at most this many tokens of each; -1 means the model's context length."""
@@ -118,6 +119,10 @@ class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     """What the model can take: a text that has more is refused, with its number as `param`."""
     tenant: str = ""
     """Whose request it is: tenants take turns."""
+    max_text_tokens: int | None = None
+    """Keep at most this many tokens of each first text, before special tokens are added."""
+    max_pair_tokens: int | None = None
+    """The same of each second text."""
 
 
 class TextsTokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -168,6 +173,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """Name of the parser that separates reasoning from content; empty: the model has none."""
     tool_call_parser: str = ""
     """Name of the parser that separates tool calls from content; empty: the model has none."""
+    prompts: dict[str, str] = {}
+    """What sentence-transformers puts before a text, by the purpose of its embedding."""
 
 
 class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

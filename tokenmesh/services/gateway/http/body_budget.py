@@ -40,7 +40,11 @@ class BodyBudget:
     of the budget counts as half.
     """
 
-    def __init__(self, limits: BodySettings) -> None:
+    def __init__(
+        self, limits: BodySettings, refusal: str = "too many large bodies are being sent"
+    ) -> None:
+        """`refusal`: the error's message when there is no share in time."""
+        self._refusal = refusal
         self._num_free = limits.body_budget_bytes
         self._most_each = max(1, limits.body_budget_bytes // 2)
         self._wait_s = limits.body_wait_s
@@ -60,7 +64,7 @@ class BodyBudget:
         share = Share(tenant, min(num_bytes, self._most_each), ready)
         refused = self._waiting.push(tenant, share, share.num_bytes)
         if refused is not None and not refused.ready.done():
-            refused.ready.set_exception(_too_many())
+            refused.ready.set_exception(self._too_many())
         self._grant()
         try:
             async with asyncio.timeout(self._wait_s):
@@ -68,7 +72,7 @@ class BodyBudget:
         except BaseException as error:
             self._leave(share)
             if isinstance(error, TimeoutError):
-                raise _too_many() from None
+                raise self._too_many() from None
             raise
         return share
 
@@ -108,6 +112,9 @@ class BodyBudget:
     def _may_hold(self, share: Share) -> bool:
         return self._held[share.tenant] + share.num_bytes <= self._most_each
 
+    def _too_many(self) -> Overloaded:
+        return Overloaded(self._refusal, retry_after_s=_RETRY_AFTER_S)
+
 
 class Body:
     """The body of one request: the number of bytes read, and its share if it is large."""
@@ -136,7 +143,3 @@ class Body:
         """The request no longer needs the body. Further calls do nothing."""
         if self._share is not None:
             self._budget.give_back(self._share)
-
-
-def _too_many() -> Overloaded:
-    return Overloaded("too many large bodies are being sent", retry_after_s=_RETRY_AFTER_S)

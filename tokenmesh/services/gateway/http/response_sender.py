@@ -1,7 +1,7 @@
 """ResponseSender: writes one response, a stream of events or one JSON body."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -118,6 +118,17 @@ class ResponseSender:
         length = str(len(data)).encode()
         await self._begin([(b"content-type", b"application/json"), (b"content-length", length)])
         await self._write(data, more=False)
+
+    async def send_parts(
+        self, headers: list[tuple[bytes, bytes]], parts: AsyncIterator[bytes]
+    ) -> None:
+        """Send a body whose parts are made while it is sent. They must not fail."""
+        self._is_whole = True
+        await self._begin(headers)
+        async for part in parts:
+            await self._write(part, more=True)
+        self.stop()
+        await self._write(b"", more=False)
 
     def stop(self) -> None:
         """Stop the keep-alive and the watch."""

@@ -216,6 +216,7 @@ class StreamRecovery:
         """`kind`: a label of the metric `recoveries`."""
         streams = self._streams.on(worker_id)
         self._streams.trackers.pop(worker_id, None)
+        self._streams.end_calls(worker_id, reason)
         if streams:
             logger.warning(
                 "worker %s declared dead (%s); migrating %d streams",

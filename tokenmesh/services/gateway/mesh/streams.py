@@ -6,7 +6,8 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -68,8 +69,10 @@ class Streams:
         self._stream_by_number: dict[int, Stream] = {}
         self._cancelled_s: OrderedDict[tuple[WorkerId, int], float] = OrderedDict()
         """When a stream was last cancelled on a worker."""
+        self._calls: dict[WorkerId, set[asyncio.Future[str]]] = {}
+        """Open calls of workers; each gets the reason when its worker is declared dead."""
         self.trackers: dict[WorkerId, LivenessTracker] = {}
-        """Of workers that run a stream."""
+        """Of workers that run a stream or an open call."""
         self.has_workers = asyncio.Event()
         """Set while `trackers` is not empty."""
 
@@ -102,9 +105,35 @@ class Streams:
         """The stream's current attempt is about to be sent to a worker."""
         now = monotonic_s()
         stream.session.start(worker_id, epoch, now)
+        self._watch(worker_id, now)
+
+    def _watch(self, worker_id: WorkerId, now: float) -> None:
         if worker_id not in self.trackers:
             self.trackers[worker_id] = LivenessTracker(self._settings, now)
             self.has_workers.set()
+
+    @contextmanager
+    def calling(self, worker_id: WorkerId) -> Iterator[asyncio.Future[str]]:
+        """Watch a worker during a call that is answered when its work is done.
+
+        The future gets the reason if the worker is declared dead within the block.
+        """
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._calls.setdefault(worker_id, set()).add(lost)
+        self._watch(worker_id, monotonic_s())
+        try:
+            yield lost
+        finally:
+            calls = self._calls[worker_id]
+            calls.discard(lost)
+            if not calls:
+                del self._calls[worker_id]
+
+    def end_calls(self, worker_id: WorkerId, reason: str) -> None:
+        """A worker is dead: report it to its open calls."""
+        for lost in self._calls.get(worker_id, ()):
+            if not lost.done():
+                lost.set_result(reason)
 
     def on_answer(self, worker_id: WorkerId, sent_s: float) -> None:
         """A worker has answered a request that was sent at `sent_s`."""
@@ -130,8 +159,9 @@ class Streams:
             stream.driver.cancel()
 
     def forget_idle_workers(self) -> None:
-        """Drop the trackers of workers without a stream."""
+        """Drop the trackers of workers without a stream or call."""
         busy = {each.session.worker_id for each in self._stream_by_number.values()}
+        busy.update(self._calls)
         for worker_id in tuple(self.trackers):
             if worker_id not in busy:
                 del self.trackers[worker_id]

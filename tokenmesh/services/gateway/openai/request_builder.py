@@ -22,6 +22,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.requests import AnswerSettings
+from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -70,6 +71,11 @@ class RequestBuilder:
         card = await self._catalog.find_soon(body.model, context.request_id)
         context.model, context.asked_model = card.name, body.model
         context.session_id = body.session_id
+        if not card.generates:
+            tasks = ", ".join(card.tasks) or "none"
+            raise InvalidInput(
+                f"the model {card.name!r} does not generate; its tasks: {tasks}", param="model"
+            )
         return card
 
     def sampling(

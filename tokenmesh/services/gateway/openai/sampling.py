@@ -63,7 +63,7 @@ def to_sampling(
 
 def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySettings) -> None:
     """Check what does not depend on the model. Raises InvalidInput."""
-    _refuse_not_served(body)
+    refuse_not_served(body)
     if body.n is not None and body.n > limits.max_n:
         raise InvalidInput(f"n is {body.n}, at most {limits.max_n}", param="n")
     if max_tokens is not None and body.min_tokens > max_tokens:
@@ -102,7 +102,8 @@ def _check_stops(body: SamplingFields, limits: GatewaySettings) -> None:
             )
 
 
-def _refuse_not_served(body: SamplingFields) -> None:
+def refuse_not_served(body: BaseModel) -> None:
+    """Raise NotSupported for a field that is known and cannot be served."""
     not_served = marked(type(body), NotServed)
     for name in not_served.keys() & body.model_fields_set:
         value, field = getattr(body, name), not_served[name]

@@ -150,6 +150,8 @@ class Model(msgspec.Struct, kw_only=True):
     owned_by: str = "tokenmesh"
     parent: str | None = None
     permission: list[ModelPermission]
+    tasks: list[str]
+    """`generate`, and tasks of pooling."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -17,6 +17,7 @@ from tokenmesh.services.gateway.http.body import SCHEMA_REF
 from tokenmesh.services.gateway.http.errors import ErrorBody
 from tokenmesh.services.gateway.openai import shapes
 from tokenmesh.services.gateway.openai.sampling_fields import NotServed, marked
+from tokenmesh.services.gateway.pooling import shapes as numbers
 from tokenmesh.services.gateway.responses.shapes import (
     InputItems,
     InputTokens,
@@ -59,6 +60,15 @@ _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("post", "/v1/messages/render"): RenderedRequest,
     ("post", "/v1/responses/render"): RenderedRequest,
     ("post", "/inference/v1/generate"): GenerateResponse,
+    ("post", "/v1/embeddings"): numbers.EmbeddingList,
+    ("post", "/v2/embed"): numbers.CohereEmbedResponse,
+    ("post", "/pooling"): numbers.PoolingList,
+    ("post", "/classify"): numbers.ClassificationList,
+    ("post", "/score"): numbers.ScoreList,
+    ("post", "/v1/score"): numbers.ScoreList,
+    ("post", "/rerank"): numbers.RerankResponse,
+    ("post", "/v1/rerank"): numbers.RerankResponse,
+    ("post", "/v2/rerank"): numbers.RerankResponse,
 }
 _SEVERAL: Final[dict[tuple[str, str], Callable[[], dict[str, Any]]]] = {
     ("post", "/v1/completions/render"): lambda: {"type": "array", "items": _ref(RenderedRequest)},

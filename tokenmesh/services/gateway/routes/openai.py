@@ -86,4 +86,5 @@ def _model(card: ModelCard, name: str) -> Model:
         root=card.name,
         max_model_len=card.max_model_len,
         permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
+        tasks=[*(["generate"] if card.generates else []), *card.tasks],
     )

@@ -1,0 +1,78 @@
+"""PoolMesh: a real gateway over a bus, with a fake worker that answers Pool messages."""
+
+import random
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from tests.fakes.back_end import BackEnd
+from tests.fakes.worker import FakeWorker
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.messages import Message, Pool, PoolAnswer
+from tokenmesh.shared.messages.pooling import Pooled, PoolItem, PoolTask
+from tokenmesh.shared.tokens import count_ids
+
+SIZE = 16
+"""Width of the fake embeddings."""
+CACHED = 2
+"""Tokens of each batch that count as cached."""
+
+
+def numbers(seed: str, size: int = SIZE) -> list[float]:
+    """Numbers that only depend on the seed, as float32 holds them."""
+    source = random.Random(seed)
+    return array("f", (source.uniform(-1, 1) for _ in range(size))).tolist()
+
+
+def pooled_of(item: PoolItem, task: PoolTask, dimensions: int | None = None) -> Pooled:
+    """The answer to an item: made of its ids and type ids."""
+    seed, size = f"{item.prompt_ids.hex()} {item.type_ids.hex()}", dimensions or SIZE
+    if task == "score":
+        return Pooled([1], array("f", numbers(seed, 1)).tobytes())
+    if task in ("token_embed", "token_classify"):
+        rows = [numbers(f"{seed} {row}", size) for row in range(count_ids(item.prompt_ids))]
+        return Pooled([len(rows), size], b"".join(array("f", row).tobytes() for row in rows))
+    return Pooled([size], array("f", numbers(seed, size)).tobytes())
+
+
+def answer_of(pool: Pool) -> PoolAnswer:
+    """What a worker without faults answers."""
+    params = pool.params
+    found = [pooled_of(item, params.task, params.dimensions) for item in pool.items]
+    return PoolAnswer(pooled=found, cached_tokens=CACHED)
+
+
+class PoolMesh(BackEnd):
+    """Use as `async with`; `tasks` are those of its one model."""
+
+    def __init__(
+        self,
+        bus: BusSettings,
+        redis: RedisSettings,
+        *tasks: PoolTask,
+        card: dict[str, Any] | None = None,
+        **limits: Any,
+    ) -> None:
+        """`card`: further fields of the model's card; `limits`: the gateway's settings."""
+        super().__init__(bus, redis, **limits)
+        self.card_fields = {
+            "tasks": list(tasks),
+            "generates": False,
+            "pooled_size": SIZE,
+            **(card or {}),
+        }
+        self.answer: Callable[[Pool], Message | None] = answer_of
+
+    async def __aenter__(self) -> "PoolMesh":
+        await super().__aenter__()
+        return self
+
+    async def add_worker(self, script: Any = None) -> FakeWorker:
+        worker = await super().add_worker(script)
+        worker.pool = lambda pool: self.answer(pool)
+        return worker
+
+    @property
+    def pools(self) -> list[Pool]:
+        """Every Pool that any worker has received."""
+        return [pool for worker in self.workers for pool in worker.pools]

@@ -1,0 +1,1 @@
+"""Embeddings, classes and scores: prompts that are answered with numbers."""

@@ -1,0 +1,276 @@
+"""PoolRunner: items in batches to workers, and their numbers back.
+
+A batch is one Pool message with one answer. Where the answer does not come, the same batch is
+placed again: a worker that dies, hangs, drains or refuses loses only time.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import islice
+from math import prod
+from typing import Final
+
+import msgspec
+
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.mesh.liveness import Breaker
+from tokenmesh.services.gateway.mesh.streams import Streams
+from tokenmesh.services.gateway.pooling.batches import PoolBatch, split
+from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolJob
+from tokenmesh.shared.blobs import Blobs, check_of
+from tokenmesh.shared.bus.base import Bus
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import (
+    DeadlineExceeded,
+    Draining,
+    NotFound,
+    Overloaded,
+    ProtocolError,
+    TokenMeshError,
+    Unavailable,
+)
+from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId
+from tokenmesh.shared.messages import Message, Place, Placed, Pool, PoolAnswer, Refused
+from tokenmesh.shared.messages.pooling import Pooled, PoolItem
+from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.subjects import worker_generate
+from tokenmesh.shared.telemetry import REQUEST_ID, span
+from tokenmesh.shared.tokens import count_ids
+
+_SMALLEST: Final = 8
+"""A request is not divided into batches below this part of `pool_batch_tokens`."""
+_HUGE: Final = b"\x7f", b"\xff"
+"""The last byte of float32 numbers that are infinite, not a number, or above 1.7e38."""
+
+
+class PoolRunner:
+    """The workers as requests for numbers use them."""
+
+    def __init__(
+        self,
+        gateway: GatewayId,
+        bus: Bus,
+        calls: ServiceCalls,
+        streams: Streams,
+        breaker: Breaker,
+        blobs: Blobs,
+        settings: GatewaySettings,
+        metrics: Metrics,
+        *,
+        count_workers: Callable[[ModelName], int],
+    ) -> None:
+        """`count_workers`: the live workers of a model."""
+        self._gateway = gateway
+        self._bus = bus
+        self._calls = calls
+        self._streams = streams
+        self._breaker = breaker
+        self._blobs = blobs
+        self._settings = settings
+        self._metrics = metrics
+        self._count_workers = count_workers
+
+    async def run(
+        self, job: PoolJob, items: Sequence[PoolItem]
+    ) -> AsyncGenerator[tuple[PoolBatch, list[Pooled]]]:
+        """Yields each batch with the numbers of its items, in any order, as they arrive.
+
+        Close the iterator to cancel what still runs. Raises the first error of a batch.
+        """
+        share = sum(count_ids(item.prompt_ids) for item in items)
+        share //= max(1, self._count_workers(job.card.name))
+        limit = self._settings.pool_batch_tokens
+        most = min(max(share + 1, limit // _SMALLEST), limit)
+        waiting = split(job, items, most, self._bus.max_message_bytes)
+        running = {
+            asyncio.create_task(self._compute(job, items, batch))
+            for batch in islice(waiting, self._settings.pool_batches)
+        }
+        try:
+            while running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for batch in islice(waiting, len(done)):
+                    running.add(asyncio.create_task(self._compute(job, items, batch)))
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _compute(
+        self, job: PoolJob, items: Sequence[PoolItem], batch: PoolBatch
+    ) -> tuple[PoolBatch, list[Pooled]]:
+        """Place the batch until a worker has answered it."""
+        chosen = [items[index] for index in batch.indices]
+        attempts = _Attempts(self._settings, job.deadline_s)
+        number, reservation = self._streams.next_number(), ""
+        while True:
+            place = _place_of(job, batch, attempts, reservation)
+            placed = await self._calls.place_traced(place, job.deadline_s)
+            reservation = placed.reservation
+            pool = self._pool_of(job, chosen, placed, number, attempts.number)
+            try:
+                answer = await self._pool_on(placed.worker_id, pool, batch, job.deadline_s)
+                pooled = await self._read(job, chosen, answer)
+            except (Unavailable, DeadlineExceeded, NotFound) as error:
+                kind = _kind(error)
+                self._breaker.fail(placed.worker_id, kind)
+                self._metrics.counter("pool_retries", reason=kind).inc()
+                await attempts.next(placed.worker_id, error)
+                continue
+            self._breaker.succeed(placed.worker_id)
+            self._metrics.counter("pool_batches", task=job.params.task).inc()
+            batch.cached_tokens, batch.worker_id = answer.cached_tokens, placed.worker_id
+            return batch, pooled
+
+    def _pool_of(
+        self, job: PoolJob, items: list[PoolItem], placed: Placed, number: int, attempt: int
+    ) -> Pool:
+        return Pool(
+            request_id=job.request_id,
+            model=job.card.name,
+            gateway=self._gateway,
+            stream=number,
+            epoch=placed.epoch,
+            attempt=attempt,
+            items=items,
+            params=job.params,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            reservation=placed.reservation,
+            tenant=job.tenant.name,
+            weight=job.tenant.weight,
+            tenant_priority=job.tenant.priority,
+        )
+
+    async def _pool_on(
+        self, worker_id: WorkerId, pool: Pool, batch: PoolBatch, deadline_s: float
+    ) -> PoolAnswer:
+        """The worker's answer. Raises Unavailable when it refuses or is declared dead."""
+        attributes: dict[str, str | int] = {
+            REQUEST_ID: pool.request_id,
+            "tokenmesh.worker": worker_id,
+            "tokenmesh.task": pool.params.task,
+            "tokenmesh.items": len(pool.items),
+            "tokenmesh.prompt_tokens": batch.num_tokens,
+            "tokenmesh.attempt": pool.attempt,
+        }
+        with span("pool", attributes) as current:
+            answer = await self._request(worker_id, pool, deadline_s)
+            if isinstance(answer, Refused):
+                raise Overloaded(answer.reason, retry_after_s=answer.retry_after_s)
+            if not isinstance(answer, PoolAnswer):
+                raise ProtocolError(f"the answer to Pool is {type(answer).__name__}")
+            current.set_attribute("tokenmesh.cached_tokens", answer.cached_tokens)
+        return answer
+
+    async def _request(self, worker_id: WorkerId, pool: Pool, deadline_s: float) -> Message:
+        """Cancels the batch on the worker unless the worker has answered."""
+        subject = worker_generate(worker_id)
+        request = asyncio.create_task(self._bus.request(subject, pool, deadline_s=deadline_s))
+        has_answered = False
+        try:
+            with self._streams.calling(worker_id) as lost:
+                await asyncio.wait((request, lost), return_when=asyncio.FIRST_COMPLETED)
+                if not request.done():
+                    raise Unavailable(f"worker {worker_id}: {lost.result()}")
+            has_answered = not isinstance(request.exception(), DeadlineExceeded)
+            return request.result()
+        finally:
+            request.cancel()
+            if not has_answered:
+                self._streams.cancels.put(worker_id, pool.stream, pool.attempt)
+
+    async def _read(self, job: PoolJob, items: list[PoolItem], answer: PoolAnswer) -> list[Pooled]:
+        """The numbers of an answer, those in blobs included. Raises NotFound, ProtocolError."""
+        if len(answer.pooled) != len(items):
+            raise ProtocolError(f"{len(answer.pooled)} answers to {len(items)} prompts")
+        found = []
+        for item, pooled in zip(items, answer.pooled, strict=True):
+            whole = await self._with_data(pooled) if pooled.blob else pooled
+            _check(job, item, whole)
+            found.append(whole)
+        return found
+
+    async def _with_data(self, pooled: Pooled) -> Pooled:
+        data = await self._blobs.get(pooled.blob)
+        # No other answer has the key: what stays until it expires would fill the store.
+        await self._blobs.remove(pooled.blob)
+        if check_of(data) != pooled.blob_check:
+            raise NotFound("the numbers in the blob store were replaced")
+        return msgspec.structs.replace(pooled, data=data, blob="")
+
+
+class _Attempts:
+    """The placements of one batch."""
+
+    def __init__(self, settings: GatewaySettings, deadline_s: float) -> None:
+        self._settings = settings
+        self._deadline_s = deadline_s
+        self._num_lost = 0
+        """Workers that have lost the batch, as opposed to refusing it."""
+        self.number = 0
+        self.failed: list[WorkerId] = []
+        """The last one first."""
+
+    async def next(self, worker_id: WorkerId, error: TokenMeshError) -> None:
+        """Return when it is time for another worker. Raises the error if that is useless."""
+        settings = self._settings
+        self.number += 1
+        self.failed = list(dict.fromkeys((worker_id, *self.failed)))
+        is_refusal = isinstance(error, Overloaded | Draining)
+        self._num_lost += not is_refusal
+        if self._num_lost >= settings.fruitless_attempts:
+            raise Unavailable(
+                f"{self._num_lost} workers in a row have lost the prompts, the last: "
+                f"{error.message}"
+            ) from error
+        if self.number >= settings.stream_attempts or now_s() >= self._deadline_s:
+            raise error
+        pause_s = settings.retry_pause_s * (2.0 ** (self.number - 1) - 1.0)
+        if now_s() + pause_s >= self._deadline_s:
+            raise error
+        await asyncio.sleep(pause_s)
+
+
+def _place_of(job: PoolJob, batch: PoolBatch, attempts: _Attempts, reservation: str) -> Place:
+    return Place(
+        request_id=job.request_id,
+        model=job.card.name,
+        num_tokens=batch.num_tokens,
+        max_tokens=0,
+        priority=job.priority,
+        attempt=attempts.number,
+        exclude=attempts.failed,
+        reservation=reservation,
+        tenant=job.tenant.name,
+        weight=job.tenant.weight,
+        tenant_priority=job.tenant.priority,
+    )
+
+
+def _kind(error: TokenMeshError) -> str:
+    """The label of a retry, in the words of `recoveries`."""
+    if isinstance(error, Draining):
+        return "draining"
+    return "refused" if isinstance(error, Overloaded) else "lost"
+
+
+def _check(job: PoolJob, item: PoolItem, pooled: Pooled) -> None:
+    """Raises ProtocolError for numbers that cannot be the answer to an item."""
+    is_per_token = job.params.task in PER_TOKEN
+    shape = pooled.shape
+    if len(shape) != (2 if is_per_token else 1) or not all(size > 0 for size in shape):
+        raise ProtocolError(f"numbers of the shape {shape} for the task {job.params.task}")
+    if len(pooled.data) != prod(shape) * FLOAT_BYTES:
+        raise ProtocolError(f"{len(pooled.data)} bytes for numbers of the shape {shape}")
+    if is_per_token and shape[0] > count_ids(item.prompt_ids):
+        raise ProtocolError(f"{shape[0]} rows for {count_ids(item.prompt_ids)} tokens")
+    dimensions = job.params.dimensions
+    if dimensions is not None and shape[-1] != dimensions:
+        raise ProtocolError(f"embeddings of {shape[-1]} dimensions instead of {dimensions}")
+    last_bytes = pooled.data[3::4]
+    if any(byte in last_bytes for byte in _HUGE):
+        raise TokenMeshError("the model computed numbers that are not finite")

@@ -1,0 +1,153 @@
+"""Response bodies of the routes that answer with numbers, as msgspec structs."""
+
+import msgspec
+
+from tokenmesh.services.gateway.generation.usage import Usage
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """One embedding; a string is base64."""
+
+    index: int
+    object: str = "embedding"
+    embedding: list[float] | str
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """The body of /v1/embeddings."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: Usage
+
+
+class PoolingData(msgspec.Struct, kw_only=True):
+    """The numbers of one input; a row for each token where the task is one of tokens."""
+
+    index: int
+    object: str = "pooling"
+    data: list[list[float] | float] | str
+
+
+class PoolingList(msgspec.Struct, kw_only=True):
+    """The body of /pooling."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[PoolingData]
+    usage: Usage
+
+
+class ClassProbabilities(msgspec.Struct, kw_only=True):
+    """The classes of one input."""
+
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationList(msgspec.Struct, kw_only=True):
+    """The body of /classify."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[ClassProbabilities]
+    usage: Usage
+
+
+class Score(msgspec.Struct, kw_only=True):
+    """The score of one pair."""
+
+    index: int
+    object: str = "score"
+    score: float
+
+
+class ScoreList(msgspec.Struct, kw_only=True):
+    """The body of /score."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
+class RankedDocument(msgspec.Struct):
+    """A document as the request had it."""
+
+    text: str
+
+
+class RankedResult(msgspec.Struct, kw_only=True):
+    """One document and its score; the best ones come first."""
+
+    index: int
+    document: RankedDocument | msgspec.UnsetType = msgspec.UNSET
+    """Left out with `return_documents` false."""
+    relevance_score: float
+
+
+class RerankUsage(msgspec.Struct):
+    """Tokens of a reranking."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ApiVersion(msgspec.Struct):
+    version: str = "2"
+
+
+class BilledUnits(msgspec.Struct, omit_defaults=True):
+    """What Cohere's clients read usage from."""
+
+    input_tokens: int | None = None
+    search_units: int | None = None
+
+
+class CohereMeta(msgspec.Struct, kw_only=True):
+    """Facts about a response in Cohere's form."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class RerankResponse(msgspec.Struct, kw_only=True):
+    """The body of the rerank routes: Jina's and vLLM's fields, and Cohere's `meta`."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[RankedResult]
+    meta: CohereMeta
+
+
+class CohereEmbeddings(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Embeddings by type, in the order of the texts."""
+
+    float_: list[list[float]] | None = msgspec.field(default=None, name="float")
+    int8: list[list[int]] | None = None
+    uint8: list[list[int]] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+    base64: list[str] | None = None
+
+
+class CohereEmbedResponse(msgspec.Struct, kw_only=True):
+    """The body of /v2/embed."""
+
+    id: str
+    response_type: str = "embeddings_by_type"
+    embeddings: CohereEmbeddings
+    texts: list[str]
+    meta: CohereMeta

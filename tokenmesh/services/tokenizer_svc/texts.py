@@ -1,0 +1,248 @@
+"""TextBatch: the ids of many texts or pairs of texts, for models that answer with numbers.
+
+Texts are encoded in portions, between which other tenants have their turn. Special tokens are added
+here, not by the tokenizer: each text of a pair is encoded once, however many pairs it is in, and
+truncation leaves no encodings of what was cut off.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tokenizers import Encoding, Tokenizer
+
+from tokenmesh.services.tokenizer_svc.encoding import Side, truncate_ids
+from tokenmesh.services.tokenizer_svc.threads import Threads
+from tokenmesh.services.tokenizer_svc.token_length import LengthBound
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.model import TokenizerSettings
+from tokenmesh.shared.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    InvalidInput,
+    PayloadTooLarge,
+    PromptTooLong,
+    ProtocolError,
+)
+from tokenmesh.shared.messages.tokenize import TextsTokenized, TokenizeTexts
+from tokenmesh.shared.telemetry.span import span
+from tokenmesh.shared.tokens import pack_ids
+
+_PORTION_CHARS: Final = 32 * 1024
+"""Texts that are encoded in one go; a longer text is a portion by itself."""
+_PROBE: Final = "a 0"
+"""Any text with tokens: shows which special tokens stand around it."""
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The special tokens around a text, or around the two texts of a pair, and all type ids."""
+
+    before: Ids
+    between: Ids
+    """Empty for a single text."""
+    after: Ids
+    special_types: tuple[bytes, bytes, bytes]
+    """Of the three above."""
+    first_type: int
+    second_type: int
+
+    @property
+    def num_special(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def ids(self, first: Ids, second: Ids) -> Ids:
+        return [*self.before, *first, *self.between, *second, *self.after]
+
+    def types(self, num_first: int, num_second: int) -> bytes:
+        """One byte for each token of `ids`."""
+        before, between, after = self.special_types
+        first = bytes([self.first_type]) * num_first
+        second = bytes([self.second_type]) * num_second
+        return before + first + between + second + after
+
+
+def read_frame(tokenizer: Tokenizer, *, is_pair: bool, with_special: bool) -> Frame:
+    """How the tokenizer's post-processor puts texts together. Raises CheckpointError."""
+    length = len(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
+    other = _PROBE if is_pair else None
+    whole: Encoding = tokenizer.encode(_PROBE, other, add_special_tokens=with_special)
+    sequences: list[int | None] = whole.sequence_ids
+    begin = sequences.index(0) if length else 0
+    middle = sequences.index(1) if length and is_pair else begin + length
+    end = middle + length if is_pair else middle
+    in_order = [0] * length + [None] * (middle - begin - length) + [1] * (end - middle)
+    around = {*sequences[:begin], *sequences[end:]}
+    if not length or sequences[begin:end] != in_order or around - {None}:
+        raise CheckpointError("the tokenizer's post-processor does not keep texts in their order")
+    types = whole.type_ids
+    return Frame(
+        whole.ids[:begin],
+        whole.ids[begin + length : middle],
+        whole.ids[end:],
+        (bytes(types[:begin]), bytes(types[begin + length : middle]), bytes(types[end:])),
+        types[begin],
+        types[middle] if is_pair else 0,
+    )
+
+
+class TextBatch:
+    """The texts of one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: TokenizerSettings,
+        threads: Threads,
+        bound: LengthBound | None,
+        *,
+        has_type_ids: bool,
+    ) -> None:
+        """`has_type_ids`: whether the model reads which text of a pair a token belongs to."""
+        self._tokenizer = tokenizer
+        self._has_type_ids = has_type_ids
+        self._limits = limits
+        self._threads = threads
+        self._bound = bound
+        self._frames: dict[tuple[bool, bool], Frame] = {}
+
+    async def tokenize(self, message: TokenizeTexts, deadline_s: float) -> TextsTokenized:
+        """Raises InvalidInput that names a text by `path`, Overloaded, DeadlineExceeded."""
+        self._check(message)
+        frame = self._frame(is_pair=bool(message.pairs), with_special=message.add_special_tokens)
+        with span("encode", {"tokenmesh.texts": max(len(message.texts), len(message.pairs))}):
+            firsts = await self._encode_all("texts", message.texts, message, deadline_s)
+            seconds = await self._encode_all("pairs", message.pairs, message, deadline_s)
+            work = partial(self._assemble, frame, firsts, seconds, message)
+            num_ids = sum(map(len, firsts)) + sum(map(len, seconds))
+            return await self._threads.run_text(message.tenant, num_ids, work)
+
+    def _frame(self, *, is_pair: bool, with_special: bool) -> Frame:
+        key = is_pair, with_special
+        frame = self._frames.get(key)
+        if frame is None:
+            frame = read_frame(self._tokenizer, is_pair=is_pair, with_special=with_special)
+            self._frames[key] = frame
+        return frame
+
+    def _check(self, message: TokenizeTexts) -> None:
+        """What is wrong before anything is encoded."""
+        texts, pairs, limits = message.texts, message.pairs, self._limits
+        if pairs and len(texts) not in (1, len(pairs)):
+            raise ProtocolError(f"{len(texts)} texts do not make {len(pairs)} pairs")
+        if max(len(texts), len(pairs)) > limits.max_texts:
+            raise PayloadTooLarge(f"a message holds more than {limits.max_texts} texts")
+        for field, given in (("texts", texts), ("pairs", pairs)):
+            for index, text in enumerate(given):
+                if len(text) > limits.max_prompt_chars:
+                    raise PayloadTooLarge(
+                        f"the text has {len(text)} characters, at most {limits.max_prompt_chars}",
+                        param=str(index),
+                        path=(field, index),
+                    )
+                if message.truncate_prompt_tokens is None:
+                    self._check_length(text, field, index, message)
+
+    def _check_length(self, text: str, field: str, index: int, message: TokenizeTexts) -> None:
+        """Refuse a text that no encoding makes short enough."""
+        limit, is_first = message.context_tokens, field == "texts"
+        is_cut = message.max_text_tokens if is_first else message.max_pair_tokens
+        if limit is None or is_cut is not None or self._bound is None:
+            return
+        num_tokens = self._bound.least_tokens(text, limit)
+        if num_tokens:
+            raise _too_long(
+                limit,
+                f"your text of {len(text)} characters resulted in at least {num_tokens} tokens",
+                (field, index),
+            )
+
+    async def _encode_all(
+        self, field: str, texts: Sequence[str], message: TokenizeTexts, deadline_s: float
+    ) -> list[Ids]:
+        is_first = field == "texts"
+        limit = message.max_text_tokens if is_first else message.max_pair_tokens
+        found: list[Ids] = []
+        for portion in _portions(texts):
+            if now_s() > deadline_s:
+                raise DeadlineExceeded("the texts were not encoded in time")
+            work = partial(_encode, self._tokenizer, portion, limit, message.truncation_side)
+            cost = sum(map(len, portion))
+            found += await self._threads.run_text(message.tenant, cost, work)
+        return found
+
+    def _assemble(
+        self, frame: Frame, firsts: list[Ids], seconds: list[Ids], message: TokenizeTexts
+    ) -> TextsTokenized:
+        limit = message.truncate_prompt_tokens
+        room = None if limit is None else limit - frame.num_special
+        if room is not None and room < (2 if seconds else 1):
+            raise InvalidInput(
+                f"truncate_prompt_tokens {limit} leaves no room for a text: the model adds "
+                f"{frame.num_special} special tokens",
+                param="truncate_prompt_tokens",
+            )
+        token_ids, type_ids = [], []
+        for index in range(max(len(firsts), len(seconds))):
+            first = firsts[index if len(firsts) > 1 else 0]
+            second = seconds[index] if seconds else []
+            if room is not None:
+                first, second = _cut(first, second, room, message.truncation_side)
+            ids = frame.ids(first, second)
+            _check_ids(ids, index, message)
+            token_ids.append(pack_ids(ids))
+            if self._has_type_ids:
+                type_ids.append(frame.types(len(first), len(second)))
+        is_plain = not any(map(any, type_ids))
+        return TextsTokenized(token_ids=token_ids, type_ids=[] if is_plain else type_ids)
+
+
+def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
+    portion: list[str] = []
+    num_chars = 0
+    for text in texts:
+        if portion and num_chars + len(text) > _PORTION_CHARS:
+            yield portion
+            portion, num_chars = [], 0
+        portion.append(text)
+        num_chars += len(text)
+    if portion:
+        yield portion
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str], limit: int | None, side: Side) -> list[Ids]:
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [truncate_ids(encoding.ids, limit, side) for encoding in encodings]
+
+
+def _cut(first: Ids, second: Ids, room: int, side: Side) -> tuple[Ids, Ids]:
+    """Both within `room`: the longer one is cut first, as transformers does by default."""
+    if len(first) + len(second) <= room:
+        return first, second
+    short, long = sorted((len(first), len(second)))
+    long = max(short, room - short) if short <= room else short
+    if short + long > room:
+        short = room // 2
+        long = room - short
+    num_first, num_second = (short, long) if len(first) <= len(second) else (long, short)
+    return truncate_ids(first, num_first, side), truncate_ids(second, num_second, side)
+
+
+def _check_ids(ids: Ids, index: int, message: TokenizeTexts) -> None:
+    limit = message.context_tokens
+    # Of a pair the second text is named: a query is mostly short, and the same in all pairs.
+    path = ("pairs" if message.pairs else "texts", index)
+    if not ids:
+        raise InvalidInput("the text holds no token", param=str(index), path=path)
+    if limit is not None and len(ids) > limit:
+        what = "texts" if message.pairs else "text"
+        raise _too_long(limit, f"your {what} resulted in {len(ids)} tokens", path)
+
+
+def _too_long(limit: int, found: str, path: tuple[str, int]) -> PromptTooLong:
+    error = PromptTooLong.over(limit, found, "the length of the text", param=str(path[1]))
+    error.path = path
+    return error
