@@ -5,12 +5,15 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from tests.fakes.back_end import BackEnd
+import httpx
+import numpy
+
+from tests.fakes.back_end import BackEnd, fake_tokenizer
 from tests.fakes.worker import FakeWorker
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages import Message, Pool, PoolAnswer
 from tokenmesh.shared.messages.pooling import Pooled, PoolItem, PoolTask
-from tokenmesh.shared.tokens import count_ids
+from tokenmesh.shared.tokens import count_ids, pack_ids
 
 SIZE = 16
 """Width of the fake embeddings."""
@@ -76,3 +79,29 @@ class PoolMesh(BackEnd):
     def pools(self) -> list[Pool]:
         """Every Pool that any worker has received."""
         return [pool for worker in self.workers for pool in worker.pools]
+
+
+def tokens(text: str) -> list[int]:
+    """The ids of a text."""
+    ids: list[int] = fake_tokenizer().encode(text).ids
+    return ids
+
+
+def expected(text: str | list[int], task: PoolTask = "embed", dims: int | None = None) -> Any:
+    """What the fake worker computes for a text or for ids."""
+    ids = text if isinstance(text, list) else tokens(text)
+    pooled = pooled_of(PoolItem(prompt_ids=pack_ids(ids)), task, dims)
+    return numpy.frombuffer(pooled.data, "<f4").reshape(pooled.shape).tolist()
+
+
+async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    """The body of a response that succeeds."""
+    response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def refused(client: httpx.AsyncClient, path: str, **body: Any) -> tuple[int, Any]:
+    """Status and error of a response that fails."""
+    response = await client.post(path, json=body)
+    return response.status_code, response.json()["error"]

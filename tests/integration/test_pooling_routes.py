@@ -9,51 +9,40 @@ from typing import Any
 import httpx
 import numpy
 import pytest
+import pytest_asyncio
 
 from tests.fakes.back_end import fake_tokenizer
-from tests.fakes.pool_mesh import CACHED, SIZE, PoolMesh, pooled_of
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tests.fakes.pool_mesh import (
+    CACHED,
+    SIZE,
+    PoolMesh,
+    expected,
+    pooled_of,
+    post,
+    refused,
+    tokens,
+)
+from tests.servers import Server, bus_settings_of, redis_settings_of
 from tokenmesh.shared.messages.pooling import PoolItem, PoolTask
 from tokenmesh.shared.tokens import pack_ids
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TEXTS = ["The quick brown fox", "jumps", "over the lazy dog, and so on and on"]
 
 
-def tokens(text: str) -> list[int]:
-    """The ids of a text."""
-    ids: list[int] = fake_tokenizer().encode(text).ids
-    return ids
-
-
-def expected(text: str | list[int], task: PoolTask = "embed", dims: int | None = None) -> Any:
-    """What the fake worker computes for a text or for ids."""
-    ids = text if isinstance(text, list) else tokens(text)
-    pooled = pooled_of(PoolItem(prompt_ids=pack_ids(ids)), task, dims)
-    return numpy.frombuffer(pooled.data, "<f4").reshape(pooled.shape).tolist()
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[PoolMesh]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(nats_server: Server, redis_server: Server) -> AsyncIterator[PoolMesh]:
     tasks: tuple[PoolTask, ...] = ("embed", "token_embed", "classify", "score")
-    async with PoolMesh(bus_settings, redis_settings, *tasks) as running:
+    bus, redis = bus_settings_of(nats_server), redis_settings_of(redis_server)
+    async with PoolMesh(bus, redis, *tasks) as running:
         yield running
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(mesh: PoolMesh) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as connected:
         yield connected
-
-
-async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
-    response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def refused(client: httpx.AsyncClient, path: str, **body: Any) -> tuple[int, Any]:
-    response = await client.post(path, json=body)
-    return response.status_code, response.json()["error"]
 
 
 async def test_embeddings_of_every_kind_of_input(mesh: PoolMesh, client: httpx.AsyncClient) -> None:
@@ -206,31 +195,6 @@ async def test_pooling_gives_the_numbers_of_each_token(
     assert data == wanted.tobytes()
 
 
-async def test_classes_have_the_names_of_the_model(
-    bus_settings: BusSettings, redis_settings: RedisSettings
-) -> None:
-    labels = [f"label {index}" for index in range(SIZE)]
-    async with (
-        PoolMesh(bus_settings, redis_settings, "classify", card={"labels": labels}) as mesh,
-        httpx.AsyncClient(base_url=mesh.url) as client,
-    ):
-        answer = await post(client, "/classify", input=TEXTS, use_activation=False)
-        for text, each in zip(TEXTS, answer["data"], strict=True):
-            probs = expected(text, "classify")
-            assert each["probs"] == probs
-            assert each["label"] == labels[probs.index(max(probs))]
-            assert each["num_classes"] == SIZE
-        assert {pool.params.use_activation for pool in mesh.pools} == {False}
-        status, error = await refused(client, "/v1/embeddings", input="a")
-        assert status == 400
-        assert error["message"].endswith("does not have the task embed; its tasks: classify")
-        status, error = await refused(client, "/v1/completions", prompt="a")
-        assert status == 400
-        assert error["message"].endswith("does not generate; its tasks: classify")
-        models = (await client.get("/v1/models")).json()
-        assert models["data"][0]["tasks"] == ["classify"]
-
-
 def pair_score(first: str, second: str) -> float:
     """The fake worker's score of a pair, with type ids as the tokenizer has them."""
     tokenizer = fake_tokenizer()
@@ -282,40 +246,6 @@ async def test_tokens_of_queries_and_documents_are_bounded(
     assert ids == pack_ids([*query[:1], *document[:2]])
 
 
-async def test_embeddings_make_scores(
-    bus_settings: BusSettings, redis_settings: RedisSettings
-) -> None:
-    async with (
-        PoolMesh(bus_settings, redis_settings, "embed") as mesh,
-        httpx.AsyncClient(base_url=mesh.url) as client,
-    ):
-        answer = await post(client, "/score", text_1="a fox", text_2=TEXTS)
-        one = numpy.array(expected("a fox"))
-        others = [numpy.array(expected(text)) for text in TEXTS]
-        sizes = [numpy.linalg.norm(one) * numpy.linalg.norm(each) for each in others]
-        wanted = [float(one @ each / size) for each, size in zip(others, sizes, strict=True)]
-        assert [each["score"] for each in answer["data"]] == pytest.approx(wanted)
-        lengths = [len(tokens(text)) for text in ("a fox", *TEXTS)]
-        assert answer["usage"]["prompt_tokens"] == sum(lengths)
-        answer = await post(client, "/score", text_1=TEXTS, text_2=TEXTS)
-        assert [each["score"] for each in answer["data"]] == pytest.approx([1.0] * 3)
-
-
-async def test_late_interaction_makes_scores(
-    bus_settings: BusSettings, redis_settings: RedisSettings
-) -> None:
-    async with (
-        PoolMesh(bus_settings, redis_settings, "token_embed", pool_batch_tokens=8) as mesh,
-        httpx.AsyncClient(base_url=mesh.url) as client,
-    ):
-        answer = await post(client, "/rerank", query="a fox", documents=TEXTS)
-        query = numpy.array(expected("a fox", "token_embed"))
-        products = [query @ numpy.array(expected(text, "token_embed")).T for text in TEXTS]
-        wanted = [float(each.max(axis=1).sum()) for each in products]
-        found = {each["index"]: each["relevance_score"] for each in answer["results"]}
-        assert [found[index] for index in range(3)] == pytest.approx(wanted, rel=1e-5)
-
-
 async def test_cohere_gets_every_type(mesh: PoolMesh, client: httpx.AsyncClient) -> None:
     kinds = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
     body = {"texts": TEXTS, "input_type": "search_query", "embedding_types": kinds}
@@ -356,10 +286,40 @@ async def test_cohere_truncates_and_uses_prompts(mesh: PoolMesh, client: httpx.A
         assert answer["texts"] == ["jumps"]
 
 
+async def test_an_invocation_goes_to_the_route_of_its_fields(
+    mesh: PoolMesh, client: httpx.AsyncClient
+) -> None:
+    chat = [{"role": "user", "content": "Hi"}]
+    for path, body in (
+        ("/v1/embeddings", {"input": TEXTS}),
+        ("/v1/embeddings", {"messages": chat}),
+        ("/v2/embed", {"texts": TEXTS}),
+        ("/rerank", {"query": "a fox", "documents": TEXTS}),
+        ("/score", {"text_1": "a fox", "text_2": TEXTS}),
+        ("/score", {"queries": "a fox", "documents": TEXTS}),
+    ):
+        found, wanted = [
+            await post(client, each, model=mesh.model, **body) for each in ("/invocations", path)
+        ]
+        for key in ("id", "created"):
+            found.pop(key, None)
+            wanted.pop(key, None)
+        assert found == wanted
+
+
+async def test_long_lists_of_ids_are_read_in_portions(
+    mesh: PoolMesh, client: httpx.AsyncClient
+) -> None:
+    given = [[200 + (index + shift) % 160 for index in range(250)] for shift in range(8)]
+    answer = await post(client, "/v1/embeddings", input=given)
+    assert [each["embedding"] for each in answer["data"]] == [expected(ids) for ids in given]
+
+
 async def test_a_large_answer_is_written_in_portions(
     mesh: PoolMesh, client: httpx.AsyncClient
 ) -> None:
     texts = [f"text {index}" for index in range(1500)]
+    mesh.tokenizer.texts_received.clear()
     answer = await post(client, "/v1/embeddings", input=texts)
     assert [each["embedding"] for each in answer["data"]] == [expected(text) for text in texts]
     assert len(mesh.pools) > 1

@@ -38,7 +38,7 @@ def to_bytes(pooled: Pooled, dtype: EmbedDtype, *, is_big_endian: bool) -> bytes
 
 
 def _to_fp8(values: Array, dtype: str) -> Array:
-    """8-bit floats; what is too large becomes NaN in e4m3, which has no infinity, else infinity."""
+    """8-bit floats; what is too large becomes the largest number of e4m3, and infinity in e5m2."""
     exponent_bits, mantissa_bits, bias = _FP8[dtype]
     has_infinity = exponent_bits == 5
     every = numpy.arange(128)
@@ -52,6 +52,8 @@ def _to_fp8(values: Array, dtype: str) -> Array:
     borders = numpy.append((table[1:] + table[:-1]) / 2, table[-1] + step / 2)
     sizes = numpy.abs(values).astype(numpy.float64)
     found = numpy.searchsorted(borders, sizes, side="left")
+    if not has_infinity:
+        found = numpy.minimum(found, len(table) - 1)
     is_tie = borders[numpy.minimum(found, len(borders) - 1)] == sizes
     found = found + (is_tie & (found % 2 == 1))
     signs = numpy.signbit(values).astype(numpy.uint8) << 7

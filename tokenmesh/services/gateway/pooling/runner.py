@@ -40,6 +40,8 @@ from tokenmesh.shared.tokens import count_ids
 
 _SMALLEST: Final = 8
 """A request is not divided into batches below this part of `pool_batch_tokens`."""
+_MAX_REFUSALS: Final = 2
+"""After further ones the client gets a 429."""
 _HUGE: Final = b"\x7f", b"\xff"
 """The last byte of float32 numbers that are infinite, not a number, or above 1.7e38."""
 
@@ -87,6 +89,7 @@ class PoolRunner:
             asyncio.create_task(self._compute(job, items, batch))
             for batch in islice(waiting, self._settings.pool_batches)
         }
+        done: set[asyncio.Task[tuple[PoolBatch, list[Pooled]]]] = set()
         try:
             while running:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +100,7 @@ class PoolRunner:
         finally:
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*running, *done, return_exceptions=True)
 
     async def _compute(
         self, job: PoolJob, items: Sequence[PoolItem], batch: PoolBatch
@@ -209,6 +212,7 @@ class _Attempts:
     def __init__(self, settings: GatewaySettings, deadline_s: float) -> None:
         self._settings = settings
         self._deadline_s = deadline_s
+        self._num_refused = 0
         self._num_lost = 0
         """Workers that have lost the batch, as opposed to refusing it."""
         self.number = 0
@@ -222,12 +226,13 @@ class _Attempts:
         self.failed = list(dict.fromkeys((worker_id, *self.failed)))
         is_refusal = isinstance(error, Overloaded | Draining)
         self._num_lost += not is_refusal
+        self._num_refused += isinstance(error, Overloaded)
         if self._num_lost >= settings.fruitless_attempts:
             raise Unavailable(
                 f"{self._num_lost} workers in a row have lost the prompts, the last: "
                 f"{error.message}"
             ) from error
-        if self.number >= settings.stream_attempts or now_s() >= self._deadline_s:
+        if self._num_refused > _MAX_REFUSALS or self.number >= settings.stream_attempts:
             raise error
         pause_s = settings.retry_pause_s * (2.0 ** (self.number - 1) - 1.0)
         if now_s() + pause_s >= self._deadline_s:
