@@ -29,11 +29,11 @@ from tokenmesh.services.gateway.operations.load_header import Headers, load_head
 from tokenmesh.services.gateway.operations.mesh_view import MeshView
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.operations.worker_metrics import EngineMetrics, measure_workers
+from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
 from tokenmesh.services.gateway.pooling.job import PoolBuilder, PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
 from tokenmesh.services.gateway.pooling.response import Compute, PoolingResponse
 from tokenmesh.services.gateway.pooling.run import PoolServices
-from tokenmesh.services.gateway.pooling.runner import PoolRunner
 from tokenmesh.services.gateway.responses.service import Responses
 from tokenmesh.services.gateway.scale_out.generate_response import AbortableResponse, GenerateWriter
 from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
@@ -150,7 +150,7 @@ class Gateway:
 
     def _make_pooling(self) -> PoolServices:
         limits = self.settings
-        runner = PoolRunner(
+        runner = PoolDispatcher(
             self.id,
             self._bus,
             self.calls,

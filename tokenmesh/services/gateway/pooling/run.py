@@ -8,9 +8,9 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.usage import Meters, Usage, usage_of
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES, BodyBudget, Share
 from tokenmesh.services.gateway.pooling.batches import PoolBatch
+from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
 from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
-from tokenmesh.services.gateway.pooling.runner import PoolRunner
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import monotonic_s
@@ -25,7 +25,7 @@ class PoolServices:
     """What every request for numbers uses."""
 
     tokenizer: PoolTokenizer
-    runner: PoolRunner
+    runner: PoolDispatcher
     budget: BodyBudget
     """Of the numbers that are held at a time."""
     admission: Admission

@@ -1,4 +1,4 @@
-"""PoolRunner: items in batches to workers, and their numbers back.
+"""PoolDispatcher: items in batches to workers, and their numbers back.
 
 A batch is one Pool message with one answer. Where the answer does not come, the same batch is
 placed again: a worker that dies, hangs, drains or refuses loses only time.
@@ -46,7 +46,7 @@ _HUGE: Final = b"\x7f", b"\xff"
 """The last byte of float32 numbers that are infinite, not a number, or above 1.7e38."""
 
 
-class PoolRunner:
+class PoolDispatcher:
     """The workers as requests for numbers use them."""
 
     def __init__(
