@@ -11,6 +11,8 @@ import pytest
 
 from tests.e2e.mesh_process import mesh
 from tests.fakes.pages import ROOT
+from tests.fakes.sim_poolers import sim_poolers
+from tests.servers import Server
 from tokenmesh.cli.embedded.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -18,6 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 PAGE = ROOT / "docs/cookbook.md"
 BLOCK = re.compile(r"^```(sh|python|json|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "127.0.0.1:8000"
+POOLERS = "127.0.0.1:8001"
 BETWEEN = "\x1e"
 FLAGS = ("--enable-admin-routes", "--enable-scale-out", "--enable-tokenizer-info-endpoint")
 TIMEOUT_S = 60.0
@@ -48,11 +51,17 @@ def test_answers_may_not_differ(output: str, answer: str) -> None:
     assert not matches(output, answer)
 
 
-def test_requests_get_the_answers_that_are_shown(tmp_path: Path) -> None:
+def test_requests_get_the_answers_that_are_shown(
+    tmp_path: Path, nats_server: Server, redis_server: Server
+) -> None:
     text = PAGE.read_text(encoding="utf-8")
     port = free_port()
-    with mesh(port, *FLAGS, "--profiler-dir", str(tmp_path / "profiles")) as running:
-        found = BLOCK.findall(text.replace(ADDRESS, running.url.removeprefix("http://")))
+    with (
+        mesh(port, *FLAGS, "--profiler-dir", str(tmp_path / "profiles")) as running,
+        sim_poolers(tmp_path, nats_server, redis_server) as poolers,
+    ):
+        sent = text.replace(ADDRESS, running.url.removeprefix("http://"))
+        found = BLOCK.findall(sent.replace(POOLERS, poolers))
         outputs = run(found, tmp_path)
         routes = httpx.get(f"{running.url}/openapi.json").json()["paths"]
     missing = [each for each in routes if not re.search(re.sub(r"{[^}]+}", "[^/ ]+", each), text)]
