@@ -83,9 +83,8 @@ def flags_page() -> str:
         "|---|---|---|",
     ]
     for name, fixed in FIXED.items():
-        values = (
-            "any" if fixed.values == () else ", ".join(f"`{each}`" for each in fixed.values or ())
-        )
+        listed = ", ".join(f"`{each}`" for each in fixed.values or ())
+        values = "any" if fixed.values == () else listed
         lines.append(f"| `--{name}` | {values or 'none'} | {_cell(fixed.meaning)} |")
     return "\n".join(lines) + "\n"
 
@@ -94,10 +93,8 @@ def metrics_page() -> str:
     """Every metric."""
     lines = [NOTE, "# Metrics\n", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
-        labels = ", ".join(metric.labels)
-        lines.append(
-            f"| `{PREFIX}:{metric.name}` | {metric.kind} | {labels} | {_cell(metric.help)} |"
-        )
+        cells = f"{metric.kind} | {', '.join(metric.labels)} | {_cell(metric.help)}"
+        lines.append(f"| `{PREFIX}:{metric.name}` | {cells} |")
     return "\n".join(lines) + "\n"
 
 
