@@ -60,6 +60,7 @@ def test_requirement_has_an_upper_bound(name: str) -> None:
     assert all(is_bounded(each) for each in found)
 
 
+@pytest.mark.timeout(60)  # reads every file of the package
 def test_libraries_whose_private_names_are_used_have_an_upper_bound() -> None:
     distributions = packages_distributions()
     users = {

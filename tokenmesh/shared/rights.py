@@ -104,11 +104,11 @@ def nats_users(passwords: Mapping[str, str]) -> str:
 
 
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
-    "gateway": ("tm:tenants", "tm:tenant:*", "tm:blob:*", "kvx:*:rsv:*"),
+    "gateway": ("tm:tenants", "tm:tenant:*", "tm:blob:*", "tm:adapters:*", "kvx:*:rsv:*"),
     "tokenizer": ("tm:blob:*",),
     "encoder": ("tm:blob:*",),
     "scheduler": ("kvx:*",),
-    "worker": ("tm:blob:*", "kvx:*"),
+    "worker": ("tm:blob:*", "tm:adapters:*", "kvx:*"),
 }
 _COMMANDS: Final = (
     "+@read +@write +@connection -@dangerous -@blocking +eval +evalsha +multi +exec +time +info"
