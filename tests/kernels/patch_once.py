@@ -1,8 +1,8 @@
 """Makes Triton's interpreter repeat less work; nothing but time changes.
 
-It patches its language again at every call of a device function, works out the type, the name and
-the shape of every value anew, and computes integers twice to find overflows that it then reports in
-debug mode only. Call `patch_once` where Triton interprets.
+It patches its language again at every launch and at every call of a device function, works out the
+type, the name and the shape of every value anew, and computes integers twice to find overflows that
+it then reports in debug mode only. Call `patch_once` where Triton interprets.
 """
 
 import dataclasses
@@ -30,33 +30,24 @@ def patch_once() -> None:
 
 
 class _Patcher:
-    """Stands in for `interpreter._patch_lang`."""
+    """Stands in for `interpreter._patch_lang`, and never restores what it has patched.
+
+    Its process interprets only, so that no code needs the original functions.
+    """
 
     def __init__(self, patch: Any) -> None:
         self._patch = patch
-        self._patched: set[str] = set()
+        self._patched: frozenset[str] = frozenset()
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: Any) -> "_Patcher":
         languages = _languages_of(function)
-        is_launch = not self._patched
-        if languages <= self._patched:
-            return None
-        self._patched |= languages
-        scope = self._patch(function)
-        return _Scope(scope, self._patched) if is_launch else scope
-
-
-class _Scope:
-    """What a launch restores when it ends."""
-
-    def __init__(self, scope: Any, patched: set[str]) -> None:
-        self._scope = scope
-        self._patched = patched
+        if not languages <= self._patched:
+            self._patched |= languages
+            self._patch(function)
+        return self
 
     def restore(self) -> None:
-        """Unpatch; the next launch patches again."""
-        self._patched.clear()
-        self._scope.restore()
+        """Called at the end of a launch."""
 
 
 @cache
