@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.runner.build import RunnableModel, build_runner
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
@@ -45,20 +47,30 @@ class EngineLoop:
         self._next = Engine(self.model.runner, settings)
 
     def run(
-        self, asks: Sequence[Ask], clock: Clock = time.perf_counter, temperature: float = 0.0
+        self,
+        asks: Sequence[Ask],
+        clock: Clock = time.perf_counter,
+        temperature: float = 0.0,
+        adapters: Sequence[ReadAdapter | None] = (),
     ) -> list[list[float]]:
         """All at once, to the full length: when each token of each came.
 
-        Raises RuntimeError when a request fails.
+        adapters: of each stream; none of any where it is empty. Raises RuntimeError when a request
+        fails.
         """
         times: list[list[float]] = [[] for _ in asks]
-        for deltas in self.steps(asks, temperature):
+        for deltas in self.steps(asks, temperature, adapters):
             now = clock()
             for delta in deltas:
                 times[delta.stream].extend([now] * (len(delta.token_ids) // BYTES_PER_ID))
         return times
 
-    def steps(self, asks: Sequence[Ask], temperature: float = 0.0) -> Iterator[list[Delta]]:
+    def steps(
+        self,
+        asks: Sequence[Ask],
+        temperature: float = 0.0,
+        adapters: Sequence[ReadAdapter | None] = (),
+    ) -> Iterator[list[Delta]]:
         """All at once; what each step brought, when it has ended.
 
         Raises RuntimeError when a request fails.
@@ -66,7 +78,8 @@ class EngineLoop:
         engine = self._next
         try:
             for stream, ask in enumerate(asks):
-                engine.add(_request(stream, ask, temperature))
+                adapter = adapters[stream] if adapters else None
+                engine.add(_request(stream, ask, temperature, adapter))
             while engine.has_work:
                 engine.step()
                 deltas = engine.take_output().deltas.get(_GATEWAY, [])
@@ -79,10 +92,20 @@ class EngineLoop:
                 self._next = Engine(self.model.runner, self._settings)
 
 
-def _request(stream: int, ask: Ask, temperature: float) -> Request:
+def _request(
+    stream: int, ask: Ask, temperature: float, adapter: ReadAdapter | None = None
+) -> Request:
     prompt, num_tokens = ask
     sampling = SamplingParams(
         seed=stream, max_tokens=num_tokens, temperature=temperature, ignore_eos=True
     )
     key = StreamKey(_GATEWAY, stream, 0)
-    return Request(RequestSpec(key, RequestId(f"r{stream}"), len(prompt), sampling), list(prompt))
+    spec = RequestSpec(
+        key,
+        RequestId(f"r{stream}"),
+        len(prompt),
+        sampling,
+        lora=None if adapter is None else Adapter("adapter", adapter.content_hash),
+        adapter=None if adapter is None else adapter.matrices,
+    )
+    return Request(spec, list(prompt))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
@@ -14,6 +15,7 @@ from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.services.worker_svc.runner.build import RunnableModel, build_runner
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -40,6 +42,7 @@ class Job:
     media: Sequence[MediaItem] = ()
     embeddings: Mapping[str, TensorBlob] = field(default_factory=dict)
     grammar: Grammar | None = None
+    adapter: ReadAdapter | None = None
 
 
 @dataclass(slots=True)
@@ -171,6 +174,7 @@ class EngineDriver:
 
     def _request(self, job: Job) -> Request:
         self._num_streams += 1
+        adapter = job.adapter
         return Request(
             RequestSpec(
                 key=StreamKey(GatewayId("gateway"), self._num_streams, 0),
@@ -184,6 +188,8 @@ class EngineDriver:
                 whole_runs=self.model.media.whole_runs(job.media),
                 embeddings=dict(job.embeddings),
                 grammar=job.grammar,
+                lora=None if adapter is None else Adapter("adapter", adapter.content_hash),
+                adapter=None if adapter is None else adapter.matrices,
             ),
             [*job.prompt, *job.output],
         )

@@ -46,7 +46,12 @@ class SmallMesh:
         """`sections`: further ones of the settings."""
         self.model = ModelName(f"small-{secrets.token_hex(4)}")
         vocab_size = fake_tokenizer().get_vocab_size()
-        config = {"vocab_size": vocab_size, "max_position_embeddings": 512, "eos_token_id": 2}
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": vocab_size,
+            "max_position_embeddings": 512,
+            "eos_token_id": 2,
+        }
         (folder / "config.json").write_text(json.dumps(config))
         self.settings = Settings(
             models=(ModelSettings(model=str(folder), served_model_name=(self.model,)),),

@@ -13,6 +13,7 @@ from tokenmesh.kernels.linear import (
     linear_reference,
     pack,
 )
+from tokenmesh.kernels.lora import AdapterRows, LoraBank, LoraPart, LoraWeights, StepAdapters
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(48, 80), (33, 7), (1, 1), (896, 640), (130, 4099)]
@@ -66,11 +67,9 @@ def test_what_the_processor_cannot_pack_stays_plain(monkeypatch: pytest.MonkeyPa
 
 
 def test_adapters_add_to_the_product() -> None:
-    class Ones:
-        def add(self, x: torch.Tensor, out: torch.Tensor) -> None:
-            out += x.sum(1, keepdim=True)
-
+    ones = LoraWeights({0: (LoraPart(torch.ones(1, 16), torch.ones(1, 8), 0),)}, 1)
+    bank = LoraBank(0, StepAdapters(AdapterRows.of([(ones, 3)])))
     torch.manual_seed(0)
     x, layer = torch.randn(3, 16), pack(torch.randn(8, 16), None)
     expected = linear(x, layer) + x.sum(1, keepdim=True)
-    torch.testing.assert_close(linear(x, Linear(layer.weight, Ones())), expected)
+    torch.testing.assert_close(linear(x, Linear(layer.weight, bank)), expected)

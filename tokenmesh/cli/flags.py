@@ -24,7 +24,7 @@ class Flag:
     """A flag and the key it sets."""
 
     name: str
-    key: tuple[str, str]
+    key: tuple[str, ...]
     is_switch: bool = False
     """`--x` and `--no-x`."""
     takes_several: bool = False
@@ -123,6 +123,23 @@ FLAGS: Final = (
     Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization")),
     Flag("--cpu-memory-utilization", ("worker", "cpu_memory_utilization")),
     Flag("--profiler-dir", ("worker", "profiler_dir")),
+    Flag("--enable-lora", ("worker", "lora", "enable_lora"), is_switch=True),
+    Flag(
+        "--lora-modules",
+        ("worker", "lora", "lora_modules"),
+        takes_several=True,
+        help="name=path of adapters that are there from the start; several may follow.",
+    ),
+    Flag("--max-loras", ("worker", "lora", "max_loras")),
+    Flag("--max-cpu-loras", ("worker", "lora", "max_cpu_loras")),
+    Flag("--max-lora-rank", ("worker", "lora", "max_lora_rank")),
+    Flag("--lora-dir", ("worker", "lora", "lora_dir")),
+    Flag(
+        "--lora-allowed-dirs",
+        ("worker", "lora", "allowed_dirs"),
+        takes_several=True,
+        help="Directories of which /v1/load_lora_adapter may load; several may follow.",
+    ),
     Flag("--keys-file", ("gateway", "keys_file")),
     Flag("--enable-admin-routes", ("gateway", "admin_routes"), is_switch=True),
     Flag("--enable-tokenizer-info-endpoint", ("gateway", "tokenizer_info"), is_switch=True),
@@ -187,7 +204,10 @@ def with_flags(command: Callable[..., None], flags: Sequence[Flag]) -> Callable[
         for flag in flags:
             value = values.pop(flag.parameter)
             if value is not None and value != []:
-                overrides.setdefault(flag.key[0], {})[flag.key[1]] = _converted(flag, value)
+                section: dict[str, Any] = overrides
+                for part in flag.key[:-1]:
+                    section = section.setdefault(part, {})
+                section[flag.key[-1]] = _converted(flag, value)
         command(overrides=overrides, **values)
 
     own = inspect.signature(command).parameters.values()

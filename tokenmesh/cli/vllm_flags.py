@@ -65,18 +65,15 @@ ADVICE: Final = {
     "enable-expert-parallel": "mixtures of experts are not served",
     "enable-log-outputs": "outputs are not logged",
     "enable-log-requests": "requests are traced, not logged: `tokenmesh trace`",
-    "enable-lora": "adapters are not served; merge them into the checkpoint",
     "enable-sleep-mode": "--enable-admin-routes serves /sleep and /wake_up",
     "guided-decoding-backend": "use --structured-outputs-config.backend",
     "hf-overrides": "edit the checkpoint's config.json",
     "hf-token": "set the environment variable HF_TOKEN",
     "kv-offloading-size": "the KV cache is on one device",
     "kv-transfer-config": "prefill and decode are not separated",
+    "lora-extra-vocab-size": "adapters with a vocabulary of their own are not served",
     "limit-mm-per-prompt": "set `tokenizer.media.max_images`",
-    "lora-modules": "adapters are not served; merge them into the checkpoint",
     "max-log-len": "requests are traced, not logged; leave the flag out",
-    "max-lora-rank": "adapters are not served; merge them into the checkpoint",
-    "max-loras": "adapters are not served; merge them into the checkpoint",
     "middleware": "put a proxy in front",
     "optimization-level": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
     "override-generation-config": "edit the checkpoint's generation_config.json",
@@ -121,7 +118,7 @@ headless hf-config-path ignore-patterns interleave-mm-strings io-processor-plugi
 kv-cache-metrics kv-events-config kv-offloading-backend kv-sharing-fast-prefill language-model-only
 log-config-file log-error-stack logits-processor-pattern logits-processors lora-dtype
 lora-target-modules mamba-cache-dtype mamba-ssm-cache-dtype
-master-addr master-port max-cpu-loras max-long-partial-prefills max-num-partial-prefills
+master-addr master-port max-long-partial-prefills max-num-partial-prefills
 max-parallel-loading-workers mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb
 mm-processor-cache-type mm-processor-kwargs mm-shm-cache-max-object-size-mb
 model-loader-extra-config node-rank numa-bind override-attention-dtype performance-mode

@@ -109,6 +109,13 @@ SUBJECTS: Final = (
         receivers=("worker",),
     ),
     Subject(
+        pattern="tm.worker.<id>.adapters",
+        listeners="one worker",
+        carries="LoadAdapter -> AdapterLoaded, UnloadAdapter -> AdapterUnloaded",
+        senders=_GATEWAY,
+        receivers=("worker",),
+    ),
+    Subject(
         pattern="tm.worker.<id>.blocks",
         listeners="one worker",
         carries="ReplayBlockEvents -> BlockEventsReplayed, ReadBlocks -> BlocksRead",

@@ -72,6 +72,11 @@ def worker_control(worker: WorkerId) -> str:
     return f"{PREFIX}.worker.{worker}.control"
 
 
+def worker_adapters(worker: WorkerId) -> str:
+    """LoadAdapter and UnloadAdapter for one worker."""
+    return f"{PREFIX}.worker.{worker}.adapters"
+
+
 def worker_blocks(worker: WorkerId) -> str:
     """ReplayBlockEvents and ReadBlocks for one worker."""
     return f"{PREFIX}.worker.{worker}.blocks"

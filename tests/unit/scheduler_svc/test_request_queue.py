@@ -108,7 +108,7 @@ async def test_a_sleeping_worker_is_skipped_and_a_model_sleeps_when_all_of_its_w
     # a draining worker does not count
     fleet[1] = worker("awake", draining=True)
     assert queue.is_asleep(MODEL)
-    assert not queue.has_workers(MODEL)
+    assert not queue.has_workers(request())
     assert await chosen(queue, request()) is None
     fleet[:] = [worker("leaving", draining=True)]
     assert not queue.is_asleep(MODEL)

@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError
 
 from tokenmesh.shared.config import Settings, load_settings
 from tokenmesh.shared.config.loader import DEMO_MODEL, plain_values
+from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.errors import ConfigError
 
 
@@ -192,3 +193,12 @@ def test_a_dump_for_a_child_loads_to_the_same_settings_with_its_secrets(tmp_path
     assert loaded == settings
     assert loaded.bus.password == SecretStr("hush")
     assert "hush" not in repr(loaded)
+
+
+def test_adapters_are_named_as_on_the_command_line_of_vllm() -> None:
+    pairs = ["a=/x/a", '{"name": "b", "path": "/x/b", "base_model_name": "m"}']
+    settings = LoraSettings.model_validate({"lora_modules": pairs})
+    assert settings.lora_modules == {"a": "/x/a", "b": "/x/b"}
+    for wrong in (["a"], ["=/x"], ["a="], ["a=1", "a=2"], ['{"name": "a"}'], ["{"]):
+        with pytest.raises(ValidationError):
+            LoraSettings.model_validate({"lora_modules": wrong})

@@ -13,14 +13,13 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.linear.cpu import OneDnnWeight, PlainWeight, can_pack
-from tokenmesh.kernels.linear.layer import Adapters, Linear, Weight, linear, pack
+from tokenmesh.kernels.linear.layer import Linear, Weight, linear, pack
 from tokenmesh.kernels.linear.reference import linear_reference
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 __all__ = [
     "TOLERANCE",
-    "Adapters",
     "Linear",
     "OneDnnWeight",
     "PlainWeight",

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from tokenmesh.kernels.linear.cpu import OneDnnWeight, PlainWeight, can_pack
+from tokenmesh.kernels.lora import LoraBank, add_lora
 from tokenmesh.kernels.native import NativeWeight
 
 
@@ -19,19 +20,13 @@ class Weight(Protocol):
         """
 
 
-class Adapters(Protocol):
-    """The adapters of one layer."""
-
-    def add(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add what they make of x [T, I] to out [T, O], in place."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Linear:
     """A layer ready for `linear`; made by `pack`."""
 
     weight: Weight
-    adapters: Adapters | None = None
+    adapters: LoraBank | None = None
+    """Its place in the adapters of its model; set while that is built."""
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None, native: bool = False) -> Linear:
@@ -49,7 +44,4 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None, native: bool = False) 
 
 def linear(x: torch.Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """x [T, I] -> [T, O], a new tensor in x's dtype, or in `out_dtype`: that or float32."""
-    out = layer.weight.product(x, out_dtype)
-    if layer.adapters is not None:
-        layer.adapters.add(x, out)
-    return out
+    return add_lora(x, layer.weight.product(x, out_dtype), layer.adapters)

@@ -31,6 +31,7 @@ _SOURCES: Final = (
     "elementwise.c",
     "program.c",
     "states.c",
+    "lora.c",
 )
 _HERE: Final = Path(__file__).parent
 

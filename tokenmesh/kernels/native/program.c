@@ -7,6 +7,7 @@
 
 #include "activations.h"
 #include "gemm.h"
+#include "lora.h"
 #include "pool.h"
 #include "routed.h"
 #include "softmax.h"

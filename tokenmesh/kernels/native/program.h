@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 enum { TM_NORM, TM_LINEAR, TM_HEAD_NORM, TM_ROPE, TM_KV_WRITE, TM_ATTENTION, TM_SILU_MUL, TM_ADD, TM_SCALE,
-       TM_GELU_MUL, TM_GELU_TANH_MUL, TM_EXPERTS, TM_TOKEN_GATE };
+       TM_GELU_MUL, TM_GELU_TANH_MUL, TM_EXPERTS, TM_TOKEN_GATE, TM_LORA };
 
 enum { MAX_DIM = 256, MAX_QUERIES = 32 }; /* head_dim; query heads of a kv head, times tokens */
 
@@ -16,7 +16,8 @@ struct tm_op {
     int64_t width;          /* numbers of a token that the operation covers; LINEAR: its inputs */
     int64_t outputs;        /* LINEAR */
     int64_t offset;         /* first number of the token that the operation covers */
-    int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which slot of the pool */
+    int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which slot of the pool;
+                             * LORA: which layer of the adapters */
     int64_t group;          /* KV_WRITE, ATTENTION: whose tables */
     int64_t window;         /* ATTENTION: 0 without */
     float value;            /* NORM, HEAD_NORM: eps; ATTENTION: scale; ADD: factor */
@@ -50,6 +51,7 @@ struct tm_step {
     const int64_t *tiles;          /* [tile_count + 1] first tokens of attention's tiles, then tokens */
     int64_t tile_count;
     void *scratch;                 /* EXPERTS: what tm_routed_scratch asks for */
+    const void *adapters;          /* LORA: struct tm_lora_rows; NULL without adapters */
 };
 
 struct tm_model {

@@ -38,6 +38,8 @@ class ProgramInputs:
     """The factors of each rope."""
     query_scale: torch.Tensor | None
     """[T] float32 for models that have SCALE operations."""
+    adapters: int | None = None
+    """Address of the `NativeRows` of adapters, for models that have LORA operations."""
 
 
 class Program:
@@ -101,6 +103,7 @@ class Program:
             tiles=base + 2 * num_tokens * numbers.itemsize,
             tile_count=len(numbers) - 2 * num_tokens - 1,
             scratch=self._scratch.data_ptr(),
+            adapters=inputs.adapters,
         )
         count = ctypes.c_int64(len(self._ops))
         library().tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))

@@ -29,6 +29,7 @@ class Kind(IntEnum):
     EXPERTS = 11
     TOKEN_GATE = 12
     """Every number of a token times the sigmoid of the source's one."""
+    LORA = 13
 
 
 class Op(ctypes.Structure):
@@ -77,4 +78,5 @@ class StepArguments(ctypes.Structure):
         ("tiles", _P),
         ("tile_count", _I),
         ("scratch", _P),
+        ("adapters", _P),
     )

@@ -36,6 +36,7 @@ from tokenmesh.services.gateway.routes import anthropic as messages
 from tokenmesh.services.gateway.routes import batch_chat
 from tokenmesh.services.gateway.routes import openai as openai
 from tokenmesh.services.gateway.routes import responses as responses
+from tokenmesh.services.gateway.routes.adapters import adapters_router
 from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.admitted import AdmittedRoutes
 from tokenmesh.services.gateway.routes.anthropic import messages_endpoint, messages_router
@@ -159,6 +160,7 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
         app.include_router(tokenizer_info_router(gateway))
     if gateway.settings.admin_routes:
         app.include_router(admin_router(gateway))
+        app.include_router(adapters_router(gateway))
     bodies = [*_BODIES.values(), *_OTHER_BODIES]
     if gateway.scale_out.is_enabled:
         bodies += SCALE_OUT_BODIES.values()

@@ -24,6 +24,7 @@ from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.services.gateway.mesh.streams import Streams
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
+from tokenmesh.services.gateway.operations.adapters import Adapters
 from tokenmesh.services.gateway.operations.admin import Admin
 from tokenmesh.services.gateway.operations.load_header import Headers, load_header
 from tokenmesh.services.gateway.operations.mesh_view import MeshView
@@ -88,9 +89,12 @@ class Gateway:
         self.catalog = Catalog(members, settings)
         self._make_mesh(count_losses)
         self.admin = Admin(bus, members, self.catalog, limits)
+        self.adapters = Adapters(bus, members, self.catalog, redis, limits)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
         self.vocabularies = Vocabularies(self.calls, limits)
-        self.builder = RequestBuilder(self.catalog, self.vocabularies, blobs, limits)
+        self.builder = RequestBuilder(
+            self.catalog, self.vocabularies, blobs, limits, self.adapters.resolve
+        )
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
@@ -139,6 +143,7 @@ class Gateway:
             vocabularies=self.vocabularies,
             blobs=self.blobs,
             pipeline=self.pipeline,
+            resolve=self.adapters.resolve,
         )
 
         def on_beat(beat: Heartbeat) -> None:

@@ -72,9 +72,10 @@ class SchedulerActor(Actor):
 
     def _refuse_without_workers(self, waiting: WaitingRequest) -> None:
         waited_s = monotonic_s() - waiting.since_s
-        model = waiting.request.model
-        if waited_s >= self._settings.worker_wait_s and not self._queue.has_workers(model):
-            raise Unavailable(f"no live worker serves {model!r}", retry_after_s=1.0)
+        request = waiting.request
+        if waited_s >= self._settings.worker_wait_s and not self._queue.has_workers(request):
+            what = request.model if request.lora is None else request.lora
+            raise Unavailable(f"no live worker serves {what!r}", retry_after_s=1.0)
 
     def _refuse_if_asleep(self, model: ModelName) -> None:
         if self._queue.is_asleep(model):

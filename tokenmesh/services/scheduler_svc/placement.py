@@ -5,11 +5,13 @@ clock: everything that varies is an argument, so that a test can replay a decisi
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.beat import Heartbeat, WorkerLoad
 from tokenmesh.shared.messages.place import Candidate, Place
 from tokenmesh.shared.tenant_share import is_within_share
@@ -32,6 +34,12 @@ class Worker:
     draining: bool
     beat_at: float
     """When that heartbeat was received, monotonic seconds."""
+    adapters: Sequence[AdapterCard] = ()
+
+    def adapter(self, request: Place) -> AdapterCard | None:
+        """The adapter that a request needs, if the worker serves it."""
+        found = (each for each in self.adapters if each.name == request.lora)
+        return next((each for each in found if request.lora_hash in ("", each.content_hash)), None)
 
     @property
     def accepts_streams(self) -> bool:
@@ -43,7 +51,10 @@ def worker_from_beat(beat: Heartbeat, beat_at: float) -> Worker | None:
     """None for a heartbeat of another service."""
     if beat.load is None:
         return None
-    return Worker(WorkerId(beat.instance_id), beat.epoch, beat.load, beat.draining, beat_at)
+    adapters = beat.models[0].adapters if beat.models else []
+    return Worker(
+        WorkerId(beat.instance_id), beat.epoch, beat.load, beat.draining, beat_at, adapters
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +186,12 @@ class LoadPlacement:
 
         A worker that failed a while ago may have recovered, the one that failed last probably has
         not. A sole worker is eligible even just after a failure. For a request with a grammar, the
-        workers with room whose grammar libraries are loaded are preferred.
+        workers with room whose grammar libraries are loaded are preferred. Only workers that serve
+        the request's adapter count; of those with room, ones that have it in memory are preferred.
         """
         live = [worker for worker in workers if worker.accepts_streams]
+        if request.lora is not None:
+            live = self._with_adapter(request, live)
         fresh = [worker for worker in live if worker.worker_id not in request.exclude]
         others = [worker for worker in live if worker.worker_id not in request.exclude[:1]]
         found = fresh or others or live
@@ -189,6 +203,18 @@ class LoadPlacement:
             if not worker.load.is_compiler_starting and self.has_room(request, worker)
         ]
         return warm or found
+
+    def _with_adapter(self, request: Place, workers: list[Worker]) -> list[Worker]:
+        found = [(worker, worker.adapter(request)) for worker in workers]
+        serving = [(worker, adapter) for worker, adapter in found if adapter is not None]
+        at_hand = [
+            worker
+            for worker, adapter in serving
+            if adapter.is_in_memory
+            and worker.worker_id not in request.exclude
+            and self.has_room(request, worker)
+        ]
+        return at_hand or [worker for worker, _ in serving]
 
     def _streams(self, worker: Worker) -> int:
         self.reservations.settle(worker.worker_id, worker.beat_at)

@@ -89,9 +89,12 @@ class RequestQueue:
         queue = self._queues.get(waiting.request.model)
         return queue.position(waiting) if queue is not None else 0
 
-    def has_workers(self, model: ModelName) -> bool:
-        """Whether a live worker of the model accepts streams."""
-        return any(worker.accepts_streams for worker in self._workers_of(model))
+    def has_workers(self, request: Place) -> bool:
+        """Whether a live worker of the model, and with the adapter, accepts streams."""
+        return any(
+            worker.accepts_streams and (request.lora is None or worker.adapter(request) is not None)
+            for worker in self._workers_of(request.model)
+        )
 
     def is_asleep(self, model: ModelName) -> bool:
         """Whether all workers of the model sleep, draining ones not counted."""
@@ -121,7 +124,7 @@ class RequestQueue:
                 self.remove(waiting)
                 if waiting.was_tried:
                     queue.departures.record(now)
-            elif waiting.request.num_streams == 1:
+            elif waiting.request.num_streams == 1 and waiting.request.lora is None:
                 full.add(waiting.entry.tenant)
                 last_group = waiting.entry.group
             else:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
+from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.services.worker_svc.admission import admit
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
@@ -75,6 +76,8 @@ class WorkerContext:
     """None: the prefix cache is not reported to schedulers."""
     block_events: BlockEventStream | None = None
     """None: nor is it reported to subscribers outside."""
+    adapters: AdapterStore | None = None
+    """None: there are none."""
 
 
 class WorkerActor(Actor):
@@ -95,10 +98,10 @@ class WorkerActor(Actor):
         self._host = host
         self._around = around
         self._index = around.index
-        self._streams = WorkerStreams(settings, self._index.release if self._index else None)
-        self._book = LoadBook.of(settings, loaded)
+        streams = WorkerStreams(settings, self._index.release if self._index else None)
+        self._streams, self._book = streams, (book := LoadBook.of(settings, loaded))
         self._preparation = RequestPreparation(
-            settings, loaded, host, self._streams, self._book, around.blobs, around.grammars
+            settings, loaded, host, streams, book, around.blobs, around.grammars, around.adapters
         )
         self._desk = PoolDesk(settings, loaded, host, self._streams, self._book, around.blobs)
         self._watch = GatewayWatch(settings.gateway_grace_s)
@@ -139,8 +142,8 @@ class WorkerActor(Actor):
             await self._index.close()
 
     def load(self) -> WorkerLoad:
-        is_indexed = self._index is not None and self._index.is_current
-        return self._preparation.load(self._sleeping.level, is_indexed=is_indexed)
+        index, level = self._index, self._sleeping.level
+        return self._preparation.load(level, is_indexed=index is not None and index.is_current)
 
     def stop_taking(self) -> None:
         self._intake.is_draining = True
@@ -158,7 +161,8 @@ class WorkerActor(Actor):
         if known is not None:
             return Accepted(worker_id=self._identity.worker_id)
         traceparent = sampled(context.traceparent)
-        request = admit(message, self._loaded, self._settings.block_size, traceparent)
+        lora = adapter_of(self._around.adapters, message)
+        request = admit(message, self._loaded, self._settings.block_size, traceparent, lora)
         request.timeline.arrived_ns = now_ns()
         refusal = self._book.refusal(request.num_known, request.spec.owner, self._streams)
         if refusal is not None:

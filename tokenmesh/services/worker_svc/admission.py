@@ -22,7 +22,7 @@ from tokenmesh.services.worker_svc.engine.request import (
 )
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
-from tokenmesh.shared.hashing import HASH_BYTES
+from tokenmesh.shared.hashing import HASH_BYTES, Adapter
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.media import ADD, EMBEDS, IMAGE, REPLACE, VIDEO, MediaItem
@@ -40,11 +40,16 @@ _MAX_TENANT = 64
 
 
 def admit(
-    message: Generate, loaded: Loaded, block_size: int, traceparent: str | None = None
+    message: Generate,
+    loaded: Loaded,
+    block_size: int,
+    traceparent: str | None = None,
+    lora: Adapter | None = None,
 ) -> Request:
-    """The engine's request, its media still without embeddings. Raises InvalidInput."""
-    if message.lora is not None:
-        raise InvalidInput(f"this worker has no adapter {message.lora!r}", param="lora")
+    """The engine's request, still without embeddings and the matrices of its adapter `lora`.
+
+    Raises InvalidInput.
+    """
     check_counters(message)
     if len(message.route_head) not in (0, HASH_BYTES):
         raise InvalidInput(f"route_head is not {HASH_BYTES} bytes long", param="route_head")
@@ -74,6 +79,7 @@ def admit(
         route_salt=message.cache_salt,
         reservation=message.reservation[:_MAX_RESERVATION],
         traceparent=traceparent,
+        lora=lora,
     )
     return Request(spec, prompt_ids + output_ids)
 

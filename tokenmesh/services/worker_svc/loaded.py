@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from tokenmesh.services.worker_svc.adapters.adapter import AdapterSource, SimAdapters
 from tokenmesh.services.worker_svc.engine.plan import Runner
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
@@ -17,6 +18,7 @@ from tokenmesh.services.worker_svc.models.pooling.kind import pools, read_poolin
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.token_ids import read_eos
 from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.logs import PROGRESS
@@ -131,6 +133,10 @@ class Loaded(Protocol):
         """Makes a trace of what it does; None where nothing is computed."""
 
     @property
+    def adapters(self) -> AdapterSource | None:
+        """Reads adapters for the model; None: it is served without them."""
+
+    @property
     def rope_boundary(self) -> int | None: ...
 
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
@@ -145,6 +151,7 @@ class SimModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    adapters: SimAdapters = field(default_factory=lambda: SimAdapters(LoraSettings()))
     hidden_size: int = 0
     media: MediaFacts = TEXT_ONLY
     has_grammars: bool = False
@@ -184,6 +191,7 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
         vocab_size=vocab_size,
         eos_token_ids=eos_ids,
         pooling=facts,
+        adapters=SimAdapters(worker.lora),
     )
 
 

@@ -6,7 +6,13 @@ import logging
 import signal
 from functools import partial
 
+import msgspec
+
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
+from tokenmesh.services.worker_svc.adapters.actor import AdaptersActor
+from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
+from tokenmesh.services.worker_svc.adapters.store import AdapterStore
+from tokenmesh.services.worker_svc.adapters.sync import AdapterSync
 from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockLog
@@ -19,9 +25,11 @@ from tokenmesh.services.worker_svc.models.location import locate_tokenizer
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
+from tokenmesh.shared.adapter_registry import AdapterRegistry
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
@@ -46,6 +54,7 @@ async def build(mesh: Mesh) -> None:
     names = tuple(ModelName(name) for name in model.served_model_name or (model.name,))
     route_tokens = mesh.settings.tokenizer.route_block_tokens
     has_cache = has_prefix_cache(settings, loaded.runner)
+    adapters = await load_adapters(settings.lora, loaded)
     block_events = block_events_of(mesh, worker_id, names[0], has_cache=has_cache)
     log = BlockLog() if block_events is not None else None
     actor = WorkerActor(
@@ -60,16 +69,10 @@ async def build(mesh: Mesh) -> None:
             is_alive=partial(is_alive, mesh),
             leave=partial(signal.raise_signal, signal.SIGTERM),
             beat=mesh.beat_now,
-            index=IndexWriter(
-                mesh.redis,
-                names[0],
-                worker_id,
-                mesh.epoch,
-                mesh.settings.prefix_index,
-                mesh.metrics,
-            ),
+            index=index_of(mesh, names[0]),
             grammars=grammars,
             block_events=block_events,
+            adapters=adapters,
         ),
     )
     if block_events is not None:
@@ -81,8 +84,10 @@ async def build(mesh: Mesh) -> None:
     if grammars is not None and settings.grammar_prestart:
         # not earlier: the imports of these processes would delay the first heartbeats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
-    mesh.set_beat(lambda: ([card], actor.load()))
+    mesh.set_beat(lambda: ([card_now(card, adapters)], actor.load()))
     mesh.on_drain(actor.drain)
+    if adapters is not None:
+        await listen_for_adapters(mesh, names[0], adapters)
 
 
 def block_events_of(
@@ -97,6 +102,40 @@ def block_events_of(
     return BlockEventStream(
         mesh.bus, model, worker_id, mesh.epoch, worker.block_size, limits, mesh.metrics
     )
+
+
+async def load_adapters(settings: LoraSettings, loaded: Loaded) -> AdapterStore | None:
+    """Those of the settings; None where adapters are off. Raises ConfigError."""
+    if not settings.enable_lora:
+        return None
+    if loaded.adapters is None:
+        what = "models that pool are served without adapters"
+        raise ConfigError(what, param="worker.lora.enable_lora")
+    store = AdapterStore(settings, loaded.adapters, AdapterDirectories(settings))
+    await store.load_modules()
+    return store
+
+
+async def listen_for_adapters(mesh: Mesh, model: ModelName, store: AdapterStore) -> None:
+    """Take commands about adapters, and load those that the other workers have."""
+    registry, worker_id = AdapterRegistry(mesh.redis, model), WorkerId(mesh.instance_id)
+    sync = AdapterSync(store, registry, mesh.settings.worker.lora, mesh.beat_now)
+    labels = {"model_name": str(model), "engine": str(worker_id)}
+    actor = AdaptersActor(store, sync, mesh.beat_now, mesh.metrics, labels)
+    await mesh.listen(actor, subjects.worker_adapters(worker_id))
+
+
+def index_of(mesh: Mesh, model: ModelName) -> IndexWriter:
+    """Reports the prefix cache to schedulers."""
+    worker_id, settings = WorkerId(mesh.instance_id), mesh.settings.prefix_index
+    return IndexWriter(mesh.redis, model, worker_id, mesh.epoch, settings, mesh.metrics)
+
+
+def card_now(card: ModelCard, store: AdapterStore | None) -> ModelCard:
+    """The card with the adapters of this moment."""
+    if store is None:
+        return card
+    return msgspec.structs.replace(card, adapters=store.cards(), resolves_adapters=store.resolves)
 
 
 def choose_model(settings: Settings) -> ModelSettings:

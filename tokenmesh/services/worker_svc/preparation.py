@@ -1,9 +1,12 @@
-"""RequestPreparation: requests wait here for embeddings and grammars, not in the engine."""
+"""RequestPreparation: requests wait here for embeddings, grammars and adapters, not in the
+engine."""
 
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
 
+from tokenmesh.services.worker_svc.adapters.lease import AdapterLease
+from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.admission import check_embeddings
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
@@ -37,6 +40,7 @@ class RequestPreparation:
     blobs: Blobs
     grammars: GrammarCompiler | None
     """None: no structured output."""
+    adapters: AdapterStore | None = None
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def load(self, sleep_level: int, *, is_indexed: bool) -> WorkerLoad:
@@ -49,7 +53,8 @@ class RequestPreparation:
         )
 
     async def begin(self, request: Request) -> None:
-        """Open the stream. A grammar that is not compiled yet is awaited in the background.
+        """Open the stream. A grammar that is not compiled yet, and an adapter that is not in memory
+        or has to wait for others, are awaited in the background.
 
         Raises what keeps a request from its embeddings; InvalidInput where there are no grammars.
         """
@@ -74,10 +79,14 @@ class RequestPreparation:
             if stream.ended_s is None:
                 self.streams.forget(stream)
             raise
-        if structured is None or request.spec.grammar is not None:
+        lora = request.spec.lora
+        if lora is not None and (lease := self._adapter_store.lease_now(lora)) is not None:
+            _set_adapter(request, stream, lease)
+        has_grammar = structured is None or request.spec.grammar is not None
+        if has_grammar and (lora is None or stream.adapter is not None):
             self._submit(request, stream)
         else:
-            task = asyncio.create_task(self._follow(request, stream, structured))
+            task = asyncio.create_task(self._follow(request, stream))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -89,6 +98,11 @@ class RequestPreparation:
         if self.grammars is not None:
             await self.grammars.stop()
 
+    @property
+    def _adapter_store(self) -> AdapterStore:
+        assert self.adapters is not None, "a request with an adapter was admitted without any"
+        return self.adapters
+
     def _grammars_for(self, structured: Structured) -> GrammarCompiler:
         if self.grammars is None:
             raise InvalidInput(
@@ -96,24 +110,35 @@ class RequestPreparation:
             )
         return self.grammars
 
-    async def _follow(self, request: Request, stream: WorkerStream, structured: Structured) -> None:
-        """Submit once the grammar is there, or with the reason why it is not."""
+    async def _follow(self, request: Request, stream: WorkerStream) -> None:
+        """Submit once grammar and adapter are there, or with the reason why one is not."""
         self.book.num_preparing += 1
         try:
-            grammars = self._grammars_for(structured)
-            grammar = await grammars.compile(structured, request.spec.owner.tenant)
-            request.spec = replace(request.spec, grammar=grammar)
+            await self._compile(request)
+            if request.spec.lora is not None and stream.adapter is None:
+                lease = await self._adapter_store.lease(request.spec.lora)
+                _set_adapter(request, stream, lease)
         except TokenMeshError as error:
             request.spec = replace(request.spec, refusal=to_failed(error))
         # any error of a library must end the stream
         except Exception as error:
-            logger.exception("a grammar cannot be loaded")
-            reason = f"the grammar cannot be loaded: {type(error).__name__}"
+            logger.exception("a grammar or an adapter cannot be loaded")
+            reason = f"the grammar or the adapter cannot be loaded: {type(error).__name__}"
             request.spec = replace(request.spec, refusal=to_failed(TokenMeshError(reason)))
         finally:
             self.book.num_preparing -= 1
-            request.timeline.grammar_ns = now_ns()
         self._submit(request, stream)
+
+    async def _compile(self, request: Request) -> None:
+        structured = request.spec.sampling.structured
+        if structured is None or request.spec.grammar is not None:
+            return
+        try:
+            grammars = self._grammars_for(structured)
+            grammar = await grammars.compile(structured, request.spec.owner.tenant)
+            request.spec = replace(request.spec, grammar=grammar)
+        finally:
+            request.timeline.grammar_ns = now_ns()
 
     def _submit(self, request: Request, stream: WorkerStream) -> None:
         """Hand the request to the engine unless it was cancelled meanwhile."""
@@ -128,7 +153,13 @@ class RequestPreparation:
         stream.is_submitted = True
 
 
-logger = logging.getLogger(__name__)
+def _set_adapter(request: Request, stream: WorkerStream, lease: AdapterLease) -> None:
+    """The stream holds the lease until it ends; one that was cancelled meanwhile does not."""
+    if stream.ended_s is not None:
+        lease.release()
+        return
+    stream.adapter = lease
+    request.spec = replace(request.spec, adapter=lease.adapter.matrices)
 
 
 async def fetch_embeddings(

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tokenmesh.services.worker_svc.adapters.lease import AdapterLease
 from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId
@@ -30,6 +31,7 @@ class WorkerStream:
     owner: TenantShare = NO_TENANT
     num_items: int = 1
     """Requests of the engine that it consists of: several of a Pool."""
+    adapter: AdapterLease | None = None
     is_submitted: bool = False
     """Whether the engine has it."""
     is_cancelled: bool = False
@@ -132,6 +134,7 @@ class WorkerStreams:
         earlier = self._stream_by_place.get(place)
         if earlier is not None:
             self._give_back(earlier)
+            _release_adapter(earlier)
         self._ended.pop(place, None)
         stream = self._stream_by_place[place] = WorkerStream(key, first_offset)
         self._live[place] = stream
@@ -150,6 +153,7 @@ class WorkerStreams:
     def end(self, stream: WorkerStream, now: float) -> None:
         """The stream is over; keep it for a while. Forgets those kept long enough."""
         self._give_back(stream)
+        _release_adapter(stream)
         place = (stream.key.gateway, stream.key.stream)
         if self._stream_by_place.get(place) is stream and stream.ended_s is None:
             stream.ended_s = now
@@ -160,6 +164,7 @@ class WorkerStreams:
 
     def forget(self, stream: WorkerStream) -> None:
         self._give_back(stream)
+        _release_adapter(stream)
         place = (stream.key.gateway, stream.key.stream)
         if self._stream_by_place.get(place) is stream:
             del self._stream_by_place[place]
@@ -180,6 +185,12 @@ class WorkerStreams:
             if not is_old and len(self._ended) <= self._settings.resend_streams:
                 return
             del self._ended[place], self._stream_by_place[place]
+
+
+def _release_adapter(stream: WorkerStream) -> None:
+    if stream.adapter is not None:
+        stream.adapter.release()
+    stream.adapter = None
 
 
 class GatewayWatch:

@@ -16,6 +16,8 @@ from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, Event, record_span
 
 _STEPS_CACHED: Final = 1024
+_MAX_ADAPTERS: Final = 256
+"""Names in metrics; later ones are counted together."""
 
 _SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
 """By level."""
@@ -31,6 +33,8 @@ class WorkerMetrics:
         self._metrics, self._labels = metrics, labels
         self._book = book
         self._num_preemptions = 0
+        self._adapters: set[str] = set()
+        """Names that metrics show."""
         self._prompt_tokens = metrics.counter("prompt_tokens", **labels)
         self._prompt_cached = metrics.counter("prompt_tokens_cached", **labels)
         self._generated = metrics.counter("generation_tokens", **labels)
@@ -83,6 +87,8 @@ class WorkerMetrics:
         request = ended.request
         timeline = request.timeline
         self._generated.inc(request.num_known - request.num_prompt - request.output.num_resumed)
+        if request.spec.lora is not None:
+            self._count_adapter(request.spec.lora.name)
         if request.place.num_cached is not None:
             self._prompt_tokens.inc(request.num_prompt)
             self._prompt_cached.inc(request.place.num_cached)
@@ -102,6 +108,13 @@ class WorkerMetrics:
             if request.spec.pooling is None:
                 self._decode_s.observe((timeline.ended_ns - first_ns) / 1e9)
             self._inference_s.observe((timeline.ended_ns - started_ns) / 1e9)
+
+    def _count_adapter(self, name: str) -> None:
+        """Under its own name, as long as there are not too many of them."""
+        if len(self._adapters) < _MAX_ADAPTERS:
+            self._adapters.add(name)
+        shown = name if name in self._adapters else "other"
+        self._metrics.counter("lora_streams", **self._labels, adapter=shown).inc()
 
 
 def _is_at(level_of: Callable[[], int], level: int) -> bool:
@@ -162,6 +175,8 @@ def _record_decode(ended: EndedStream, parent: str) -> None:
         "preemptions": request.place.num_preemptions,
         "finish_reason": ended.ending.reason,
     }
+    if request.spec.lora is not None:
+        attributes["adapter"] = request.spec.lora.name
     events = [_step_event(step) for step in ended.steps]
     if timeline.preempted_ns:
         events += [Event("preempted", at_ns) for at_ns in timeline.preempted_ns]

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.shared.config.lora import LoraSettings
+
 EngineKind = Literal["torch", "sim"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 GrammarBackend = Literal["auto", "xgrammar", "guidance"]
@@ -83,6 +85,7 @@ class WorkerSettings(BaseModel):
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the KV blocks of equal prompt beginnings."
     )
+    lora: LoraSettings = Field(default_factory=LoraSettings, description="LoRA adapters.")
     mamba_block_size: int = Field(
         default=512,
         ge=1,

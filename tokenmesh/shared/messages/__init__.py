@@ -5,6 +5,12 @@ that is no longer sent stays decodable for one minor version. Golden files in te
 yesterday's bytes.
 """
 
+from tokenmesh.shared.messages.adapters import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from tokenmesh.shared.messages.beat import Heartbeat
 from tokenmesh.shared.messages.blocks import (
     BlockEvents,
@@ -106,6 +112,10 @@ Message = (
     | BlockEventsReplayed
     | ReadBlocks
     | BlocksRead
+    | LoadAdapter
+    | AdapterLoaded
+    | UnloadAdapter
+    | AdapterUnloaded
     | Failed
 )
 """Everything but `Tokens`, which is array-like and travels on a subject of its own."""
@@ -113,6 +123,8 @@ Message = (
 __all__ = [
     "AbortRequests",
     "Accepted",
+    "AdapterLoaded",
+    "AdapterUnloaded",
     "BlockEvents",
     "BlockEventsReplayed",
     "BlocksHeld",
@@ -129,6 +141,7 @@ __all__ = [
     "Failed",
     "Generate",
     "Heartbeat",
+    "LoadAdapter",
     "Message",
     "MetricsRead",
     "Ping",
@@ -159,6 +172,7 @@ __all__ = [
     "TokenizerConfigRead",
     "TokenizerRead",
     "Tokens",
+    "UnloadAdapter",
     "WakeUp",
     "Woken",
 ]

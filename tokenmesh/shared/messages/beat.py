@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.shared.ids import InstanceId, ModelName
+from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.pooling import PoolTask
 
 PROTOCOL: Final = 1
@@ -35,6 +36,17 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Width of an embedding, or the number of labels; 0: the model does not pool."""
     labels: list[str] = []
     """Names of a classifier's labels, in their order."""
+    adapters: list[AdapterCard] = []
+    """LoRA adapters of the model that can be requested by their names."""
+    resolves_adapters: bool = False
+    """The worker looks for an unknown adapter in a directory."""
+    adapter: AdapterCard | None = None
+    """The one that a request names; in no heartbeat."""
+
+    @property
+    def requested_name(self) -> str:
+        """What responses and accounts call the model: the adapter's name if there is one."""
+        return self.name if self.adapter is None else self.adapter.name
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -41,6 +41,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     """The tenant's share; its readers bound it."""
     tenant_priority: int = 0
     """The tenant's class, before `priority`; smaller is sooner."""
+    lora_hash: str = ""
+    """The content that `lora` must have; empty: any."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

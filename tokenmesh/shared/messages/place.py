@@ -31,6 +31,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     """The tenant's class, before `priority`; smaller is sooner."""
     has_grammar: bool = False
     """Its streams follow a grammar, which the worker must compile first."""
+    lora: str | None = None
+    """The adapter that the worker must serve."""
+    lora_hash: str = ""
+    """The content that it must have; empty: any."""
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -128,4 +128,4 @@ def _charged(delivery: Delivery, job: PromptJob, admission: Admission) -> Iterat
         raise
     finally:
         if not is_ours or any(choice.num_tokens for choice in delivery.choices):
-            admission.charge(job.tenant, job.card.name, [delivery.usage()])
+            admission.charge(job.tenant, job.card.requested_name, [delivery.usage()])

@@ -187,6 +187,7 @@ class ServiceCalls:
 
 def place_of(job: PromptJob, prompt: Prompt, num_output: int) -> Place:
     """The request for a worker; `num_output` tokens of output are already delivered."""
+    adapter = job.card.adapter
     return Place(
         request_id=job.request_id,
         model=job.card.name,
@@ -199,6 +200,8 @@ def place_of(job: PromptJob, prompt: Prompt, num_output: int) -> Place:
         weight=job.tenant.weight,
         tenant_priority=job.tenant.priority,
         has_grammar=job.sampling.structured is not None,
+        lora=None if adapter is None else adapter.name,
+        lora_hash="" if adapter is None else adapter.content_hash,
     )
 
 

@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Final
 
+import msgspec
+
+from tokenmesh.services.gateway.mesh.adapter_names import AdapterNames
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, Unavailable, UnknownModel
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.membership import Members
+from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.beat import Heartbeat, ModelCard
 
 WORKER = "worker"
@@ -52,6 +56,7 @@ class Catalog:
             limits.beat_interval_s if includes_tokenized else limits.worker_beat_interval_s
         )
         self._memory_s = settings.scheduler.worker_wait_s
+        self._adapters = AdapterNames(clock, max(self._memory_s, self._beat_interval_s))
         self._heard: OrderedDict[ModelName, tuple[ModelCard, float]] = OrderedDict()
         self._aliases = settings.gateway.model_aliases
         self._splits = settings.gateway.model_splits
@@ -69,6 +74,8 @@ class Catalog:
         if self._first_heard_s is None:
             self._first_heard_s = self._clock()
         for card in cards:
+            if beat.service == WORKER:
+                self._adapters.note(beat, card)
             self._heard[card.name] = card, self._clock()
             self._heard.move_to_end(card.name)
             if len(self._heard) > _MAX_REMEMBERED:
@@ -119,11 +126,31 @@ class Catalog:
         split = self._splits.get(wanted, {})
         names = list(in_order(split, request_id)) if split else [wanted]
         found = self._first(names) or self._first(names, self._remembered())
+        found = found or self._with_adapter(wanted)
         if found is not None:
             return found
         if split or wanted in self._configured:
             raise Unavailable(f"no worker serves the model {name!r} yet", retry_after_s=1.0)
         raise UnknownModel(f"The model `{name}` does not exist.", param="model")
+
+    def adapters(self, card: ModelCard) -> list[AdapterCard]:
+        """Adapters of a model that a worker serves now, by name."""
+        return list(self._adapters.of(card.name))
+
+    def resolvers(self) -> list[ModelCard]:
+        """Models whose workers look for unknown adapters in a directory, by name."""
+        return [card for card in self.all() if card.resolves_adapters]
+
+    def _with_adapter(self, name: str) -> ModelCard | None:
+        """The card of the model that an adapter changes, with that adapter."""
+        found = self._adapters.find(name)
+        if found is None:
+            return None
+        model, adapter = found
+        card = self._first([model]) or self._first([model], self._remembered())
+        if card is None:
+            return None
+        return msgspec.structs.replace(card, adapter=adapter, adapters=[])
 
     def _first(
         self, wanted: Iterable[str], cards: Iterable[ModelCard] | None = None

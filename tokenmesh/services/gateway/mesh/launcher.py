@@ -210,6 +210,7 @@ class Launcher:
 
     def _generate_of(self, stream: Stream) -> Generate:
         job, prompt, session = stream.job, stream.prompt, stream.session
+        adapter = job.card.adapter
         return Generate(
             request_id=job.request_id,
             model=job.card.name,
@@ -228,6 +229,8 @@ class Launcher:
             cache_salt=job.cache_salt,
             route_head=prompt.route_head,
             reservation=stream.reservation,
+            lora=None if adapter is None else adapter.name,
+            lora_hash="" if adapter is None else adapter.content_hash,
         )
 
     async def _send(self, stream: Stream, worker_id: WorkerId, generate: Generate) -> Message:

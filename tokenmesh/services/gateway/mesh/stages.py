@@ -49,6 +49,7 @@ class Stages:
             cache_salt=job.cache_salt,
             tenant=job.tenant.name,
             max_tokens=job.card.max_model_len,
+            lora=None if job.card.adapter is None else job.card.adapter.name,
         )
         with span("tokenize", {REQUEST_ID: job.request_id}) as current:
             answer = job.tokenized or await self._calls.tokenize(message, job.deadline_s)
@@ -99,6 +100,8 @@ class Stages:
             "tokenmesh.worker": placed.worker_id,
             "tokenmesh.streams": job.n,
         }
+        if job.card.adapter is not None:
+            attributes["tokenmesh.adapter"] = job.card.adapter.name
         with span("generate", attributes):
             async with self._running(job, [prompt] * job.n, placed, inbox):
                 yield

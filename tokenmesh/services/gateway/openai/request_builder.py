@@ -1,5 +1,6 @@
 """RequestBuilder: what chats, completions and token prompts share on the way to a request."""
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tokenmesh.services.gateway.context import RequestContext, check_request_id
@@ -22,7 +23,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.requests import AnswerSettings
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import InvalidInput, UnknownModel
 from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -43,7 +44,10 @@ class RequestBuilder:
         vocabularies: Vocabularies,
         blobs: Blobs,
         settings: GatewaySettings,
+        resolve: Callable[[str], Awaitable[None]],
     ) -> None:
+        """`resolve` loads an unknown model as an adapter, or raises UnknownModel."""
+        self._resolve = resolve
         self.blobs = blobs
         self.settings = settings
         self._catalog = catalog
@@ -68,8 +72,8 @@ class RequestBuilder:
             names = ", ".join(name[:64] for name in body.unknown_fields[:16])
             context.warnings.append(f"unknown fields ignored: {names}")
         check_fields(body, max_tokens, self.settings)
-        card = await self._catalog.find_soon(body.model, context.request_id)
-        context.model, context.asked_model = card.name, body.model
+        card = await self._find(body.model, context.request_id)
+        context.model, context.asked_model = card.requested_name, body.model
         context.session_id = body.session_id
         if not card.generates:
             tasks = ", ".join(card.tasks) or "none"
@@ -77,6 +81,15 @@ class RequestBuilder:
                 f"the model {card.name!r} does not generate; its tasks: {tasks}", param="model"
             )
         return card
+
+    async def _find(self, model: str | None, request_id: RequestId) -> ModelCard:
+        try:
+            return await self._catalog.find_soon(model, request_id)
+        except UnknownModel:
+            if model is None:
+                raise
+        await self._resolve(model)
+        return self._catalog.find(model)
 
     def sampling(
         self,
@@ -155,7 +168,7 @@ def _max_prompt_tokens(body: SamplingFields, card: ModelCard, max_tokens: int | 
 def head_of(body: SamplingFields, context: RequestContext, card: ModelCard) -> Head:
     """The response's identity; there is one service tier."""
     tier = "default" if body.service_tier is not None else None
-    return Head(context.request_id, int(wall_s()), card.name, tier)
+    return Head(context.request_id, int(wall_s()), card.requested_name, tier)
 
 
 def text_options(

@@ -27,7 +27,15 @@ _FACTS: Final = (
 )
 _KEPT: Final = ("v1/files/[^/]+", "v1/responses/[^/]+", "v1/responses/[^/]+/input_items")
 """Objects of a tenant: their creation has been counted, and clients poll them."""
-_FOR_ADMINS: Final = ("mesh/[^/]+/drain", "sleep", "wake_up", "start_profile", "stop_profile")
+_FOR_ADMINS: Final = (
+    "mesh/[^/]+/drain",
+    "sleep",
+    "wake_up",
+    "start_profile",
+    "stop_profile",
+    "v1/load_lora_adapter",
+    "v1/unload_lora_adapter",
+)
 
 
 def _any_of(*paths: str) -> re.Pattern[str]:

@@ -17,6 +17,7 @@ from tokenmesh.services.gateway.openai.completion_builder import build_completio
 from tokenmesh.services.gateway.openai.completion_writer import CompletionWriter
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.openai.shapes import Model, ModelList, ModelPermission
+from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.telemetry import span
 
@@ -57,7 +58,7 @@ def models_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        """Every model that a live worker serves, once for each of its names.
+        """Every model that a live worker serves, once for each of its names, and its adapters.
 
         With the scale-out routes also those that a tokenizer alone knows.
         """
@@ -65,6 +66,7 @@ def models_router(gateway: Gateway) -> APIRouter:
         names = ((card, name) for card in cards for name in catalog.names(card))
         models = [_model(card, name) for card, name in names]
         models += [_model(card, name) for name, card in catalog.splits()]
+        models += [_adapter(card, each) for card in cards for each in catalog.adapters(card)]
         return json_response(ModelList(data=models))
 
     # A model's name may contain slashes.
@@ -73,17 +75,27 @@ def models_router(gateway: Gateway) -> APIRouter:
         """One model by any of its names."""
         if not model_id:
             return await list_models()
-        return json_response(_model(await catalog.find_soon(model_id), model_id))
+        card = await catalog.find_soon(model_id)
+        if card.adapter is not None:
+            return json_response(_adapter(card, card.adapter))
+        return json_response(_model(card, model_id))
 
     return router
 
 
-def _model(card: ModelCard, name: str) -> Model:
-    created = int(card.created_s)
+def _adapter(card: ModelCard, adapter: AdapterCard) -> Model:
+    return _model(card, adapter.name, adapter.created_s, parent=card.name)
+
+
+def _model(
+    card: ModelCard, name: str, created_s: float | None = None, parent: str | None = None
+) -> Model:
+    created = int(card.created_s if created_s is None else created_s)
     return Model(
         id=name,
         created=created,
         root=card.name,
+        parent=parent,
         max_model_len=card.max_model_len,
         permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
         tasks=[*(["generate"] if card.generates else []), *card.tasks],

@@ -130,7 +130,7 @@ async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, context: Requ
     Raises InvalidInput and the errors of the tokenizer.
     """
     card = await gateway.catalog.find_soon(body.model, context.request_id)
-    context.model = card.name
+    context.model = card.requested_name
     request = Tokenize(
         request_id=context.request_id,
         model=card.name,

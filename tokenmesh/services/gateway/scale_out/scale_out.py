@@ -1,7 +1,7 @@
 """ScaleOut: the parts of a gateway that is only a frontend or only an engine."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt
 from tokenmesh.services.gateway.mesh.catalog import Catalog
@@ -30,15 +30,19 @@ class ScaleOut:
         vocabularies: Vocabularies,
         blobs: Blobs,
         pipeline: Pipeline,
+        resolve: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`catalog`: of models that workers serve."""
+        """`catalog`: of models that workers serve; `resolve`: see `RequestBuilder`."""
         limits = settings.gateway
         self.is_enabled = limits.serves_scale_out
         self.catalog = Catalog(members, settings, includes_tokenized=True)
         """Includes models that only a tokenizer serves: that is enough to render."""
-        self.builder = RequestBuilder(self.catalog, vocabularies, blobs, limits)
+        self.builder = RequestBuilder(self.catalog, vocabularies, blobs, limits, resolve)
         self.tokens = GenerateBuilder(
-            RequestBuilder(catalog, vocabularies, blobs, limits), catalog, vocabularies, settings
+            RequestBuilder(catalog, vocabularies, blobs, limits, resolve),
+            catalog,
+            vocabularies,
+            settings,
         )
         self.aborts = Aborts(bus, limits.max_abort_requests)
         self._pipeline = pipeline

@@ -25,6 +25,16 @@ MAX_OTHER_ENDS: Final = 4
 """Further markers that end it."""
 
 
+class AdapterMatrices(Protocol):
+    """An adapter as the runner takes it: `kernels.lora.LoraWeights`."""
+
+    @property
+    def content_hash(self) -> str: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 @dataclass(slots=True)
 class NewRow:
     """A request enters a row, for the first time or after preemption."""
@@ -48,6 +58,7 @@ class NewRow:
     """Set: the row draws nothing; its numbers are computed with the last token of its prompt."""
     type_ids: bytes = b""
     """See `PoolItem.type_ids`."""
+    adapter: AdapterMatrices | None = None
 
 
 class ScheduledRow(msgspec.Struct, gc=False):

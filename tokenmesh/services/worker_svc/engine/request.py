@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from tokenmesh.services.worker_svc.engine.plan import AdapterMatrices
 from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
@@ -93,6 +94,7 @@ class RequestSpec:
     reservation: str = ""
     """What its placement reserved on this worker."""
     lora: Adapter | None = None
+    adapter: AdapterMatrices | None = None
     traceparent: str | None = None
     grammar: Grammar | None = None
     pooling: PoolingParams | None = None
@@ -254,7 +256,6 @@ class Request:
 
     @property
     def num_known(self) -> int:
-        """Prompt and output tokens so far."""
         return len(self.token_ids)
 
     @property

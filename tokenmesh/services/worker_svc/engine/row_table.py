@@ -118,6 +118,7 @@ def new_row_of(request: Request) -> NewRow:
         state=request.kv.began_with.slot if request.kv.began_with is not None else None,
         pooling=request.spec.pooling,
         type_ids=request.spec.type_ids,
+        adapter=request.spec.adapter,
     )
 
 

@@ -1,7 +1,7 @@
 """SimRunner: no model, but the time that one would take and tokens that can be checked.
 
-The token at output position p of a stream depends on its prompt, its seed and p, on nothing else:
-`sim_token`. So a migrated stream continues with the same tokens, and a reader
+The token at output position p of a stream depends on its prompt, its adapter, its seed and p, on
+nothing else: `sim_token`. So a migrated stream continues with the same tokens, and a reader
 detects lost, repeated or foreign tokens. The numbers of a pooled prompt depend on its tokens alone:
 `sim_pooled`.
 """
@@ -182,6 +182,8 @@ class SimRunner:
             self._rows.pop(number, None)
         for new in plan.new_rows:
             key = prompt_key(new.token_ids[: new.num_prompt])
+            if new.adapter is not None:
+                key += new.adapter.content_hash.encode()
             self._rows[new.row] = _SimRow(new, key, len(new.token_ids))
         result = StepResult()
         for number in plan.decodes:

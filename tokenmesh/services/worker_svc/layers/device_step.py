@@ -7,6 +7,7 @@ import torch
 
 from tokenmesh.kernels.alignment import padded
 from tokenmesh.kernels.dispatch import uses_triton
+from tokenmesh.kernels.lora import DeviceAdapterRows
 from tokenmesh.kernels.paged_attention import DeviceRows
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, HostStep, Step, StepMedia
@@ -41,6 +42,7 @@ class DeviceStep:
     counts: Sequence[int] = ()
     """[R] new tokens of each row; none while a graph is recorded."""
     media: StepMedia = NO_MEDIA
+    adapters: DeviceAdapterRows | None = None
 
     @property
     def row_tables(self) -> torch.Tensor:

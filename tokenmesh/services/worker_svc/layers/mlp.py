@@ -6,7 +6,9 @@ import torch
 
 from tokenmesh.kernels.gelu_mul import gelu_mul
 from tokenmesh.kernels.linear import Linear, linear
-from tokenmesh.kernels.moe import ExpertsSpec, Routing, Weights, experts, route
+from tokenmesh.kernels.lora import LoraBank
+from tokenmesh.kernels.lora.experts import experts_with_lora
+from tokenmesh.kernels.moe import ExpertsSpec, Routing, Weights, route
 from tokenmesh.kernels.silu_mul import silu_mul
 from tokenmesh.services.worker_svc.models.native.config import Activation
 
@@ -48,12 +50,13 @@ class Experts:
     shared: Mlp | None
     shared_gate: Linear | None
     """hidden -> 1: its sigmoid is what the shared expert counts; None: it counts in full."""
+    adapters: LoraBank | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]."""
         logits = linear(x.float() if self.is_wide else x, self.router)
         ids, weights = route(logits, self.correction, self.routing)
-        out = experts(x, ids, weights, self.w13, self.w2, self.spec)
+        out = experts_with_lora(x, ids, weights, self.w13, self.w2, self.spec, self.adapters)
         if self.shared is None:
             return out
         more = self.shared.forward(x)

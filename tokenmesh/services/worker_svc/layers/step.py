@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol
 import torch
 
 from tokenmesh.kernels.kv_write import slot_rows
+from tokenmesh.kernels.lora import AdapterRows, DeviceAdapterRows
 from tokenmesh.kernels.paged_attention import DeviceRows, Prepared, Rows, prepare
 from tokenmesh.kernels.state_rows import StateRows
 
@@ -78,6 +79,10 @@ class Step(Protocol):
     @property
     def media(self) -> StepMedia: ...
 
+    @property
+    def adapters(self) -> AdapterRows | DeviceAdapterRows | None:
+        """The tokens that have adapters; None: none has."""
+
     def slots(self, pages: torch.Tensor, group: int = 0) -> torch.Tensor:
         """Where new keys and values go in a KV group's pages of this shape, see `kv_write`."""
 
@@ -105,6 +110,7 @@ class HostStep:
     windowed_tables: Sequence[torch.Tensor] = ()
     """Likewise for each window group; what is behind the window may hold any block."""
     media: StepMedia = NO_MEDIA
+    adapters: AdapterRows | None = None
     _rows: dict[int, Rows] = field(default_factory=dict)
     _slots: dict[tuple[int, torch.Size], torch.Tensor] = field(default_factory=dict)
     _prepared: dict[tuple[int | None, torch.Size, int], Prepared] = field(default_factory=dict)

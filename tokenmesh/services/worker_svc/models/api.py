@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from tokenmesh.kernels.alignment import MULTIPLE
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.layers.rotary import RopeConfig
 from tokenmesh.services.worker_svc.layers.step import Patch, Step
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
@@ -86,6 +87,10 @@ class LanguageModel(Protocol):
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
         """What each layer keeps between steps."""
+
+    @property
+    def sites(self) -> AdapterSites:
+        """The linear layers that adapters may change."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,6 +12,7 @@ import torch
 
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
+from tokenmesh.services.worker_svc.adapters.read import AdapterReader
 from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
 from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
@@ -59,6 +60,8 @@ class RunnableModel:
     pool_s: float
     """Seconds to measure memory and make the KV pool."""
     kv_bytes: KvBytes
+    adapters: AdapterReader
+    """Reads adapters for the model."""
     make_trace: type[TorchTrace] = TorchTrace
     has_grammars: bool = True
     pooling: None = None
@@ -141,6 +144,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         times=times,
         pool_s=pool_s,
         kv_bytes=maker.kv_bytes(loaded),
+        adapters=AdapterReader(loaded.sites, maker.dtype, worker.lora.max_lora_rank),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenmesh.kernels.lora import AdapterRows
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, HostStep, Patch, StepMedia
 from tokenmesh.services.worker_svc.runner.media import spans_within
@@ -94,6 +95,7 @@ def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) 
             token_lengths=lengths,
             windowed_tables=rows.windowed_tables,
             media=_media_of(order, rows, patches),
+            adapters=_adapters_of(order, rows),
         ),
         sampled_rows=sampled_rows,
         last_tokens=None if is_whole else torch.tensor(last_tokens, dtype=torch.int64),
@@ -116,6 +118,14 @@ def _media_of(order: list[ScheduledRow], rows: HostRows, patches: list[Patch]) -
             positions.append(row.positions_at(entry.start, count, num_rows))
         first += count
     return StepMedia(patches, torch.cat(positions, dim=1) if positions else None, spans)
+
+
+def _adapters_of(order: list[ScheduledRow], rows: HostRows) -> AdapterRows | None:
+    if not rows.num_adapted:
+        return None
+    return AdapterRows.of(
+        [(rows[each.row].adapter, each.num_tokens + len(each.drafts)) for each in order]
+    )
 
 
 def _place_drafts(

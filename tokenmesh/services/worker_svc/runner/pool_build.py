@@ -47,6 +47,7 @@ class LoadedPooler:
     make_trace: type[TorchTrace] = TorchTrace
     has_grammars: bool = False
     media: MediaFacts = TEXT_ONLY
+    adapters: None = None
     eos_token_ids: frozenset[int] = frozenset()
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, within_vocabulary
 from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts
@@ -29,6 +30,7 @@ class Row:
     """How many to report for each prompt token; None: none."""
     states: torch.Tensor | None = None
     """Of an encoder, until they are written to cross pages."""
+    adapter: LoraWeights | None = None
     error: str | None = None
     """Why this request cannot be computed."""
     whole_runs: tuple[tuple[int, int], ...] = ()
@@ -70,6 +72,8 @@ class HostRows:
         self.has_media_steps = facts.media != MediaFacts(facts.media.kinds)
         """Whether the model needs a `StepMedia`."""
         self._row_by_number: dict[int, Row] = {}
+        self.num_adapted = 0
+        """Rows that have an adapter."""
 
     def __getitem__(self, number: int) -> Row:
         return self._row_by_number[number]
@@ -107,12 +111,15 @@ class HostRows:
             whole_runs=self._facts.media.whole_runs(new.media),
             positions=positions,
             shift=0 if positions is None else int(positions.max()) + 1 - new.num_prompt,
+            adapter=adapter_of(new),
         )
+        self.num_adapted += new.adapter is not None
 
     def remove(self, number: int) -> None:
         """Forget a request; nothing happens for an empty row."""
         row = self._row_by_number.pop(number, None)
         if row is not None:
+            self.num_adapted -= row.adapter is not None
             self.tables[number, : row.num_blocks] = 0
             for table in self._windowed:
                 table.remove(number)
@@ -148,6 +155,12 @@ class HostRows:
         first, blocks = row.num_blocks, entry.new_blocks
         row.num_blocks = first + len(blocks)
         self._entries[entry.row, first : row.num_blocks] = blocks
+
+
+def adapter_of(new: NewRow) -> LoraWeights | None:
+    """The matrices of its adapter."""
+    assert new.adapter is None or isinstance(new.adapter, LoraWeights)
+    return new.adapter
 
 
 class _WindowTable:

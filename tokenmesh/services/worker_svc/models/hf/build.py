@@ -11,6 +11,7 @@ from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import LanguageModel, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
+from tokenmesh.services.worker_svc.models.hf.adapter_sites import add_sites, site_problems
 from tokenmesh.services.worker_svc.models.hf.check import (
     Reference,
     Waits,
@@ -107,7 +108,10 @@ def _as_tree(model: HfModel, expected: Reference, has_kernels: bool) -> HfModel:
         for port in mixers:
             port.take_form(forms[0])
     modules = [*model.tree.body.modules(), *model.tree.model.modules()]
-    swap(modules, _record(model, modules), has_kernels)
+    calls = _record(model, modules)
+    problems = site_problems(model, calls)
+    swap(modules, calls, has_kernels)
+    add_sites(model, problems)
     for form in forms:
         for port in mixers:
             port.take_form(form)

@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec, activated, experts, pack
+from tokenmesh.kernels.lora.experts import experts_with_lora
+from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec, activated, pack
 from tokenmesh.shared.allocator import trim_heap
 
 NAME: Final = "tokenmesh"
@@ -42,6 +43,7 @@ def prepare(module: Any, native: bool) -> None:
     """
     spec = spec_of(module)
     first = "gate_up_proj" if module.has_gate else "up_proj"
+    module.tokenmesh_interleaved = spec.is_interleaved
     module.port = pack(getattr(module, first).detach(), module.down_proj.detach(), spec, native)
     for name in (first, "down_proj"):
         module.register_parameter(name, None)
@@ -93,7 +95,9 @@ def _forward(module: Any, *inputs: torch.Tensor) -> torch.Tensor:
     port = getattr(module, "port", None)
     if port is None:
         return type(module).forward.__wrapped__(module, x, ids, weights)  # type: ignore[no-any-return]
-    return experts(x, ids, weights, *port)
+    w13, w2, spec = port
+    bank = getattr(module, "tokenmesh_bank", None)
+    return experts_with_lora(x, ids, weights, w13, w2, spec, bank)
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, _forward)

@@ -1,13 +1,14 @@
 """HfModel: a module tree of transformers with weights, as the runner sees it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.layers.step import Patch, Step
 from tokenmesh.services.worker_svc.models.api import CrossWriter
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
@@ -27,6 +28,15 @@ class HfModel:
     """Whether its weights are still its own."""
     waits_for: str | None = None
     """An operation of its code that would wait for a GPU; None: none was seen."""
+    sites: AdapterSites = field(default_factory=AdapterSites)
+
+    @property
+    def sites_prefix(self) -> str:
+        """What stands before the names of the body's modules in those of the tree."""
+        shell, body = self.tree.shell, self.tree.body
+        within = next(name for name, module in shell.named_modules() if module is body)
+        parts = (self.tree.model.base_model_prefix, *((within,) if within else ()))
+        return ".".join(parts) + "."
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,6 +87,7 @@ class HfModel:
 
     def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
         self.tree.run.begin(step, store)
+        self.sites.step.rows = step.adapters
         try:
             rows = step.media.positions
             positions = step.positions[None] if rows is None else rows[:, None]
@@ -84,6 +95,7 @@ class HfModel:
             return self.tree.hidden_of(hidden[None], positions, **more)[0]
         finally:
             self.tree.run.end()
+            self.sites.step.rows = None
 
     def _deepstack(self, hidden: torch.Tensor, patches: Sequence[Patch]) -> dict[str, Any]:
         """What the tree adds to the outputs of its first layers, by its own names."""

@@ -105,12 +105,26 @@ def _pays(group: list[torch.nn.Linear], native: bool) -> bool:
 def _set_products(group: list[torch.nn.Linear], native: bool) -> None:
     sizes = [each.out_features for each in group]
     layer = _packed(group, native)
+    _note_parts(group, layer)
     if len(group) == 1:
         _run_by(group[0], lambda x: _by_row(linear, x, layer), layer)
         return
     merged = _Merged(layer, sizes)
     for number, each in enumerate(group):
         _run_by(each, _part(merged, number), layer)
+
+
+def _note_parts(group: list[torch.nn.Linear], layer: Linear) -> None:
+    """Note at each module which outputs of the layer are its own; see `part_of`."""
+    first = 0
+    for each in group:
+        each.tokenmesh_part = (layer, first)  # type: ignore[assignment]
+        first += each.out_features
+
+
+def part_of(module: torch.nn.Linear) -> tuple[Linear, int] | None:
+    """The layer that computes a module and its first output there; None: it was not replaced."""
+    return vars(module).get("tokenmesh_part")
 
 
 def _part(merged: "_Merged", number: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -210,6 +224,8 @@ def _set_own_products(module: torch.nn.Module, calls: Calls) -> int:
 def _set_gated(module: torch.nn.Module, gated: Gated, native: bool) -> None:
     gate_up = _packed(gated.gate_up, native)
     down = _packed([gated.down], native)
+    _note_parts(gated.gate_up, gate_up)
+    _note_parts([gated.down], down)
     spec = gated.spec
 
     def mlp(x: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from tokenmesh.kernels.linear import Linear, pack
 from tokenmesh.kernels.rope import interleave_rows
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
@@ -35,7 +36,8 @@ def build_decoder(
     )
     shape = (config.vocab_size, config.hidden_size)
     embedding = checkpoint.take(f"{names.model}embed_tokens.weight", shape, dtype)
-    loader = _LayerLoader(facts, names, checkpoint, dtype, native)
+    sites = AdapterSites(tuple(each.model for each in facts.names))
+    loader = _LayerLoader(facts, names, checkpoint, dtype, native, sites)
     num_bytes = checkpoint.num_bytes(names.ignored)
     layers = []
     for number, layer in enumerate(config.layers):
@@ -60,6 +62,7 @@ def build_decoder(
         head=pack(head, None, native),
         rotaries=[Rotary(rope, embedding.device) for rope in config.ropes],
         program=build_program(config, layers, norm),
+        sites=sites,
     )
 
 
@@ -72,6 +75,7 @@ class _LayerLoader:
     checkpoint: Checkpoint
     dtype: torch.dtype
     native: bool
+    sites: AdapterSites
 
     def load(self, number: int, layer: LayerConfig) -> DecoderLayer:
         prefix = f"{self.names.model}layers.{number}."
@@ -80,17 +84,17 @@ class _LayerLoader:
         attention = Attention(
             config=config,
             layer=layer,
-            qkv=self._qkv(prefix),
+            qkv=self._qkv(number),
             out=self._linear(
-                [prefix + names.out], [hidden], config.num_heads * config.head_dim, config.out_bias
+                number, [names.out], [hidden], config.num_heads * config.head_dim, config.out_bias
             ),
             qk_norm=self._qk_norm(prefix),
         )
-        parts = [prefix + name for name in names.gate_up]
+        parts = list(names.gate_up)
         sizes = [2 * inner // len(parts)] * len(parts)
         mlp = Mlp(
-            gate_up=self._linear(parts, sizes, hidden, config.mlp_bias),
-            down=self._linear([prefix + names.down], [hidden], inner, config.mlp_bias),
+            gate_up=self._linear(number, parts, sizes, hidden, config.mlp_bias),
+            down=self._linear(number, [names.down], [hidden], inner, config.mlp_bias),
         )
         return DecoderLayer(
             attention=attention,
@@ -101,8 +105,9 @@ class _LayerLoader:
             mlp_post_norm=self._norm(prefix, names.mlp_post_norm),
         )
 
-    def _qkv(self, prefix: str) -> Linear:
+    def _qkv(self, number: int) -> Linear:
         config, parts = self.facts.config, self.facts.family.names.qkv
+        prefix = f"{self.names.model}layers.{number}."
         sizes = [
             config.num_heads * config.head_dim,
             config.num_kv_heads * config.head_dim,
@@ -115,7 +120,12 @@ class _LayerLoader:
         )
         for rows in (weight, bias) if bias is not None else (weight,):
             rows[:rotated] = self._pairs(rows[:rotated])
-        return pack(weight, bias, self.native)
+        layer, turned = pack(weight, bias, self.native), None
+        if not self.facts.family.interleaved_rope:
+            turned = TurnedRows(rotated, config.head_dim, config.ropes[0].rotary_dim)
+        names = [f"layers.{number}.{name}" for name in parts]
+        self.sites.add(layer, names, given, config.hidden_size, turned)
+        return layer
 
     def _qk_norm(self, prefix: str) -> torch.Tensor | None:
         config, names = self.facts.config, self.facts.family.names
@@ -137,8 +147,14 @@ class _LayerLoader:
         config = self.facts.config
         return interleave_rows(rows, config.head_dim, config.ropes[0].rotary_dim)
 
-    def _linear(self, names: list[str], sizes: list[int], inputs: int, has_bias: bool) -> Linear:
-        return pack(*self._rows(names, sizes, inputs, has_bias), self.native)
+    def _linear(
+        self, number: int, names: list[str], sizes: list[int], inputs: int, has_bias: bool
+    ) -> Linear:
+        within = [f"layers.{number}.{name}" for name in names]
+        stored = [f"{self.names.model}{name}" for name in within]
+        layer = pack(*self._rows(stored, sizes, inputs, has_bias), self.native)
+        self.sites.add(layer, within, sizes, inputs)
+        return layer
 
     def _rows(
         self, names: list[str], sizes: list[int], inputs: int, has_bias: bool

@@ -244,6 +244,9 @@ class _Writer:
             weight=self._keep(native.panels),
             bias=None if native.bias is None else self._keep(native.bias),
         )
+        if linear.adapters is not None:
+            number = linear.adapters.number
+            self._op(Kind.LORA, source, target, width=native.in_features, index=number)
 
     def _in_place(self, kind: Kind, buffer: _Buffer, width: int, **fields: object) -> None:
         self._op(kind, buffer, buffer, width=width, **fields)

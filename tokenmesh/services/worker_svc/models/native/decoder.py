@@ -4,13 +4,14 @@ Shapes: T tokens of the step, N rows that need logits, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.native import Program, ProgramInputs, RopeTurns
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
@@ -92,6 +93,7 @@ class Decoder:
     rotaries: Sequence[Rotary]
     program: Program | None
     """The layers as a program of C kernels; None if unavailable for the model or the machine."""
+    sites: AdapterSites = field(default_factory=AdapterSites)
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
@@ -140,7 +142,7 @@ class Decoder:
     def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
         """See `Model.forward`; hidden [T, hidden] is overwritten."""
         assert store.pool is not None
-        if self.program is not None and isinstance(step, HostStep):
+        if self.program is not None and isinstance(step, HostStep) and _runs_in_c(step):
             self.program.run(hidden, self._program_inputs(step), store.pool)
             return hidden
         turned = TurnedStep(
@@ -150,8 +152,10 @@ class Decoder:
         )
         x = None
         groups = store.grouping.group_of
+        self.sites.step.rows = step.adapters
         for layer, (pages,), group in zip(self.layers, store.layers, groups, strict=True):
             x = layer.forward(hidden, x, turned, pages, self.config, group)
+        self.sites.step.rows = None
         return _add_and_norm(hidden, x, self.norm, self.config)
 
     def _program_inputs(self, step: HostStep) -> ProgramInputs:
@@ -167,6 +171,7 @@ class Decoder:
                 for rotary in self.rotaries
             ],
             query_scale=_query_scale(self.config.query_scaling, step),
+            adapters=None if step.adapters is None else step.adapters.native.address,
         )
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -179,6 +184,10 @@ class Decoder:
             logits.div_(self.config.logits_divisor)
         softcap = self.config.logits_softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def _runs_in_c(step: HostStep) -> bool:
+    return step.adapters is None or not step.adapters.has_experts
 
 
 def _query_scale(scaling: QueryScaling | None, step: Step) -> torch.Tensor | None:

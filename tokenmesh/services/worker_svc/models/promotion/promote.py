@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import torch
 
-from tokenmesh.kernels.linear import Linear, pack
+from tokenmesh.kernels.linear import pack
 from tokenmesh.kernels.rope import interleave_rows
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
-from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
-from tokenmesh.services.worker_svc.models.hf.experts import prepare
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     FIRST_PAGE,
@@ -29,50 +28,16 @@ from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, one_
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
+from tokenmesh.services.worker_svc.models.promotion.native_parts import (
+    LayerSites,
+    linear_of,
+    native_mlp,
+)
 from tokenmesh.services.worker_svc.models.promotion.read_experts import in_dtype
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Heads, Unread
 from tokenmesh.services.worker_svc.models.promotion.read_layer import Reading, read_layer
 from tokenmesh.services.worker_svc.models.promotion.skeleton import Skeleton, read_skeleton
 from tokenmesh.shared.allocator import trim_heap
-
-
-def native_mlp(layer: torch.nn.Module, reading: Reading, native: bool) -> Mlp | Experts:
-    """`native`: for the C kernels, which have been started."""
-    experts = reading.experts
-    if experts is None:
-        return _mlp(layer, reading, native)
-    weight, bias = experts.router_of(layer)
-    if experts.is_wide:
-        weight, bias = weight.float(), None if bias is None else bias.float()
-    gate = experts.shared_gate
-    module: Any = layer.get_submodule(experts.experts)
-    prepare(module, native)
-    w13, w2, spec = module.port
-    return Experts(
-        routing=experts.routing,
-        router=pack(weight, bias, native),
-        is_wide=experts.is_wide,
-        correction=experts.correction_of(layer),
-        w13=w13,
-        w2=w2,
-        spec=spec,
-        shared=_mlp(layer, reading, native) if reading.down else None,
-        shared_gate=None if gate is None else _linear(layer, (gate,), native),
-    )
-
-
-def _mlp(layer: torch.nn.Module, reading: Reading, native: bool) -> Mlp:
-    assert reading.down is not None
-    return Mlp(
-        gate_up=_linear(layer, reading.gate_up, native),
-        down=_linear(layer, (reading.down,), native),
-        activation=reading.activation,
-    )
-
-
-def _linear(layer: torch.nn.Module, names: tuple[str, ...], native: bool) -> Linear:
-    return pack(*taken([layer.get_submodule(name) for name in names]), native)  # type: ignore[misc]
-
 
 TOLERANCE: Final = 1e-5
 """Largest relative error between both forms of a layer, in float32."""
@@ -91,8 +56,12 @@ def promote(model: HfModel, native: bool) -> Decoder:
         # reading follows another's code: what it trips over is not a plain layer
         raise Unread(f"{type(error).__name__}: {error}") from error
     layers = []
+    paths = {module: name for name, module in model.tree.body.named_modules()}
     for number, layer in enumerate(skeleton.layers):
-        layers.append(_native_layer(layer, readings[number], config, config.layers[number], native))
+        own = LayerSites(model.sites, f"{model.sites_prefix}{paths[layer]}.")
+        layers.append(
+            _native_layer(layer, readings[number], config, config.layers[number], native, own)
+        )
         trim_heap()
     embedding: Any = model.tree.embedding
     return Decoder(
@@ -104,6 +73,7 @@ def promote(model: HfModel, native: bool) -> Decoder:
         head=pack(skeleton.head.weight.detach(), None, native),
         rotaries=skeleton.rotaries,
         program=build_program(config, layers, skeleton.norm.weight),
+        sites=model.sites,
     )
 
 
@@ -168,7 +138,8 @@ def _proved(model: HfModel, skeleton: Skeleton, number: int) -> Reading:
         experts = in_dtype(reading.experts, skeleton.layers[number])
         reading = dataclasses.replace(reading, experts=experts)
     config = _config_of(model, skeleton, [reading])
-    ours = _native_layer(layer, reading, config, config.layers[0], native=False)
+    unused = LayerSites(AdapterSites(), "")
+    ours = _native_layer(layer, reading, config, config.layers[0], False, unused)
     lengths = skeleton.positions + 1
     turns = [rotary.turns(skeleton.positions, lengths) for rotary in skeleton.rotaries]
     total = hidden[0].clone()
@@ -253,6 +224,7 @@ def _native_layer(
     config: DecoderConfig,
     layer_config: LayerConfig,
     native: bool,
+    sites: LayerSites,
 ) -> DecoderLayer:
     """Take over the weights of a layer."""
     heads = reading.heads
@@ -276,18 +248,21 @@ def _native_layer(
     qk_norm = None
     if heads.norms:
         qk_norm = _by_head([pairs(norm(name)) for name in heads.norms], heads)  # type: ignore[arg-type]
-    qkv = pack(weight, bias, native)
+    turned = None
+    if heads.rope is not None and not heads.is_interleaved:
+        turned = TurnedRows(rotated, heads.head_dim, config.ropes[heads.rope].rotary_dim)
+    qkv = sites.add(layer, heads.qkv, pack(weight, bias, native), turned)
     del weight, bias
     return DecoderLayer(
         attention=Attention(
             config=config,
             layer=layer_config,
             qkv=qkv,
-            out=pack(*linear((reading.out,)), native),
+            out=linear_of(layer, (reading.out,), native, sites),
             qk_norm=qk_norm,
             sinks=None if reading.sinks is None else layer.get_parameter(reading.sinks).float(),
         ),
-        mlp=native_mlp(layer, reading, native),
+        mlp=native_mlp(layer, reading, native, sites),
         attention_norm=norm(reading.attention_norm),
         attention_post_norm=norm(reading.attention_post_norm),
         mlp_norm=norm(reading.mlp_norm),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import Patch
 from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
@@ -40,11 +41,14 @@ class Batch:
     patches: list[Patch] = field(default_factory=list)
     spans: list[DevicePromptSpan] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
+    adapters: list[LoraWeights | None] = field(default_factory=list)
+    """Of each row; empty where no row has one."""
 
     @property
     def is_plain_decode(self) -> bool:
         """One token in and one out for every row: what graphs are recorded of."""
-        return len(self.sampled) == self.num_tokens and not self.patches
+        is_plain = not self.patches and not self.adapters
+        return len(self.sampled) == self.num_tokens and is_plain
 
     @property
     def longest_short(self) -> int:
@@ -68,6 +72,8 @@ def make_batch(scheduled: list[ScheduledRow], rows: CudaRows) -> Batch:
     batch = Batch(entries, num_short=sum(entry.num_tokens == 1 for entry in entries))
     for entry in entries:
         _append(batch, entry, rows)
+    if rows.adapters:
+        batch.adapters = [rows[entry.row].adapter for entry in entries]
     return batch
 
 

@@ -1,15 +1,18 @@
 """CudaRows: what the host keeps of rows whose tokens and block tables are on the device."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import torch
 
+from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
 from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
+from tokenmesh.services.worker_svc.runner.rows import adapter_of
 from tokenmesh.services.worker_svc.sampling.device_tables import upload
 from tokenmesh.shared.config.worker import WorkerSettings
 
@@ -23,6 +26,9 @@ class CudaLimits:
     steps_in_flight: int
     largest_graph: int
     """Rows; 0: no graphs."""
+    max_loras: int = 0
+    """Slots for adapters; 0: none are served."""
+    max_lora_rank: int = 16
 
     @classmethod
     def of(cls, settings: WorkerSettings, max_model_len: int) -> Self:
@@ -34,6 +40,8 @@ class CudaLimits:
             # one that is launched while another waits to be read
             steps_in_flight=1 if settings.async_scheduling is False else 2,
             largest_graph=0 if settings.enforce_eager else settings.max_cudagraph_capture_size,
+            max_loras=settings.lora.max_loras if settings.lora.enable_lora else 0,
+            max_lora_rank=settings.lora.max_lora_rank,
         )
 
 
@@ -55,6 +63,7 @@ class DeviceRow:
     """Its value on the device after all that was launched."""
     error: str | None = None
     """Why this request cannot be computed."""
+    adapter: LoraWeights | None = None
 
 
 class CudaRows:
@@ -68,6 +77,8 @@ class CudaRows:
         """Addresses in `state.flat` and the values to write there; they do not overlap."""
         self._facts = facts
         self._row_by_number: dict[int, DeviceRow] = {}
+        self.adapters: Counter[LoraWeights] = Counter()
+        """Those that rows have, and how many rows."""
 
     def __getitem__(self, number: int) -> DeviceRow:
         return self._row_by_number[number]
@@ -78,10 +89,15 @@ class CudaRows:
 
     def remove(self, number: int) -> None:
         """Forget a request; nothing happens for an empty row."""
-        self._row_by_number.pop(number, None)
+        row = self._row_by_number.pop(number, None)
+        if row is not None and row.adapter is not None:
+            self.adapters[row.adapter] -= 1
+            if not self.adapters[row.adapter]:
+                del self.adapters[row.adapter]
 
     def add(self, new: NewRow) -> None:
         """Take a request, whatever the row held before."""
+        self.remove(new.row)
         state, device = self.state, self.state.flat.device
         assert len(new.token_ids) <= state.token_ids.shape[1], "admission lets no longer one in"
         patches, error = patches_of(new, self._facts)
@@ -97,7 +113,10 @@ class CudaRows:
             num_prompt_logprobs=wanted or 0,
             num_blocks=[0] * len(self._tables),
             error=error,
+            adapter=adapter_of(new),
         )
+        if (adapter := self._row_by_number[new.row].adapter) is not None:
+            self.adapters[adapter] += 1
         self._write(state.token_ids, new.row, 0, token_ids)
         min_length = self._facts.min_length(new.num_prompt, len(token_ids))
         self._write(state.min_length, new.row, 0, [min_length])

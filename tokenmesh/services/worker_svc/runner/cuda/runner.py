@@ -9,12 +9,14 @@ from functools import partial
 
 import torch
 
+from tokenmesh.kernels.lora import DeviceAdapterRows
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.keeps import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
+from tokenmesh.services.worker_svc.runner.cuda.adapters import AdapterSlots
 from tokenmesh.services.worker_svc.runner.cuda.answer import Answer
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, make_batch
 from tokenmesh.services.worker_svc.runner.cuda.device import Device
@@ -70,6 +72,7 @@ class CudaRunner:
         self._forward = _make_forward(model, store, device.device, limits)
         self._nothing = torch.zeros(1, dtype=torch.int64, device=device.device)
         self._rows = CudaRows(self._forward.state, model.facts, len(self.windows))
+        self._adapters = _slots_of(model, store, limits)
         self._staging = Staging(device, limits.max_num_seqs, limits.steps_in_flight)
         self._graphs = Graphs()
         self._last: CudaLaunch | None = None
@@ -176,7 +179,7 @@ class CudaRunner:
         if not batch.entries:
             return Answer(None, [])
         if size is None:
-            hidden = self._forward.hidden(batch)
+            hidden = self._forward.hidden(batch, self._adapter_rows(batch))
             prompts = [(s, self._forward.prompt_logprobs(hidden, s)) for s in batch.spans]
             return Answer(self._draw(batch, needs, hidden, below), prompts)
         if needs.is_fixed:
@@ -184,6 +187,13 @@ class CudaRunner:
             return Answer(DeviceDraws(self._graphs.replay(kind, size), None, needs), [])
         logits = self._graphs.replay("split", size)
         return Answer(self._draw_from(batch, needs, logits[: len(batch.entries)], below), [])
+
+    def _adapter_rows(self, batch: Batch) -> DeviceAdapterRows | None:
+        if self._adapters is None or not batch.adapters:
+            return None
+        counts = (entry.num_tokens for entry in batch.entries)
+        spans = list(zip(batch.adapters, counts, strict=True))
+        return self._adapters.rows(spans, self._rows.adapters)
 
     def _draw(
         self, batch: Batch, needs: Needs, hidden: torch.Tensor, below: CudaLaunch | None
@@ -228,6 +238,14 @@ class CudaRunner:
 
 def _raise(error: Exception) -> StepResult:
     raise error
+
+
+def _slots_of(model: LanguageModel, store: KvStore, limits: CudaLimits) -> AdapterSlots | None:
+    if not limits.max_loras:
+        return None
+    return AdapterSlots(
+        model.sites, limits.max_loras, limits.max_lora_rank, model.dtype, store.device
+    )
 
 
 def _make_forward(

@@ -1,0 +1,233 @@
+"""AdapterStore: names, what is in memory, streams that wait their turn, which paths are read."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, SimMatrices
+from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
+from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
+from tokenmesh.shared.config.lora import LoraSettings
+from tokenmesh.shared.errors import (
+    ConfigError,
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    TokenMeshError,
+    Unavailable,
+)
+from tokenmesh.shared.hashing import Adapter
+from tokenmesh.shared.ids import GatewayId, ModelName, RequestId
+from tokenmesh.shared.messages import Generate
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+
+class Source:
+    """The content of an adapter is the text of its file."""
+
+    def __init__(self) -> None:
+        self.reads: list[str] = []
+        self.may_read = threading.Event()
+        self.may_read.set()
+
+    def read(self, directory: Path) -> ReadAdapter:
+        self.may_read.wait(5)
+        self.reads.append(directory.name)
+        content = (directory / "content").read_text()
+        if content == "bad":
+            raise InvalidInput("it is bad", param="lora_path")
+        return ReadAdapter(SimMatrices(content, 1), content, 1, None)
+
+
+class Rig:
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.source = Source()
+        values = {"enable_lora": True, "allowed_dirs": [str(folder)], **settings}
+        self.settings = LoraSettings.model_validate(values)
+        directories = AdapterDirectories(self.settings)
+        self.store = AdapterStore(self.settings, self.source, directories)
+
+    def write(self, name: str, content: str = "") -> str:
+        (self.folder / name).mkdir(exist_ok=True)
+        (self.folder / name / "content").write_text(content or name)
+        return str(self.folder / name)
+
+    async def load(self, name: str, content: str = "", **more: Any) -> Adapter:
+        known, _ = await self.store.load(name, self.write(name, content), **more)
+        return known.adapter
+
+    @property
+    def in_memory(self) -> set[str]:
+        return {card.name for card in self.store.cards() if card.is_in_memory}
+
+
+async def test_the_least_recently_used_matrices_leave_memory_and_come_back(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_loras=2)
+    a, b, c = [await rig.load(name) for name in "abc"]
+    assert rig.in_memory == {"b", "c"}
+    (await rig.store.lease(b)).release()
+    (await rig.store.lease(a)).release()
+    assert rig.in_memory == {"a", "b"}
+    assert rig.source.reads == ["a", "b", "c", "a"]
+    assert rig.store.lease_now(c) is None
+
+
+async def test_streams_wait_in_their_order_until_others_have_ended(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_loras=1)
+    a, b = await rig.load("a"), await rig.load("b")
+    first, again = await rig.store.lease(a), await rig.store.lease(a)
+    waiting = asyncio.create_task(rig.store.lease(b))
+    await asyncio.sleep(0)
+    # the name is in use, but one that came before waits
+    behind = asyncio.create_task(rig.store.lease(a))
+    await asyncio.sleep(0)
+    assert rig.store.num_waiting == 2
+    first.release()
+    first.release()
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    again.release()
+    lease = await waiting
+    assert lease.adapter.content_hash == "b"
+    await asyncio.sleep(0.01)
+    assert not behind.done()
+    lease.release()
+    assert (await behind).adapter.content_hash == "a"
+    assert rig.store.num_waiting == 0
+
+
+async def test_a_stream_that_waits_too_long_or_leaves_makes_room(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_loras=1, load_timeout_s=0.05)
+    a, b = await rig.load("a"), await rig.load("b")
+    held = await rig.store.lease(a)
+    gone = asyncio.create_task(rig.store.lease(b))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(Overloaded, match="streams of 1 other adapters are running"):
+        await rig.store.lease(b)
+    assert rig.store.num_waiting == 0
+    held.release()
+    assert (await rig.store.lease(b)).adapter.content_hash == "b"
+
+
+async def test_a_stream_keeps_what_it_began_with(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    old = await rig.load("a", "one")
+    lease = await rig.store.lease(old)
+    with pytest.raises(Conflict, match="load_inplace"):
+        await rig.load("a", "two")
+    new = await rig.load("a", "two", in_place=True)
+    assert lease.adapter.content_hash == "one"
+    assert (await rig.store.lease(new)).adapter.content_hash == "two"
+    with pytest.raises(Unavailable, match="another content"):
+        rig.store.find("a", "one")
+    assert rig.store.unload("a")
+    assert not rig.store.unload("a")
+    lease.release()
+    assert rig.store.num_resident == 1
+
+
+async def test_the_same_content_is_there_already(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    await rig.load("a")
+    assert (await rig.store.load("a", rig.write("a"), version=7))[1]
+    assert rig.store.version_of("a") == 7
+
+
+async def test_files_that_have_changed_are_not_served_as_what_they_were(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_loras=1)
+    a = await rig.load("a")
+    await rig.load("b")
+    rig.write("a", "other")
+    with pytest.raises(Unavailable, match="have changed"):
+        await rig.store.lease(a)
+
+
+async def test_loading_has_a_deadline_and_a_bound(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, load_timeout_s=0.05, max_adapters=1)
+    rig.source.may_read.clear()
+    with pytest.raises(Unavailable, match=r"not read within 0.05 s"):
+        await rig.load("a")
+    rig.source.may_read.set()
+    await rig.load("a")
+    with pytest.raises(Overloaded, match="this worker has 1 adapters"):
+        await rig.load("b")
+
+
+async def test_a_failed_load_leaves_the_name_as_it_was(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    with pytest.raises(InvalidInput, match="it is bad"):
+        await rig.load("a", "bad")
+    assert rig.store.cards() == []
+    static = Rig(tmp_path, lora_modules=[f"a={tmp_path / 'a'}"])
+    with pytest.raises(ConfigError, match="the adapter a cannot be served: it is bad"):
+        await static.store.load_modules()
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/etc", Forbidden),
+        ("{root}/in/../../etc", Forbidden),
+        ("{root}/out", Forbidden),
+        ("{root}x", Forbidden),
+        ("{root}/missing", InvalidInput),
+        ("{root}/file", InvalidInput),
+        ("\0", InvalidInput),
+        ("", NotFound),
+    ],
+)
+def test_paths_outside_of_the_allowed_ones_are_refused(
+    tmp_path: Path, path: str, error: type[TokenMeshError]
+) -> None:
+    root = tmp_path / "root"
+    (root / "in").mkdir(parents=True)
+    (root / "file").touch()
+    (root / "out").symlink_to("/etc")
+    (tmp_path / "rootx").mkdir()
+    directories = AdapterDirectories(LoraSettings(allowed_dirs=[str(root)]))
+    assert directories.locate("x", f"{root}/in") == root / "in"
+    with pytest.raises(error):
+        directories.locate("x", path.format(root=root))
+
+
+@pytest.mark.parametrize("name", ["lost", "..", ".", "a/..", "/etc", "a//b", "out"])
+def test_names_resolve_within_their_directory_only(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "out").symlink_to("/etc")
+    directories = AdapterDirectories(LoraSettings(lora_dir=str(tmp_path)))
+    assert directories.locate("a", "") == tmp_path / "a"
+    assert directories.locate("a/b", "") == tmp_path / "a" / "b"
+    with pytest.raises(NotFound):
+        directories.locate(name, "")
+
+
+async def test_requests_name_adapters(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    await rig.load("a")
+
+    def generate(lora: str | None, lora_hash: str = "") -> Generate:
+        return Generate(
+            request_id=RequestId("r"),
+            model=ModelName("m"),
+            gateway=GatewayId("g"),
+            stream=1,
+            epoch=1,
+            prompt_ids=b"",
+            sampling=SamplingParams(seed=0, max_tokens=1),
+            lora=lora,
+            lora_hash=lora_hash,
+        )
+
+    assert adapter_of(rig.store, generate(None)) is None
+    assert adapter_of(rig.store, generate("a", "a")) == Adapter("a", "a")
+    with pytest.raises(NotFound):
+        adapter_of(rig.store, generate("b"))
+    with pytest.raises(InvalidInput, match="--enable-lora is off"):
+        adapter_of(None, generate("a"))

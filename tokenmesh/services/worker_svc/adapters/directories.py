@@ -1,0 +1,56 @@
+"""Which directories adapters may be read from."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from tokenmesh.shared.config.lora import LoraSettings
+from tokenmesh.shared.errors import Forbidden, InvalidInput, NotFound
+
+_MAX_PATH: Final = 4096
+_NAME: Final = re.compile(r"[\w.:/ +-]{1,128}", re.ASCII)
+
+
+class AdapterDirectories:
+    """Resolves links before it compares: a link cannot lead out of what is allowed."""
+
+    def __init__(self, settings: LoraSettings) -> None:
+        self._modules = [Path(path).expanduser() for path in settings.lora_modules.values()]
+        own = [*settings.allowed_dirs, *([settings.lora_dir] if settings.lora_dir else [])]
+        self._roots = [Path(path).expanduser() for path in own]
+        self._dir = None if settings.lora_dir is None else Path(settings.lora_dir).expanduser()
+
+    def locate(self, name: str, path: str) -> Path:
+        """The directory of an adapter; without a path the one in `lora_dir`. Blocks.
+
+        Raises InvalidInput, Forbidden for one outside of those allowed, NotFound.
+        """
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(
+                "lora_name has 1 to 128 characters: letters, digits, . _ - : / + and spaces",
+                param="lora_name",
+            )
+        if not path:
+            return self._resolve_name(name)
+        if "\0" in path or len(path) > _MAX_PATH:
+            raise InvalidInput("lora_path is not a path", param="lora_path")
+        wanted = Path(path).expanduser()
+        found = wanted.resolve()
+        allowed = [each.resolve() for each in (*self._roots, *self._modules)]
+        if not any(found.is_relative_to(root) for root in allowed):
+            raise Forbidden(
+                f"lora_path {path} is outside of the directories that worker.lora allows",
+                param="lora_path",
+            )
+        if not found.is_dir():
+            raise InvalidInput(f"lora_path {path} is not a directory", param="lora_path")
+        return found
+
+    def _resolve_name(self, name: str) -> Path:
+        if self._dir is None or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise NotFound(f"this worker has no adapter {name!r}", param="lora_name")
+        root = self._dir.resolve()
+        found = (root / name).resolve()
+        if found == root or not found.is_relative_to(root) or not found.is_dir():
+            raise NotFound(f"this worker has no adapter {name!r}", param="lora_name")
+        return found

@@ -1,0 +1,136 @@
+"""The linear layers of a model that adapters may change, by the names of transformers' tree."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from tokenmesh.kernels.linear import Linear
+from tokenmesh.kernels.lora import LoraBank, StepAdapters
+from tokenmesh.kernels.moe import ExpertsSpec, Weights
+from tokenmesh.kernels.native import NativeExperts
+from tokenmesh.kernels.rope import interleave_rows
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedRows:
+    """The first outputs of a projection, which are kept in the order that rope turns."""
+
+    count: int
+    head_dim: int
+    rotary_dim: int
+
+    def of(self, first: int, size: int) -> "TurnedRows | None":
+        """Of the outputs [first, first + size) of a merged projection; None: of none of them."""
+        count = min(self.count - first, size)
+        return TurnedRows(count, self.head_dim, self.rotary_dim) if count > 0 else None
+
+    def turn(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [O, ...] as a checkpoint has them -> as the layer has them; may be the same."""
+        turned = interleave_rows(rows[: self.count], self.head_dim, self.rotary_dim)
+        return torch.cat([turned, rows[self.count :]])
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One module of the tree: a linear layer, or some outputs of a merged one."""
+
+    number: int
+    """Of the layer's bank."""
+    first: int
+    """First output in the layer."""
+    outputs: int
+    inputs: int
+    turned: TurnedRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSite:
+    """The experts of one layer: parameters [E, outputs, inputs] for each of both products."""
+
+    number: int
+    """Of the layer's bank."""
+    num_experts: int
+    hidden: int
+    inner: int
+    is_gated: bool
+    is_reordered: bool
+    """The checkpoint has gate and up by turns, the layer all gates first."""
+
+    @property
+    def first_outputs(self) -> int:
+        """Of the first product."""
+        return 2 * self.inner if self.is_gated else self.inner
+
+
+@dataclass(slots=True)
+class AdapterSites:
+    """All sites of one model. Filled while the model is built."""
+
+    prefixes: tuple[str, ...] = ("",)
+    """Names of the tree that stand before each of `by_name`."""
+    by_name: dict[str, Site] = field(default_factory=dict)
+    experts: dict[str, ExpertsSite] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Further modules, by their whole path, each with the reason why adapters cannot change it."""
+    step: StepAdapters = field(default_factory=StepAdapters)
+    num_banks: int = 0
+
+    def add(
+        self,
+        layer: Linear,
+        names: Iterable[str],
+        sizes: Iterable[int],
+        inputs: int,
+        turned: TurnedRows | None = None,
+    ) -> None:
+        """A layer that is made of the modules `names`, of so many outputs each."""
+        layer.adapters = bank = self.new_bank()
+        first = 0
+        for name, size in zip(names, sizes, strict=True):
+            own = None if turned is None else turned.of(first, size)
+            self.by_name[name] = Site(bank.number, first, size, inputs, own)
+            first += size
+
+    def new_bank(self) -> LoraBank:
+        self.num_banks += 1
+        return LoraBank(self.num_banks - 1, self.step)
+
+    def shapes(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Of each bank, by number: inputs, and first output and outputs of each of its parts."""
+        parts: list[dict[int, int]] = [{} for _ in range(self.num_banks)]
+        inputs = [0] * self.num_banks
+        for site in self.by_name.values():
+            parts[site.number][site.first] = site.outputs
+            inputs[site.number] = site.inputs
+        return [(inputs[n], sorted(each.items())) for n, each in enumerate(parts)]
+
+    def find(self, name: str) -> Site | None:
+        """Of a module by its path in the tree."""
+        for prefix in self.prefixes:
+            if name.startswith(prefix) and (site := self.by_name.get(name[len(prefix) :])):
+                return site
+        return None
+
+    def add_experts(
+        self, name: str, w13: Weights, w2: Weights, spec: ExpertsSpec, *, is_interleaved: bool
+    ) -> LoraBank:
+        """The experts of a layer as they are packed; is_interleaved: in the checkpoint."""
+        bank = self.new_bank()
+        if isinstance(w2, NativeExperts):
+            count, hidden, inner = len(w2.panels), w2.out_features, w2.in_features
+        else:
+            count, *sides = w2.shape
+            inner, hidden = sides if spec.is_transposed else sides[::-1]
+            if w2.is_cuda:
+                self.refused[name] = "adapters of experts are served on CPUs only"
+                return bank
+        is_reordered = is_interleaved and isinstance(w13, NativeExperts)
+        self.experts[name] = ExpertsSite(
+            bank.number, count, hidden, inner, spec.is_gated, is_reordered
+        )
+        return bank
+
+    def refusal(self, name: str) -> str | None:
+        """Why a module that is there cannot have an adapter."""
+        return self.refused.get(name)
