@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tokenmesh.kernels.lora import LoraWeights
+from tokenmesh.kernels.lora import DeviceAdapterRows, LoraWeights
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import Patch
 from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
@@ -43,6 +43,8 @@ class Batch:
     errors: dict[int, str] = field(default_factory=dict)
     adapters: list[LoraWeights | None] = field(default_factory=list)
     """Of each row; empty where no row has one."""
+    adapter_rows: DeviceAdapterRows | None = None
+    """The same on the device."""
 
     @property
     def is_plain_decode(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Literal, Self, get_args
 import torch
 
 from tokenmesh.kernels.logprobs import Logprobs, logprobs
-from tokenmesh.kernels.lora import DeviceAdapterRows
 from tokenmesh.kernels.paged_attention import DeviceRows, choose_splits
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.state_rows import StateRows
@@ -36,7 +35,7 @@ class Forward:
     iota: torch.Tensor
     """int32: 0, 1, 2, ..., as many as the largest step has tokens or rows, and one more."""
 
-    def hidden(self, batch: Batch, adapters: DeviceAdapterRows | None = None) -> torch.Tensor:
+    def hidden(self, batch: Batch) -> torch.Tensor:
         """[T, hidden] of any batch; keys and values are in their pages."""
         num_tokens, num_rows = batch.num_tokens, len(batch.entries)
         splits = choose_splits(batch.num_short, self._kv_heads, batch.longest_short)
@@ -48,8 +47,8 @@ class Forward:
             [entry.start for entry in batch.entries],
             [entry.num_tokens for entry in batch.entries],
         )
-        if adapters is not None:
-            step = replace(step, adapters=adapters)
+        if batch.adapter_rows is not None:
+            step = replace(step, adapters=batch.adapter_rows)
         hidden = self.model.embed(self.tensors[0].token_ids[:num_tokens], batch.patches)
         return self.model.forward(hidden, step, self.store)
 

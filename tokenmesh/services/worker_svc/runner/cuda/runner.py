@@ -179,7 +179,8 @@ class CudaRunner:
         if not batch.entries:
             return Answer(None, [])
         if size is None:
-            hidden = self._forward.hidden(batch, self._adapter_rows(batch))
+            batch.adapter_rows = self._adapter_rows(batch)
+            hidden = self._forward.hidden(batch)
             prompts = [(s, self._forward.prompt_logprobs(hidden, s)) for s in batch.spans]
             return Answer(self._draw(batch, needs, hidden, below), prompts)
         if needs.is_fixed:
