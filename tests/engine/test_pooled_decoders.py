@@ -19,6 +19,7 @@ from tests.fakes.poolers import (
     write_json,
     write_modules,
 )
+from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.messages.pooling import PoolingParams
 
 LENGTHS = (7, 1, 33, 7, 20, 33, 2, 40)
@@ -176,3 +177,45 @@ def test_a_decoder_may_see_its_whole_prompt(tmp_path: Path) -> None:
     for prompt, numbers in zip(given, driver.run(given), strict=True):
         mean = states_of(model, prompt).mean(dim=0)
         np.testing.assert_allclose(numbers, unit(mean), atol=2e-5)
+
+
+def test_a_reranker_may_be_described_with_keys_of_vllm(tmp_path: Path) -> None:
+    model = make_pooler(DECODERS["qwen3"], "ForCausalLM")
+    model.save_pretrained(tmp_path)
+    config = {
+        **model.config.to_dict(),
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["no", "yes"],
+        "is_original_qwen3_reranker": True,
+    }
+    write_json(tmp_path / "config.json", config)
+    write_json(tmp_path / "tokenizer.json", {"model": {"vocab": {"no": 7, "yes": 9}}})
+    driver = PoolDriver(tmp_path, num_gpu_blocks_override=64)
+    (prompt,) = prompts(20)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+    expected = torch.softmax(logits[[7, 9]], dim=-1)[1].numpy()
+    (score,) = driver.run([prompt], PoolingParams(task="score"))
+    np.testing.assert_allclose(score, [expected], atol=3e-5)
+
+
+def test_a_body_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
+    model = make_pooler(DECODERS["mistral"], "ForCausalLM")
+    model.save_pretrained(tmp_path)
+    code = {"auto_map": {"AutoModel": "modeling_grit.MistralModel"}}
+    write_json(tmp_path / "config.json", {**model.config.to_dict(), **code})
+    write_modules(tmp_path)
+    with pytest.raises(CheckpointError, match="modeling_grit"):
+        PoolDriver(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_config_may_let_tokens_see_each_other(name: str, tmp_path: Path) -> None:
+    model = make_pooler(DECODERS[name], "Model", is_causal=False)
+    model.save_pretrained(tmp_path)
+    write_modules(tmp_path)
+    driver = PoolDriver(tmp_path)
+    assert not driver.loaded.pooling.is_causal
+    given = prompts(*LENGTHS)
+    for prompt, numbers in zip(given, driver.run(given), strict=True):
+        np.testing.assert_allclose(numbers, unit(states_of(model, prompt).mean(dim=0)), atol=2e-5)

@@ -14,7 +14,11 @@ from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
-from tokenmesh.services.worker_svc.models.pooling.kind import pools, read_pooling
+from tokenmesh.services.worker_svc.models.pooling.kind import (
+    pools,
+    read_pooling,
+    stated_length,
+)
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.services.worker_svc.models.token_ids import read_eos
 from tokenmesh.shared.clock import monotonic_s
@@ -184,6 +188,8 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
     sizes = (facts.size, len(facts.labels)) if facts is not None else (0, 0)
     runner = SimRunner(vocabulary, worker, threading.Event().wait, *sizes)
     longest = text.integer("max_position_embeddings", _ASSUMED_MODEL_LEN)
+    if facts is not None:
+        longest = stated_length(model, longest, directory)
     room = (runner.num_blocks - 1) * worker.block_size
     return SimModel(
         runner=runner,

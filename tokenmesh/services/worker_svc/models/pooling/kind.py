@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
-from tokenmesh.services.worker_svc.models.pooling.modules import SentenceModules, read_modules
+from tokenmesh.services.worker_svc.models.pooling.modules import (
+    LogitScore,
+    SentenceModules,
+    read_modules,
+)
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
@@ -49,9 +53,33 @@ def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:
 
 
 def modules_of(directory: Path, is_causal: bool) -> SentenceModules:
-    """Those of the checkpoint; else what vLLM takes: a decoder's last token, an encoder's first."""
+    """Those of the checkpoint; else what vLLM takes: a decoder's last token, an encoder's first.
+
+    A reranker that scores by two tokens of a decoder may say so in config.json, with vLLM's keys.
+    """
+    score = _score_by_tokens(read_json(directory / "config.json"), directory)
+    if score is not None:
+        return SentenceModules(score=score)
     found = read_modules(directory)
     return found or SentenceModules(("lasttoken",) if is_causal else ("cls",))
+
+
+def _score_by_tokens(raw: RawConfig, directory: Path) -> LogitScore | None:
+    names = raw.get("classifier_from_token")
+    if names is None:
+        return None
+    if not isinstance(names, list) or len(names) != 2:
+        raise raw.error("classifier_from_token", f"is {names!r}, not a list of two tokens")
+    if raw.get("method") not in (None, "from_2_way_softmax"):
+        raise raw.error("method", f"is {raw.get('method')!r}, which is not supported")
+    tokenizer = read_json(directory / "tokenizer.json")
+    model = tokenizer.part("model")
+    vocabulary = model.get("vocab") if model is not None else None
+    ids = [vocabulary.get(each) if isinstance(vocabulary, dict) else None for each in names]
+    false_id, true_id = ids
+    if not isinstance(false_id, int) or not isinstance(true_id, int):
+        raise raw.error("classifier_from_token", f"{names!r} are not tokens of tokenizer.json")
+    return LogitScore(true_id, false_id)
 
 
 def read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> PoolingFacts:

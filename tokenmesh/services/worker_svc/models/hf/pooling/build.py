@@ -29,7 +29,12 @@ from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
 from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 from tokenmesh.services.worker_svc.models.pooling.facts import EMBEDDINGS, PoolingFacts
-from tokenmesh.services.worker_svc.models.pooling.kind import COLBERT, architecture_of
+from tokenmesh.services.worker_svc.models.pooling.kind import (
+    COLBERT,
+    ENCODERS,
+    architecture_of,
+    modules_of,
+)
 from tokenmesh.services.worker_svc.models.quantization import read_quantization
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
@@ -46,6 +51,7 @@ _LENGTHS: Final = (5, 14, 14, 23)
 def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> HfFacts:
     """Raises CheckpointError with the reason where the architecture cannot be served."""
     architecture = architecture_of(raw)
+    _check_code(raw)
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         forget_quantization(config)
@@ -54,7 +60,9 @@ def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> H
             f"{raw.origin}: transformers refuses it: {type(error).__name__}: {error}"
         ) from error
     try:
-        tree = build_empty(raw, config, _class_of(architecture, config, pooling))
+        scores = modules_of(directory, pooling.is_causal).score is not None
+        kind = _class_of(_decoder_of(architecture) if scores else architecture, config, pooling)
+        tree = build_empty(raw, config, kind)
         quantization = read_quantization(raw)
         facts = hf_facts_of(raw, directory, architecture, config, tree, quantization)
         body: Any = tree.base_model
@@ -66,6 +74,24 @@ def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> H
         raise CheckpointError(
             f"{raw.origin}: {architecture} cannot be served: {error.message}", param="architectures"
         ) from error
+
+
+def _check_code(raw: RawConfig) -> None:
+    """Raise CheckpointError for a decoder whose body is code of the checkpoint's own.
+
+    Its weights would fit transformers' class, and its tokens may see each other.
+    """
+    code = raw.part("auto_map")
+    if code is not None and "AutoModel" in code.values and raw.get("model_type") not in ENCODERS:
+        problem = f"names {code.values['AutoModel']!r}, code of its own that may compute otherwise"
+        raise raw.error("auto_map", problem)
+
+
+def _decoder_of(architecture: str) -> str:
+    """The class with logits, of one that is converted to a classifier by them."""
+    kind = "ForSequenceClassification"
+    is_converted = architecture.endswith(kind)
+    return f"{architecture.removesuffix(kind)}ForCausalLM" if is_converted else architecture
 
 
 def _class_of(
