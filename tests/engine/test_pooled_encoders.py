@@ -20,7 +20,8 @@ from tests.fakes.poolers import (
 from tokenmesh.shared.messages.pooling import PoolingParams
 
 TOKENS = PoolingParams(task="token_embed", use_activation=False)
-LENGTHS = (7, 1, 33, 7, 20, 33, 2, 40)
+LENGTHS = (7, 1, 33, 7, 20, 33, 2, 40, 35, 18, 17, 5)
+"""Some equal, some within a band of lengths, some alone."""
 Made = tuple[PoolDriver, Any]
 
 

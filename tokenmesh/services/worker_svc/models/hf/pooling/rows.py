@@ -25,6 +25,9 @@ _HARMLESS: Final = frozenset(
     {"dropout", "use_cache", "output_attentions", "return_dict", "is_causal", "sliding_window"}
 )
 """What a call may pass beside the mask; the window is the mask's."""
+_BAND: Final = 8
+_SHORT: Final = 64
+"""Rows up to this length whose lengths are in one band of _BAND are padded to the longest."""
 _HARMLESS_ENDS: Final = ("deterministic", "position_ids", "position_embeddings")
 
 
@@ -41,6 +44,56 @@ class Group:
         return slice(self.first, self.first + self.rows * self.length)
 
 
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Short rows of about one length, which cost less as one batch with padding than each alone."""
+
+    first: int
+    """Of its batch tokens."""
+    gather: torch.Tensor
+    """[rows * longest] batch tokens; padding is the row's own last token."""
+    valid: torch.Tensor
+    """[tokens] place of each token within `gather`."""
+    mask: torch.Tensor
+    """bool [rows, 1, 1, longest] keys that are not padding."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and tokens of the longest one."""
+        return len(self.mask), self.mask.shape[3]
+
+    @property
+    def tokens(self) -> slice:
+        return slice(self.first, self.first + len(self.valid))
+
+
+def batches_of(groups: Sequence[Group]) -> list[Group | Padded]:
+    """Join neighboring groups of short rows that are in one band of lengths."""
+    batches: list[Group | Padded] = []
+    for band, found in groupby(groups, lambda each: -(-each.length // _BAND)):
+        near = list(found)
+        if len(near) > 1 and band * _BAND <= _SHORT:
+            batches.append(_padded(near))
+        else:
+            batches += near
+    return batches
+
+
+def _padded(groups: Sequence[Group]) -> Padded:
+    lengths = torch.tensor([each.length for each in groups for _ in range(each.rows)])
+    ends = lengths.cumsum(0)
+    places = torch.arange(int(lengths[-1]))
+    starts = (groups[0].first + ends - lengths)[:, None]
+    gather = starts + torch.minimum(places, lengths[:, None] - 1)
+    is_token = places < lengths[:, None]
+    return Padded(
+        first=groups[0].first,
+        gather=gather.flatten(),
+        valid=is_token.flatten().nonzero()[:, 0],
+        mask=is_token[:, None, None],
+    )
+
+
 def groups_of(counts: Sequence[int]) -> list[Group]:
     """counts: tokens of each row, in batch order."""
     groups, first = [], 0
@@ -55,7 +108,7 @@ def groups_of(counts: Sequence[int]) -> list[Group]:
 class RowsRun:
     """The step at work, for all modules of a tree."""
 
-    groups: Sequence[Group] = ()
+    batches: Sequence[Group | Padded] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +125,41 @@ class RowsPort:
         """query [1, H, T, D], key [1, K, T, D], value [1, K, T, V] -> [1, T, H, V]."""
         out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
         grouped = query.shape[1] != key.shape[1]
-        for group in self.run.groups:
+        for batch in self.run.batches:
+            parts = [_split(each, batch) for each in (query, key, value)]
+            mask = _mask_of(self.window, batch, query.device)
             mixed = scaled_dot_product_attention(
-                _split(query, group),
-                _split(key, group),
-                _split(value, group),
-                attn_mask=_mask_within(self.window, group.length, query.device),
-                scale=scale,
-                enable_gqa=grouped,
-            )
-            part = out[0, group.tokens].view(group.rows, group.length, *out.shape[2:])
-            part.copy_(mixed.transpose(1, 2))
+                parts[0], parts[1], parts[2], attn_mask=mask, scale=scale, enable_gqa=grouped
+            ).transpose(1, 2)
+            if isinstance(batch, Padded):
+                out[0, batch.tokens] = mixed.flatten(0, 1).index_select(0, batch.valid)
+            else:
+                out[0, batch.tokens].view(mixed.shape).copy_(mixed)
         return out
 
 
-def _split(heads: torch.Tensor, group: Group) -> torch.Tensor:
-    """[1, H, T, D] -> [rows, H, length, D] of a group."""
-    tokens = heads[0].transpose(0, 1)[group.tokens]
-    return tokens.view(group.rows, group.length, *tokens.shape[1:]).transpose(1, 2)
+def _split(heads: torch.Tensor, batch: Group | Padded) -> torch.Tensor:
+    """[1, H, T, D] -> [rows, H, length, D] of a batch."""
+    tokens = heads[0].transpose(0, 1)
+    if isinstance(batch, Padded):
+        tokens, shape = tokens.index_select(0, batch.gather), batch.shape
+    else:
+        tokens, shape = tokens[batch.tokens], (batch.rows, batch.length)
+    return tokens.view(*shape, *tokens.shape[1:]).transpose(1, 2)
 
 
-def _mask_within(window: int | None, length: int, device: torch.device) -> torch.Tensor | None:
+def _mask_of(
+    window: int | None, batch: Group | Padded, device: torch.device
+) -> torch.Tensor | None:
+    """Which keys each query sees; None: all."""
+    padding, length = None, batch.length if isinstance(batch, Group) else batch.shape[1]
+    if isinstance(batch, Padded):
+        padding = batch.mask
     if window is None or length <= window + 1:
-        return None
+        return padding
     places = torch.arange(length, device=device)
     within: torch.Tensor = (places[:, None] - places[None]).abs() <= window
-    return within
+    return within if padding is None else within & padding
 
 
 def attention(

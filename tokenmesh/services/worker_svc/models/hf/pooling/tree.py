@@ -16,6 +16,7 @@ from tokenmesh.services.worker_svc.models.hf.pooling.rows import (
     ROWS,
     ROWS_PROBE,
     RowsRun,
+    batches_of,
     groups_of,
     probe,
 )
@@ -79,13 +80,14 @@ class EncoderTree:
             types = torch.zeros_like(ids)
         if not self.is_flat:
             return self._by_length(ids, types, counts)
-        self.run.groups = groups_of(counts)
-        places = [torch.arange(each.length).repeat(each.rows) for each in self.run.groups]
+        groups = groups_of(counts)
+        self.run.batches = batches_of(groups)
+        places = [torch.arange(each.length).repeat(each.rows) for each in groups]
         positions = (torch.cat(places) + self.offset).to(ids.device)
         try:
             return self._run(ids[None], types[None], positions[None])[0]
         finally:
-            self.run.groups = ()
+            self.run.batches = ()
 
     def _by_length(
         self, ids: torch.Tensor, types: torch.Tensor, counts: Sequence[int]
