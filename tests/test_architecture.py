@@ -17,7 +17,11 @@ OWNERS = {
     "redis": ("shared/redis.py", "cli/embedded/"),
     "hiredis": ("shared/redis_link.py",),
     "opentelemetry.sdk": ("shared/telemetry/",),
-    "transformers": ("services/tokenizer_svc/", "services/worker_svc/models/hf/"),
+    "transformers": (
+        "services/tokenizer_svc/",
+        "services/worker_svc/models/hf/",
+        "services/mm_encoder_svc/tower.py",
+    ),
     "fastapi": ("services/gateway/",),
     "starlette": ("services/gateway/",),
     "uvicorn": ("services/gateway/",),

@@ -4,25 +4,18 @@ A new release of transformers that reads another key fails here: read it in mode
 why it changes nothing, or refuse values that change the result in models/raw_config.py.
 """
 
-import ast
 import importlib
-import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
 import transformers
-from transformers.models.clip import modeling_clip
-from transformers.models.llava import modeling_llava
 
 from tests.fakes.family_configs import MODEL_TYPES, config_of
 from tests.fakes.transformers_keys import generation_keys, keys_read, rope_keys
-from tokenmesh.services.mm_encoder_svc.models import clip, llava
 from tokenmesh.services.tokenizer_svc import loading
-from tokenmesh.services.tokenizer_svc.media import vision
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts
 from tokenmesh.services.worker_svc.models.native.read_rope import KEYS as ROPE_KEYS
 from tokenmesh.services.worker_svc.models.native.registry import FAMILIES
@@ -60,9 +53,6 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "chunk_size_feed_forward": "computes the same in pieces",
     "pretraining_tp": "how it was trained; transformers no longer computes in slices",
     "number_of_conv_states": "of convolution layers, which no served family has",
-    "projection_dim": "of CLIP's text-image head, which a vision tower lacks",
-    "image_seq_length": "placeholders are counted from the tower's own sizes",
-    "logit_scale_init_value": "of CLIP's text-image head",
 }
 """Keys of config.json that do not change what a model answers, and why."""
 
@@ -189,46 +179,6 @@ def test_values_of_read_keys_that_are_not_supported_are_refused_by_name(
     config = config_of(architecture, **{key: value})
     with pytest.raises(CheckpointError, match=key if key != "rope_scaling" else "rope_type"):
         read_facts(RawConfig(config, "config.json"))
-
-
-OF_TEXT: Final = frozenset(
-    [
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "partial_rotary_factor",
-        "original_max_position_embeddings",
-        "max_position_embeddings",
-        "vocab_size",
-        "sliding_window",
-        "layer_types",
-        "head_dim",
-    ]
-)
-"""Keys that transformers' shared code reads of text models, and the same source of text towers."""
-
-
-def strings_of(module: ModuleType) -> set[str]:
-    """Every string that a module writes: the keys that it reads are among them."""
-    tree = ast.walk(ast.parse(inspect.getsource(module)))
-    return {n.value for n in tree if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-
-
-@pytest.mark.parametrize(
-    ("config_class", "modeling"),
-    [
-        (transformers.CLIPVisionConfig, modeling_clip),
-        (transformers.LlavaConfig, modeling_llava),
-    ],
-)
-def test_every_key_of_a_vision_model_is_read_or_harmless_or_refused(
-    config_class: Any, modeling: ModuleType
-) -> None:
-    text = {"model_type": "llama", "max_position_embeddings": 256}
-    values = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
-    known = strings_of(clip) | strings_of(llava) | strings_of(vision) | read_keys(values)
-    known |= NO_EFFECT.keys() | REFUSED_IN_CONFIG.keys() | OF_TEXT
-    assert not keys_read(config_class, modeling) - known
 
 
 def test_every_key_of_generation_config_is_read_or_harmless_or_refused() -> None:

@@ -1,4 +1,4 @@
-"""The CLIP tower and projector give what transformers' get_image_features gives."""
+"""A tower gives what transformers' get_image_features gives."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlavaForConditionalGeneration
 
 from tests.fakes.llava import IMAGE_SIZE, NUM_PATCHES, config, llava
+from tokenmesh.services.mm_encoder_svc.batcher import Features
 from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
-from tokenmesh.services.mm_encoder_svc.loader import Tower, load_tower
+from tokenmesh.services.mm_encoder_svc.tower import Tower, load_tower
 from tokenmesh.shared.config.model import Dtype, EncoderSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError, ProtocolError
 from tokenmesh.shared.tensor_blob import TensorBlob
@@ -25,8 +26,9 @@ def images(count: int) -> torch.Tensor:
     return torch.randn((count, *SHAPE), generator=torch.Generator().manual_seed(1))
 
 
-def blob(pixels: torch.Tensor) -> TensorBlob:
-    return TensorBlob("float32", tuple(pixels.shape), pixels.numpy().tobytes())
+def blob(pixels: torch.Tensor, num_embeddings: int = NUM_PATCHES) -> Features:
+    tensor = TensorBlob("float32", (1, *pixels.shape), pixels.numpy().tobytes())
+    return Features("image", {"pixel_values": tensor}, num_embeddings)
 
 
 def array(embeddings: TensorBlob) -> numpy.ndarray:
@@ -72,10 +74,10 @@ def test_embeddings_equal_those_of_transformers(
             vision_feature_layer=oracle.config.vision_feature_layer,
             vision_feature_select_strategy=oracle.config.vision_feature_select_strategy,
         ).pooler_output
-    ours = tower.encode([blob(one) for one in pixels])
+    ours = tower.encode([blob(one, len(expected[0])) for one in pixels])
     assert len(ours) == len(expected) == 3
     for mine, theirs in zip(ours, expected, strict=True):
-        assert mine.shape == (tower.tokens_per_item, theirs.shape[-1])
+        assert mine.shape == theirs.shape
         numpy.testing.assert_allclose(array(mine), theirs.numpy(), atol=ATOL, rtol=0)
 
 
@@ -147,8 +149,8 @@ def test_the_fingerprint_follows_the_weights_of_the_tower_only(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("missing", "lacks the vision tensors multi_modal_projector.linear_1.weight"),
-        ("unknown", "unknown tensor vision_tower.extra.weight"),
+        ("missing", "lacks the tower's tensors model.multi_modal_projector.linear_1.weight"),
+        ("unknown", "unknown tensors model.vision_tower.extra.weight"),
         ("shape", r"multi_modal_projector.linear_1.weight has shape \(1, 2\), not \(32, 24\)"),
         ("truncated", "model.safetensors: cannot be read as safetensors: it holds"),
         ("gone", "holds neither model.safetensors nor"),
@@ -179,39 +181,39 @@ def test_a_checkpoint_that_does_not_fit_names_the_tensor_or_file(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"vision_feature_layer": 4}, "vision_feature_layer 4 is out of range"),
-        ({"vision_feature_layer": -5}, "vision_feature_layer -5 is out of range"),
-        ({"vision_feature_layer": []}, "vision_feature_layer is not a layer"),
-        ({"vision_feature_select_strategy": "half"}, "'half' is not supported"),
-        ({"projector_hidden_act": "swoosh"}, "'swoosh' is not one of"),
-        ({"text_config": {"hidden_size": "32"}}, "text_config: hidden_size is not a positive size"),
-        ({"vision_config": 3}, "vision_config is missing or not an object"),
+        ({"vision_config": 3}, None),
+        ({"architectures": ["NoSuchModel"]}, "transformers has no class NoSuchModel"),
+        ({"projector_hidden_act": "swoosh"}, "its tower cannot be loaded: KeyError"),
     ],
 )
-def test_a_config_that_makes_no_sense_names_the_key(
-    overrides: dict[str, object], message: str, tmp_path: Path
+def test_a_config_that_makes_no_sense_says_so(
+    overrides: dict[str, object], message: str | None, tmp_path: Path
 ) -> None:
     directory = llava(tmp_path)
     (directory / "config.json").write_text(json.dumps({**config(), **overrides}))
+    if message is None:
+        assert find_tower(str(directory), None) is None
+        return
     with pytest.raises(CheckpointError, match=message):
         load(directory)
 
 
-def test_models_without_a_tower_of_ours_have_none(tmp_path: Path) -> None:
-    for values in (
-        {"model_type": "llama"},
-        {"model_type": "llava", "vision_config": {"model_type": "siglip_vision_model"}},
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        assert find_tower(str(tmp_path), None) is None
-
-
-def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_features_that_the_tower_does_not_take_are_refused(tmp_path: Path) -> None:
     tower = load(llava(tmp_path))
-    assert tower.tokens_per_item == NUM_PATCHES
-    with pytest.raises(ProtocolError, match="the tower needs"):
-        tower.check(blob(images(1)))
-    tower.check(blob(images(1)[0]))
+    assert tower.kinds == {"image"}
+    good = blob(images(1)[0])
+    tower.check(good)
+    for bad, message in (
+        (Features("audio", good.tensors, 25), "no tower for audio"),
+        (Features("image", {"input_ids": good.tensors["pixel_values"]}, 25), "not take input_ids"),
+        (Features("image", {"pixel_values": TensorBlob("bool", (), b"1")}, 25), "no batch"),
+    ):
+        with pytest.raises(ProtocolError, match=message):
+            tower.check(bad)
+    with pytest.raises(ProtocolError, match="cannot encode this image"):
+        tower.encode([blob(images(1)[0][:, :5])])
+    with pytest.raises(ProtocolError, match="makes 25 embeddings, the prompts have places for 3"):
+        tower.encode([blob(images(1)[0], 3)])
 
 
 def test_a_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from tokenmesh.shared.messages import Encode, Encoded
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import ChatPrompt, Tokenize, Tokenized
 from tokenmesh.shared.redis import open_redis
-from tokenmesh.shared.tensor_blob import TensorBlob
+from tokenmesh.shared.tensor_blob import TensorBlob, encode_named
 
 MODEL = ModelName("llava")
 ALIAS = ModelName("llava-too")
@@ -67,13 +67,13 @@ class Client:
 
     async def item(self, image: numpy.ndarray, **fields: object) -> MediaItem:
         """Random content hashes keep the tests apart: they share one Redis."""
-        blob = TensorBlob("float32", image.shape, image.astype("<f4").tobytes())
+        blob = TensorBlob("float32", (1, *image.shape), image.astype("<f4").tobytes())
         values: dict[str, object] = {
             "kind": "image",
             "content_hash": secrets.token_hex(32),
             "offset": 3,
             "length": NUM_PATCHES,
-            "pixels": await self.blobs.put(blob.encode()),
+            "features": await self.blobs.put(encode_named({"pixel_values": blob})),
         }
         return MediaItem(**{**values, **fields})  # type: ignore[arg-type]
 
@@ -128,10 +128,11 @@ async def test_a_chats_images_become_the_embeddings_of_transformers(
     bare = {"embeddings": None, "embeddings_check": ""}
     assert [msgspec.structs.replace(item, **bare) for item in encoded.items] == tokenized.media
     oracle = LlavaForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-    pixels = [tensor_blob.decode(await client.blobs.get(item.pixels)) for item in encoded.items]
+    blobs = [await client.blobs.get(item.features) for item in encoded.items]
+    pixels = [tensor_blob.decode_named(blob)["pixel_values"] for blob in blobs]
     stacked = torch.stack(
         [torch.frombuffer(bytearray(one.data), dtype=torch.float32) for one in pixels]
-    ).view(3, *pixels[0].shape)
+    ).view(3, *pixels[0].shape[1:])
     with torch.inference_mode():
         expected = oracle.get_image_features(
             pixel_values=stacked,
@@ -195,7 +196,7 @@ async def test_a_second_process_reuses_what_the_first_one_encoded(
 ) -> None:
     item = await client.item(noise(12))
     first = await client.encode(item)
-    await delete(redis_settings, item.pixels)
+    await delete(redis_settings, item.features)
     async with running("encoder", settings, build):
         answers = [await client.encode(item) for _ in range(6)]
     assert all(answer.cached == 1 for answer in answers)
@@ -212,7 +213,7 @@ async def test_embeddings_that_redis_lost_come_back_from_memory(
     first = await client.encode(item)
     before = await client.embeddings(first.items[0])
     await delete(redis_settings, first.items[0].embeddings)
-    await delete(redis_settings, item.pixels)
+    await delete(redis_settings, item.features)
     again = await client.encode(item)
     assert again.cached == 1
     numpy.testing.assert_array_equal(await client.embeddings(again.items[0]), before)
@@ -239,7 +240,7 @@ async def test_pixels_that_expired_ask_for_the_prompt_again(
     client: Client, redis_settings: RedisSettings
 ) -> None:
     item = await client.item(noise(14))
-    await delete(redis_settings, item.pixels)
+    await delete(redis_settings, item.features)
     with pytest.raises(NotFound, match="tokenize the prompt again") as missing:
         await client.encode(item)
     assert missing.value.param == "media"
@@ -249,13 +250,18 @@ async def test_pixels_that_expired_ask_for_the_prompt_again(
 
 async def test_other_images_are_served_after_a_bad_one(client: Client) -> None:
     wrong_shape = await client.item(noise(15)[:, :5])
-    with pytest.raises(ProtocolError, match=r"pixels are float32\[3, 5, 30\]"):
+    with pytest.raises(ProtocolError, match="the tower cannot encode this image"):
         await client.encode(wrong_shape)
-    with pytest.raises(ProtocolError, match="3 placeholders for an image of 25"):
+    with pytest.raises(ProtocolError, match="makes 25 embeddings, the prompts have places for 3"):
         await client.encode(await client.item(noise(15), length=3))
+    with pytest.raises(ProtocolError, match="no tower for video"):
+        await client.encode(await client.item(noise(15), kind="video"))
     garbage = await client.blobs.put(b"garbage")
-    with pytest.raises(ProtocolError, match="not a tensor blob"):
-        await client.encode(await client.item(noise(15), pixels=garbage))
+    with pytest.raises(ProtocolError, match="not a blob of named tensors"):
+        await client.encode(await client.item(noise(15), features=garbage))
+    odd = await client.blobs.put(encode_named({"input_ids": TensorBlob("bool", (1,), b"1")}))
+    with pytest.raises(ProtocolError, match="tower does not take input_ids"):
+        await client.encode(await client.item(noise(15), features=odd))
     with pytest.raises(PayloadTooLarge, match="9 media items, at most 8"):
         await client.encode(*[await client.item(noise(15))] * 9)
     message = Encode(request_id=REQUEST, model=ModelName("other"), items=[])

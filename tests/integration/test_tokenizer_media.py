@@ -5,9 +5,10 @@ One tokenizer serves all tests.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy
@@ -96,9 +97,15 @@ def settings(checkpoint: Path, nats_server: Server, redis_server: Server) -> Set
     )
 
 
-def with_other_model(settings: Settings, directory: Path, **more: object) -> Settings:
-    """Settings of a tokenizer beside the one that all tests share."""
-    model = ModelSettings(model=str(directory), served_model_name=(OTHER_MODEL,))
+def with_other_model(
+    settings: Settings,
+    directory: Path,
+    of_model: Mapping[str, object] = MappingProxyType({}),
+    **more: object,
+) -> Settings:
+    """Settings of a tokenizer beside the one that all tests share; of_model: of its model."""
+    values = {"model": str(directory), "served_model_name": (OTHER_MODEL,), **of_model}
+    model = ModelSettings.model_validate(values)
     return settings.model_copy(update={"models": (model,), **more})
 
 
@@ -132,7 +139,7 @@ def file(seed: int) -> bytes:
     return image_file(picture(seed))
 
 
-async def test_an_image_becomes_pixels_and_placeholders(client: Client, blobs: Blobs) -> None:
+async def test_an_image_becomes_features_and_placeholders(client: Client, blobs: Blobs) -> None:
     answer = await client.chat("look ", image(data_uri(file(1))), " here")
     (item,) = answer.media
     ids = unpack_ids(answer.token_ids)
@@ -140,7 +147,7 @@ async def test_an_image_becomes_pixels_and_placeholders(client: Client, blobs: B
     assert [place for place, token in enumerate(ids) if token == IMAGE_TOKEN] == list(
         range(item.offset, item.offset + item.length)
     )
-    pixels = tensor_blob.decode(await blobs.get(item.pixels))
+    pixels = tensor_blob.decode_named(await blobs.get(item.features))["pixel_values"]
     oracle = CLIPImageProcessorPil(
         size={"shortest_edge": IMAGE_SIZE},
         crop_size=IMAGE_SIZE,
@@ -148,8 +155,8 @@ async def test_an_image_becomes_pixels_and_placeholders(client: Client, blobs: B
         image_std=[0.27, 0.26, 0.28],
     )
     expected = oracle(images=[picture(1)], return_tensors="np")["pixel_values"][0]
-    assert (pixels.dtype, pixels.shape) == ("float32", (3, IMAGE_SIZE, IMAGE_SIZE))
-    ours = numpy.frombuffer(pixels.data, dtype="<f4").reshape(pixels.shape)
+    assert (pixels.dtype, pixels.shape) == ("float32", (1, 3, IMAGE_SIZE, IMAGE_SIZE))
+    ours = numpy.frombuffer(pixels.data, dtype="<f4").reshape(expected.shape)
     numpy.testing.assert_array_equal(ours, expected)
 
 
@@ -197,7 +204,7 @@ async def test_a_source_that_is_named_twice_is_fetched_once(
     answer = await client.chat(image(url), "and", image(url), image(data_uri(file(6))))
     assert server.hits == ["/twice.png"]
     first, second, third = answer.media
-    assert first.pixels == second.pixels != third.pixels
+    assert first.features == second.features != third.features
     assert first.offset < second.offset < third.offset
 
 
@@ -310,18 +317,7 @@ async def test_private_hosts_are_refused_by_default(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"image_token_index": 600}, "lacks the image token 600"),
-        ({"image_token_index": 0}, "lacks image_token_index"),
-        (
-            {
-                "vision_config": {
-                    "model_type": "clip_vision_model",
-                    "image_size": 36,
-                    "patch_size": 6,
-                }
-            },
-            "the tower needs",
-        ),
+        ({"image_token_index": 600}, "lacks the token 600; --language-model-only serves"),
     ],
 )
 async def test_a_checkpoint_whose_parts_disagree_is_refused_at_the_start(
@@ -333,11 +329,39 @@ async def test_a_checkpoint_whose_parts_disagree_is_refused_at_the_start(
             pass
 
 
-async def test_a_model_with_an_unknown_tower_serves_text(
-    settings: Settings, bus: MessageBus, tmp_path: Path
+async def test_limits_of_a_model_are_in_place_of_those_of_all(
+    settings: Settings, bus: MessageBus, checkpoint: Path
 ) -> None:
-    directory = llava_without_weights(tmp_path, vision_config={"model_type": "siglip_vision_model"})
-    async with running("tokenizer", with_other_model(settings, directory), build):
+    own = with_other_model(settings, checkpoint, {"limit_mm_per_prompt": {"image": 1}})
+    async with running("tokenizer", own, build):
+        client = Client(bus, OTHER_MODEL)
+        assert len((await client.chat(image(data_uri(file(1))))).media) == 1
+        with pytest.raises(InvalidInput, match="2 images, at most 1"):
+            await client.chat(*[image(data_uri(file(16)))] * 2)
+
+
+async def test_options_of_a_request_are_part_of_an_images_identity(client: Client) -> None:
+    content = [{"role": "user", "content": [image(data_uri(file(2)))]}]
+    hashes = set()
+    for options in (None, b'{"size":{"shortest_edge":40}}', b'{"size":{"shortest_edge":41}}'):
+        prompt = ChatPrompt(
+            messages_json=msgspec.json.encode(content), mm_processor_kwargs_json=options
+        )
+        hashes.add((await client.tokenize(prompt)).media[0].content_hash)
+    assert len(hashes) == 3
+    with pytest.raises(InvalidInput, match="no option 'patch'"):
+        await client.tokenize(
+            ChatPrompt(
+                messages_json=msgspec.json.encode(content), mm_processor_kwargs_json=b'{"patch":1}'
+            )
+        )
+
+
+async def test_the_language_model_alone_serves_text(
+    settings: Settings, bus: MessageBus, checkpoint: Path
+) -> None:
+    own = with_other_model(settings, checkpoint, {"language_model_only": True})
+    async with running("tokenizer", own, build):
         client = Client(bus, OTHER_MODEL)
         assert (await client.chat("hi")).token_ids
         with pytest.raises(InvalidInput, match="accepts text only"):

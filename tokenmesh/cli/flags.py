@@ -6,6 +6,7 @@ setting validates the value: this module only carries it.
 
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_args
@@ -49,6 +50,14 @@ def human_number(text: str) -> str:
     return str(int(float(digits) * scale))
 
 
+def json_object(text: str) -> object:
+    """The object that a flag's JSON is; text that is none is left to the setting's own error."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def dtype_name(text: str) -> str:
     return {"float": "float32", "half": "float16"}.get(text, text)
 
@@ -88,6 +97,8 @@ FLAGS: Final = (
         is_switch=True,
     ),
     Flag("--generation-config", ("model", "generation_config")),
+    Flag("--language-model-only", ("model", "language_model_only"), is_switch=True),
+    Flag("--limit-mm-per-prompt", ("model", "limit_mm_per_prompt"), convert=json_object),
     Flag("--trust-request-chat-template", ("tokenizer", "trust_request_chat_template"), True),
     Flag("--engine", ("worker", "engine")),
     Flag("--max-num-seqs", ("worker", "max_num_seqs")),

@@ -72,7 +72,6 @@ ADVICE: Final = {
     "kv-offloading-size": "the KV cache is on one device",
     "kv-transfer-config": "prefill and decode are not separated",
     "lora-extra-vocab-size": "adapters with a vocabulary of their own are not served",
-    "limit-mm-per-prompt": "set `tokenizer.media.max_images`",
     "max-log-len": "requests are traced, not logged; leave the flag out",
     "middleware": "put a proxy in front",
     "optimization-level": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
@@ -115,7 +114,7 @@ enable-lora-bias enable-mfu-metrics enable-mm-embeds enable-return-routed-expert
 enable-tower-connector-lora eplb-config exclude-tools-when-tool-choice-none
 expert-placement-strategy fully-sharded-loras h11-max-header-count h11-max-incomplete-event-size
 headless hf-config-path ignore-patterns interleave-mm-strings io-processor-plugin kernel-config
-kv-cache-metrics kv-events-config kv-offloading-backend kv-sharing-fast-prefill language-model-only
+kv-cache-metrics kv-events-config kv-offloading-backend kv-sharing-fast-prefill
 log-config-file log-error-stack logits-processor-pattern logits-processors lora-dtype
 lora-target-modules mamba-cache-dtype mamba-ssm-cache-dtype
 master-addr master-port max-long-partial-prefills max-num-partial-prefills

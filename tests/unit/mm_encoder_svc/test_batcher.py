@@ -6,16 +6,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tokenmesh.services.mm_encoder_svc.batcher import Batcher
+from tokenmesh.services.mm_encoder_svc.batcher import Batcher, Features
 from tokenmesh.shared.config.model import EncoderSettings
 from tokenmesh.shared.errors import Overloaded, ProtocolError
 from tokenmesh.shared.tensor_blob import TensorBlob
 
-LIMITS = EncoderSettings(max_batch=3, batch_window_s=0.01, queue=8)
+LIMITS = EncoderSettings(max_batch=3, max_batch_embeddings=100, batch_window_s=0.01, queue=8)
 
 
-def pixels(value: int) -> TensorBlob:
-    return TensorBlob("uint8", (1,), bytes([value]))
+def pixels(value: int, num_embeddings: int = 1) -> Features:
+    blob = TensorBlob("uint8", (1,), bytes([value]))
+    return Features("image", {"pixel_values": blob}, num_embeddings)
 
 
 class FakeTower:
@@ -28,13 +29,14 @@ class FakeTower:
         self.has_begun = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def encode(self, batch: list[TensorBlob]) -> list[TensorBlob]:
-        self.batches.append([blob.data[0] for blob in batch])
+    def encode(self, batch: list[Features]) -> list[TensorBlob]:
+        blobs = [features.tensors["pixel_values"] for features in batch]
+        self.batches.append([blob.data[0] for blob in blobs])
         self._loop.call_soon_threadsafe(self.has_begun.set)
         assert self.may_run.wait(5)
-        if any(blob.data[0] == 255 for blob in batch):
+        if any(blob.data[0] == 255 for blob in blobs):
             raise ProtocolError("a bad image")
-        return batch
+        return blobs
 
 
 @pytest.fixture
@@ -69,6 +71,26 @@ async def test_an_image_alone_does_not_wait_for_a_full_batch(
     async with asyncio.timeout(1):
         await batcher.submit(pixels(8))
     assert tower.batches == [[7], [8]]
+
+
+async def test_a_batch_has_a_bound_of_embeddings_that_one_image_may_exceed(
+    batcher: Batcher, tower: FakeTower
+) -> None:
+    sizes = (60, 60, 40, 300, 1)
+    waiting = (batcher.submit(pixels(value, size)) for value, size in enumerate(sizes))
+    await asyncio.gather(*waiting)
+    assert tower.batches == [[0], [1, 2], [3], [4]]
+
+
+async def test_an_image_that_cannot_be_encoded_fails_alone(
+    batcher: Batcher, tower: FakeTower
+) -> None:
+    waiting = (batcher.submit(pixels(value)) for value in (1, 255, 2))
+    first, bad, last = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(bad, ProtocolError)
+    assert isinstance(first, TensorBlob)
+    assert isinstance(last, TensorBlob)
+    assert tower.batches == [[1, 255, 2], [1], [255], [2]]
 
 
 async def test_a_failing_batch_fails_its_own_images_only(batcher: Batcher) -> None:

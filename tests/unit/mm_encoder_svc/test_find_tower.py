@@ -28,11 +28,6 @@ def test_a_text_model_is_recognized_without_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], check=True)
 
 
-def test_a_llava_with_another_tower_has_none_of_ours(tmp_path: Path) -> None:
-    write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}})
-    assert find_tower(str(tmp_path), None) is None
-
-
 def test_a_llava_is_found_with_its_config(tmp_path: Path) -> None:
     config = {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}}
     write(tmp_path, config)

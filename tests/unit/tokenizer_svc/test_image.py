@@ -15,9 +15,10 @@ from transformers import CLIPImageProcessorPil
 from tests.fakes.images import image_file, picture
 from tests.fakes.llava import llava_without_weights
 from tests.fakes.tokenizers import write_json
-from tokenmesh.services.tokenizer_svc.loading import load_image_processor
 from tokenmesh.services.tokenizer_svc.media.decode_child import decode_image
+from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
 from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
+from tokenmesh.shared.tensor_blob import decode_named
 
 MAX_PIXELS = 1_000_000
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -36,13 +37,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_pixels_equal_those_of_transformers(
     options: str, width: int, height: int, tmp_path: Path
 ) -> None:
+    llava_without_weights(tmp_path)
     values = {"image_processor_type": "CLIPImageProcessor", **OPTIONS[options]}
     write_json(tmp_path / "preprocessor_config.json", values)
     image = picture(1, width, height)
-    ours = load_image_processor(tmp_path)(decode_image(image_file(image), MAX_PIXELS))
+    item = ItemProcessor(tmp_path).image(decode_image(image_file(image), MAX_PIXELS), {})
+    blob = decode_named(item.features)["pixel_values"]
     oracle = CLIPImageProcessorPil(**OPTIONS[options])
     theirs = oracle(images=[image], return_tensors="np")["pixel_values"][0]
-    assert ours.dtype == numpy.float32
+    assert (blob.dtype, blob.shape) == ("float32", (1, *theirs.shape))
+    ours = numpy.frombuffer(blob.data, dtype="<f4").reshape(theirs.shape)
     numpy.testing.assert_array_equal(ours, theirs.astype(numpy.float32))
 
 
@@ -178,7 +182,7 @@ def test_a_checkpoint_without_image_processor_says_so(tmp_path: Path) -> None:
     directory = llava_without_weights(tmp_path)
     (directory / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"holds no preprocessor_config\.json"):
-        load_image_processor(directory)
+        ItemProcessor(directory)
     write_json(directory / "preprocessor_config.json", {"image_processor_type": "Nothing"})
-    with pytest.raises(CheckpointError, match="image processor cannot be loaded"):
-        load_image_processor(directory)
+    with pytest.raises(CheckpointError, match="processor cannot be loaded"):
+        ItemProcessor(directory)

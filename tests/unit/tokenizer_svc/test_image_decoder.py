@@ -4,15 +4,14 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy
 import pytest
 from PIL import Image
 
 from tests.fakes.images import image_file, picture
 from tests.fakes.llava import llava_without_weights
-from tokenmesh.services.tokenizer_svc.loading import load_image_processor
-from tokenmesh.services.tokenizer_svc.media.decode_child import pixel_blob
+from tokenmesh.services.tokenizer_svc.media.decode_child import job_of, prepare_image
 from tokenmesh.services.tokenizer_svc.media.loader import ImageDecoder
+from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
 from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
@@ -41,30 +40,30 @@ def endless(num_scans: int = 60) -> bytes:
     )
 
 
-async def test_pixels_are_those_of_the_processor(decoder: ImageDecoder, checkpoint: Path) -> None:
-    processor = load_image_processor(checkpoint)
+async def test_features_are_those_of_the_processor(decoder: ImageDecoder, checkpoint: Path) -> None:
+    processor = ItemProcessor(checkpoint)
     for kind in ("PNG", "JPEG", "WEBP", "GIF"):
         data = image_file(picture(1, 40, 33), kind)
-        answer = await decoder.decode(data, "a")
-        assert answer == pixel_blob(data, processor, LIMITS.max_pixels)
+        answer = await decoder.decode(data, b"", "a")
+        assert answer.encode() == prepare_image(job_of(data, b""), processor, LIMITS.max_pixels)
     for data, error in (
         (b"hello", InvalidInput),
         (image_file(Image.new("L", (9000, 9000)), "PNG"), PayloadTooLarge),
     ):
         with pytest.raises(error):
-            await decoder.decode(data, "a")
+            await decoder.decode(data, b"", "a")
 
 
 async def test_a_file_that_takes_too_long_is_given_up_and_the_next_one_is_decoded(
     decoder: ImageDecoder,
 ) -> None:
     small = image_file(picture(1), "PNG")
-    await decoder.decode(small, "a")
+    await decoder.decode(small, b"", "a")
     started_s = time.perf_counter()
     with pytest.raises(PayloadTooLarge, match="takes longer than 1 s"):
-        await decoder.decode(endless(), "b")
+        await decoder.decode(endless(), b"", "b")
     assert time.perf_counter() - started_s < 8
-    assert numpy.frombuffer(await decoder.decode(small, "a"), "u1").size
+    assert (await decoder.decode(small, b"", "a")).features
 
 
 async def test_a_file_that_takes_too_much_memory_is_given_up(checkpoint: Path) -> None:
@@ -72,5 +71,21 @@ async def test_a_file_that_takes_too_much_memory_is_given_up(checkpoint: Path) -
     decoder = ImageDecoder(limits, checkpoint)
     # Resized to 30 pixels of height, it would be 30 million wide.
     with pytest.raises(PayloadTooLarge, match="more"):
-        await decoder.decode(image_file(Image.new("L", (1_000_000, 1)), "PNG"), "b")
+        await decoder.decode(image_file(Image.new("L", (1_000_000, 1)), "PNG"), b"", "b")
     await decoder.stop()
+
+
+async def test_options_of_a_request_are_checked_and_change_the_features(
+    decoder: ImageDecoder,
+) -> None:
+    data = image_file(picture(1, 40, 33), "PNG")
+    plain = await decoder.decode(data, b"", "a")
+    assert (await decoder.decode(data, b'{"size":{"shortest_edge":40}}', "a")) != plain
+    for options, message in (
+        (b'{"image_mean":[0,0,0]}', "no option 'image_mean'; it has"),
+        (b"[1]", "is not an object"),
+        (b"{", "is not JSON"),
+        (b'{"size":"large"}', "cannot be preprocessed"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            await decoder.decode(data, options, "a")

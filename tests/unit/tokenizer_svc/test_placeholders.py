@@ -1,32 +1,58 @@
 """Placeholders stand where their images are, through expansion and truncation."""
 
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.tokenizer_svc.encoding import Side, truncate_ids
-from tokenmesh.services.tokenizer_svc.media.vision import (
-    Pixels,
-    expand_placeholders,
-    shift_items,
-)
+from tokenmesh.services.tokenizer_svc.media.processor import ItemText
+from tokenmesh.services.tokenizer_svc.media.vision import StoredItem, VisionModel, shift_items
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import BlobKey
 
 IMAGE = 9
+VISION = VisionModel("<image>", frozenset({IMAGE, 8}), cast(Any, None), Path(), 4)
 
 
-def images(count: int) -> list[Pixels]:
-    return [Pixels(f"hash{number}", BlobKey(f"key{number}")) for number in range(count)]
+def images(count: int, *runs: int) -> list[StoredItem]:
+    prepared = ItemText("[<image>]" * len(runs), list(runs), (1, 2, 3), {"s": 0.5})
+    return [
+        StoredItem(f"hash{number}", BlobKey(f"key{number}"), prepared) for number in range(count)
+    ]
 
 
 def test_each_image_token_becomes_as_many_as_the_image_has_embeddings() -> None:
-    ids, items = expand_placeholders([1, IMAGE, 2, IMAGE], IMAGE, 3, images(2))
+    ids, items = VISION.expanded([1, IMAGE, 2, IMAGE], images(2, 3))
     assert ids == [1, IMAGE, IMAGE, IMAGE, 2, IMAGE, IMAGE, IMAGE]
-    assert [(item.offset, item.length, item.pixels) for item in items] == [
-        (1, 3, "key0"),
-        (5, 3, "key1"),
+    assert [(item.offset, item.length, item.features, item.holes) for item in items] == [
+        (1, 3, "key0", ()),
+        (5, 3, "key1", ()),
     ]
+    assert {(item.grid, *item.facts.items()) for item in items} == {((1, 2, 3), ("s", 0.5))}
+
+
+def test_text_between_the_rows_of_an_image_is_a_hole_in_it() -> None:
+    ids, items = VISION.expanded(
+        [1, IMAGE, 7, 7, 8, IMAGE, 5, IMAGE, 6, 8, 8, 3], images(2, 2, 1, 3)
+    )
+    assert ids == [1, 9, 9, 7, 7, 8, 9, 9, 9, 5, 9, 9, 6, 8, 8, 8, 8, 3]
+    first, second = items
+    assert (first.offset, first.length, first.holes) == (1, 8, ((2, 4),))
+    assert (second.offset, second.length, second.holes) == (10, 7, ((2, 3),))
+    assert first.runs() == [(1, 3), (5, 9)]
+    assert first.num_embeddings == 6
+
+
+def test_a_prompt_has_a_placeholder_for_each_image() -> None:
+    assert VISION.inserted("a <image>b<image>", images(2, 1, 1)) == (
+        "a [<image>][<image>]b[<image>][<image>]"
+    )
+    assert VISION.inserted("plain", []) == "plain"
+    with pytest.raises(InvalidInput, match="1 image placeholders for 2 images"):
+        VISION.inserted("a <image>", images(2, 1))
 
 
 @pytest.mark.parametrize(("ids", "count"), [([1, 2], 1), ([IMAGE], 0), ([IMAGE, IMAGE], 1)])
@@ -35,7 +61,7 @@ def test_a_mismatch_of_placeholders_and_images_says_both_numbers(
 ) -> None:
     message = f"{ids.count(IMAGE)} image placeholders for {count} images"
     with pytest.raises(InvalidInput, match=message):
-        expand_placeholders(ids, IMAGE, 3, images(count))
+        VISION.expanded(ids, images(count, 3))
 
 
 @given(
@@ -47,7 +73,7 @@ def test_a_mismatch_of_placeholders_and_images_says_both_numbers(
 def test_after_truncation_items_still_cover_their_placeholders(
     ids: list[int], length: int, limit: int, side: Side
 ) -> None:
-    expanded, items = expand_placeholders(ids, IMAGE, length, images(ids.count(IMAGE)))
+    expanded, items = VISION.expanded(ids, images(ids.count(IMAGE), length))
     kept = truncate_ids(expanded, limit, side)
     num_lost = len(expanded) - len(kept) if side == "left" else 0
     try:

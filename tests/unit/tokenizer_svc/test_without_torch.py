@@ -14,11 +14,12 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules
 forbid_torch()
 from tokenmesh.services.tokenizer_svc.loading import load_model
 from tokenmesh.services.tokenizer_svc.media.vision import vision_model
-from tokenmesh.shared.config.model import ModelSettings
-loaded = load_model(ModelSettings(model=sys.argv[1]))
-vision = vision_model(loaded)
+from tokenmesh.shared.config.model import MediaSettings, ModelSettings
+settings = ModelSettings(model=sys.argv[1])
+loaded = load_model(settings)
+vision = vision_model(loaded, settings, MediaSettings())
 assert loaded.tokenizer.encode("The fox").ids
-assert vision.processor(Image.new("RGB", (9, 7))).shape == (3, 30, 30)
+assert vision.processor.image(Image.new("RGB", (9, 7)), {}).prepared.runs == [25]
 assert sys.modules["torch"] is None
 """
 

@@ -1,4 +1,4 @@
-"""EncoderActor: answers Encode for every model of the process that takes images."""
+"""EncoderActor: answers Encode for every model of the process that has a tower."""
 
 import asyncio
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class EncoderActor(Actor):
 
     @handles(Encode)
     async def encode_media(self, message: Encode, context: Context) -> Encoded:
-        """Answer with the embeddings of each item; an image that appears twice is encoded once."""
+        """Answer with the embeddings of each item; an item that appears twice is encoded once."""
         embeddings = self._models.get(message.model)
         if embeddings is None:
             raise UnknownModel(

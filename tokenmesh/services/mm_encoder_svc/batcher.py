@@ -1,8 +1,8 @@
-"""Batcher: gathers images that arrive within a short time into one forward pass of the tower."""
+"""Batcher: gathers items that arrive within a short time into one call of the tower."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -12,12 +12,29 @@ from tokenmesh.shared.tensor_blob import TensorBlob
 
 _RETRY_AFTER_S = 0.5
 
-EncodeBatch = Callable[[list[TensorBlob]], list[TensorBlob]]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """What a processor made of one item."""
+
+    kind: str
+    tensors: Mapping[str, TensorBlob]
+    num_embeddings: int
+    """How many the prompt has places for."""
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Items of equal shapes go through a tower together."""
+        tensors = sorted(self.tensors.items())
+        return (self.kind, *((name, each.dtype, each.shape[1:]) for name, each in tensors))
+
+
+EncodeBatch = Callable[[list[Features]], list[TensorBlob]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    pixels: TensorBlob
+    features: Features
     result: "asyncio.Future[TensorBlob]"
 
 
@@ -31,14 +48,11 @@ class Batcher:
         self._arrival = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tower")
 
-    async def submit(self, pixels: TensorBlob) -> TensorBlob:
-        """The embeddings of one image, which must have the tower's shape.
-
-        Raises Overloaded when the queue is full.
-        """
+    async def submit(self, features: Features) -> TensorBlob:
+        """The embeddings of one item. Raises Overloaded when the queue is full."""
         if len(self._queue) >= self._limits.queue:
-            raise Overloaded("too many images wait to be encoded", retry_after_s=_RETRY_AFTER_S)
-        waiting = _Waiting(pixels, asyncio.get_running_loop().create_future())
+            raise Overloaded("too many media wait to be encoded", retry_after_s=_RETRY_AFTER_S)
+        waiting = _Waiting(features, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._arrival.set()
         return await waiting.result
@@ -59,24 +73,31 @@ class Batcher:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _take(self) -> list[_Waiting]:
-        """The oldest images, up to a batch, except those whose requests were cancelled."""
+        """The oldest items, up to a batch, except those whose requests were cancelled."""
         batch: list[_Waiting] = []
+        left = self._limits.max_batch_embeddings
         while self._queue and len(batch) < self._limits.max_batch:
-            waiting = self._queue.popleft()
+            waiting = self._queue[0]
             if not waiting.result.done():
+                left -= waiting.features.num_embeddings
+                if batch and left < 0:
+                    break
                 batch.append(waiting)
+            self._queue.popleft()
         return batch
 
     async def _run_batch(self, batch: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
-        pixels = [waiting.pixels for waiting in batch]
+        features = [waiting.features for waiting in batch]
         try:
-            embeddings = await loop.run_in_executor(self._thread, self._encode, pixels)
+            embeddings = await loop.run_in_executor(self._thread, self._encode, features)
         # Any error of the tower must reach the requests that wait.
         except Exception as error:
-            for waiting in batch:
-                if not waiting.result.done():
-                    waiting.result.set_exception(error)
+            if len(batch) > 1:  # an item that cannot be encoded fails alone
+                for waiting in batch:
+                    await self._run_batch([waiting])
+            elif not batch[0].result.done():
+                batch[0].result.set_exception(error)
             return
         for waiting, embedding in zip(batch, embeddings, strict=True):
             if not waiting.result.done():

@@ -1,6 +1,6 @@
-"""Embeddings: finds an image's embeddings in memory or Redis, or computes them.
+"""Embeddings: finds an item's embeddings in memory or Redis, or computes them.
 
-Keys hold the tower's fingerprint and the image's full content hash, so any process with the same
+Keys hold the tower's fingerprint and the item's full content hash, so any process with the same
 tower may use an entry, also after a restart.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tokenmesh.services.mm_encoder_svc.batcher import Batcher
+from tokenmesh.services.mm_encoder_svc.batcher import Batcher, Features
 from tokenmesh.shared import tensor_blob
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.errors import NotFound, ProtocolError
@@ -19,7 +19,11 @@ from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, MediaItem
 from tokenmesh.shared.telemetry.span import span
 
 if TYPE_CHECKING:
-    from tokenmesh.services.mm_encoder_svc.loader import Tower  # imports torch
+    from tokenmesh.services.mm_encoder_svc.tower import Tower  # imports torch
+
+
+def _an(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
 class EmbeddingCache:
@@ -57,7 +61,7 @@ class EmbeddingCache:
 
 
 class Embeddings:
-    """The embeddings of one model's images."""
+    """The embeddings of one model's media."""
 
     def __init__(
         self, tower: "Tower", batcher: Batcher, cache: EmbeddingCache, blobs: Blobs, ttl_s: int
@@ -72,13 +76,10 @@ class Embeddings:
     async def obtain(self, item: MediaItem) -> tuple[MediaItem, bool]:
         """The item with its embeddings, and whether they were computed for this call.
 
-        Raises NotFound when the pixels have expired: the prompt must be tokenized again.
+        Raises NotFound when the features have expired: the prompt must be tokenized again.
         """
-        if item.length != self._tower.tokens_per_item:
-            raise ProtocolError(
-                f"the prompt holds {item.length} placeholders for an image of "
-                f"{self._tower.tokens_per_item} embeddings"
-            )
+        if item.kind not in self._tower.kinds:
+            raise ProtocolError(f"the model has no tower for {item.kind}")
         key = BlobKey(f"{EMBEDDINGS_PREFIX}{self._tower.fingerprint}:{item.content_hash}")
         task = self._in_flight.get(key)
         is_first = task is None
@@ -86,7 +87,7 @@ class Embeddings:
             task = asyncio.create_task(self._provide(key, item))
             self._in_flight[key] = task
             task.add_done_callback(lambda done: self._finish(key, done))
-        # A cancelled caller must not cancel the image for others.
+        # A cancelled caller must not cancel the item for others.
         was_computed, check = await asyncio.shield(task)
         filled = msgspec.structs.replace(item, embeddings=key, embeddings_check=check)
         return filled, is_first and was_computed
@@ -108,14 +109,20 @@ class Embeddings:
 
     async def _compute(self, item: MediaItem) -> bytes:
         try:
-            pixels = tensor_blob.decode(await self._blobs.get(item.pixels))
+            tensors = tensor_blob.decode_named(await self._blobs.get(item.features))
         except NotFound as error:
             raise NotFound(
-                "the pixels of an image have expired: tokenize the prompt again", param="media"
+                f"the features of {_an(item.kind)} have expired: tokenize the prompt again",
+                param="media",
             ) from error
-        self._tower.check(pixels)
-        with span("tower"):
-            return (await self._batcher.submit(pixels)).encode()
+        features = Features(item.kind, tensors, item.num_embeddings)
+        self._tower.check(features)
+        attributes: dict[str, str | int] = {
+            "tokenmesh.kind": item.kind,
+            "tokenmesh.embeddings": item.num_embeddings,
+        }
+        with span("tower", attributes):
+            return (await self._batcher.submit(features)).encode()
 
     def _finish(self, key: BlobKey, done: "asyncio.Task[tuple[bool, str]]") -> None:
         del self._in_flight[key]

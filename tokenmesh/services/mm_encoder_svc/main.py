@@ -15,7 +15,7 @@ from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.service import Mesh, run_service
 
 if TYPE_CHECKING:
-    from tokenmesh.services.mm_encoder_svc.loader import Tower
+    from tokenmesh.services.mm_encoder_svc.tower import Tower
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,12 @@ def run(settings: Settings) -> int:
 
 
 def _load(settings: ModelSettings, limits: EncoderSettings) -> "Tower | None":
+    if settings.language_model_only:
+        return None
     found = find_tower(settings.model, settings.revision)
     if found is None:
         return None
     # Importing torch takes seconds and 200 MB, which a mesh of text models does not need.
-    from tokenmesh.services.mm_encoder_svc.loader import load_tower
+    from tokenmesh.services.mm_encoder_svc.tower import load_tower
 
     return load_tower(found, settings.dtype, limits)

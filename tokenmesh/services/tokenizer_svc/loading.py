@@ -1,5 +1,4 @@
-"""Loads a model's tokenizer, templates and properties. The only file that imports transformers.
-
+"""Loads a model's tokenizer, templates and properties.
 transformers reads and converts the tokenizer; then only the Rust tokenizer is kept, which threads
 may share. It is imported late: `forbid_torch` must run before.
 """
@@ -10,11 +9,8 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-import numpy
-from PIL import Image
 from tokenizers import Tokenizer
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
@@ -36,15 +32,6 @@ _SAMPLING_FIELDS = {
     "max_new_tokens": "max_tokens",
 }
 """generation_config.json's names -> ours (and vLLM's)."""
-
-
-class ImageProcessor(Protocol):
-    """A checkpoint's preprocessing: an RGB image to float32 [channels, height, width]."""
-
-    options: bytes
-    """All options that change its result."""
-
-    def __call__(self, image: Image.Image) -> numpy.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,36 +95,6 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         has_type_ids="token_type_ids" in source.model_input_names,
         prompts=_prompts(directory),
     )
-
-
-def load_image_processor(directory: Path) -> ImageProcessor:
-    """The checkpoint's image processor, in pillow and numpy. Raises CheckpointError."""
-    from transformers import AutoImageProcessor
-
-    if not (directory / "preprocessor_config.json").is_file():
-        found = read_json(directory / "processor_config.json")
-        if "image_processor" not in found:
-            raise CheckpointError(f"{directory} holds no preprocessor_config.json")
-    try:
-        processor = AutoImageProcessor.from_pretrained(
-            directory, backend="pil", trust_remote_code=False, local_files_only=True
-        )
-    except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{directory}: its image processor cannot be loaded: {error}"
-        ) from error
-    return _Processor(processor)
-
-
-class _Processor:
-    def __init__(self, processor: object) -> None:
-        self._processor = processor
-        self.options = msgspec.json.encode(processor.to_dict(), order="sorted")  # type: ignore[attr-defined]
-
-    def __call__(self, image: Image.Image) -> numpy.ndarray:
-        batch = self._processor(images=[image], return_tensors="np")  # type: ignore[operator]
-        pixels = numpy.asarray(batch["pixel_values"][0], dtype=numpy.float32)
-        return numpy.ascontiguousarray(pixels)
 
 
 def _load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":

@@ -61,7 +61,7 @@ class SharedResources:
         """Load one model. Raises CheckpointError or ConfigError."""
         loaded = await asyncio.to_thread(load_model, settings)
         parsers = choose_parsers(settings, loaded.templates.values(), self._parser_plugins)
-        vision = await asyncio.to_thread(vision_model, loaded)
+        vision = await asyncio.to_thread(vision_model, loaded, settings, self._limits.media)
         if vision is not None:
             await self._media.prepare(vision)
         guard: ContentGuard | None = None

@@ -20,9 +20,8 @@ from tokenmesh.services.tokenizer_svc.encoding import (
 from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
 from tokenmesh.services.tokenizer_svc.media.vision import (
-    Pixels,
+    StoredItem,
     VisionModel,
-    expand_placeholders,
     shift_items,
 )
 from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversation
@@ -100,9 +99,7 @@ class PromptTokenizer:
         ids, images = await self._ids(message, limit)
         items: list[MediaItem] = []
         if self._vision is not None:
-            ids, items = expand_placeholders(
-                ids, self._vision.image_token, self._vision.tokens_per_image, images
-            )
+            ids, items = self._vision.expanded(ids, images)
         kept = truncate_ids(ids, limit, message.truncation_side)
         if message.max_tokens is not None and len(kept) > message.max_tokens:
             return Tokenized(token_ids=b"", too_many=len(kept))
@@ -132,8 +129,10 @@ class PromptTokenizer:
         work = partial(self.model.tokenizer.decode, ids, skip_special_tokens=False)
         return await self._threads.run_text(tenant, len(ids), work)
 
-    async def _ids(self, message: Tokenize, limit: int | None) -> tuple[list[int], list[Pixels]]:
-        """The ids with one placeholder for each image, and the images."""
+    async def _ids(
+        self, message: Tokenize, limit: int | None
+    ) -> tuple[list[int], list[StoredItem]]:
+        """The ids, with one for each run of tokens of an image, and the images."""
         prompt = message.prompt
         if isinstance(prompt, IdsPrompt):
             return self._given_ids(prompt), []
@@ -152,7 +151,7 @@ class PromptTokenizer:
 
     async def _chat_ids(
         self, message: Tokenize, prompt: ChatPrompt
-    ) -> tuple[list[int], list[Pixels]]:
+    ) -> tuple[list[int], list[StoredItem]]:
         read = partial(read_conversation, prompt, self._limits)
         num_bytes = len(prompt.messages_json)
         conversation = (
@@ -160,7 +159,7 @@ class PromptTokenizer:
             if num_bytes <= _INLINE_JSON_BYTES
             else await self._threads.run(message.tenant, num_bytes / _JSON_BYTES_PER_CHAR, read)
         )
-        images = await self._load_media(conversation, message)
+        images = await self._load_media(conversation, message, prompt)
         placeholder = self._vision.placeholder if self._vision is not None else ""
         with span("render", {"tokenmesh.messages": len(conversation.messages)}):
             text = await self._chat.render(
@@ -170,6 +169,9 @@ class PromptTokenizer:
                 hidden, table = await self._hidden(
                     self._guard, text, message.tenant, prompt, conversation
                 )
+        if self._vision is not None:
+            text = self._vision.inserted(text if self._guard is None else hidden, images)
+            hidden = text
         # Truncation follows after the placeholders are expanded.
         if self._guard is None:
             return await self._encode(text, prompt.add_special_tokens, None, message), images
@@ -197,7 +199,9 @@ class PromptTokenizer:
                 return hidden, table
         raise guard.refusal()
 
-    async def _load_media(self, conversation: ChatInput, message: Tokenize) -> list[Pixels]:
+    async def _load_media(
+        self, conversation: ChatInput, message: Tokenize, prompt: ChatPrompt
+    ) -> list[StoredItem]:
         if not conversation.media:
             return []
         if self._vision is None:
@@ -208,7 +212,10 @@ class PromptTokenizer:
                 path=path,
             )
         scope = f"{self._name}\0{message.tenant}\0{message.cache_salt or ''}"
-        return await self._media.load(conversation.media, self._vision, scope, message.tenant)
+        options = prompt.mm_processor_kwargs_json or b""
+        return await self._media.load(
+            conversation.media, self._vision, scope, message.tenant, options
+        )
 
     async def _encode(
         self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize

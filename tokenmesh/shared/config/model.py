@@ -53,6 +53,16 @@ class ModelSettings(BaseModel):
         description="Longest prompt plus output, tokens; default: the checkpoint's; auto: as much "
         "of that as the worker's KV memory holds for one request.",
     )
+    language_model_only: bool = Field(
+        default=False, description="Load no tower, and refuse images, videos and audio."
+    )
+    limit_mm_per_prompt: dict[Literal["image", "video", "audio"], Annotated[int, Field(ge=0)]] = (
+        Field(
+            default={},
+            description="Most media of a kind in one prompt, such as image: 4; of a kind that is "
+            "not named, `tokenizer.media.max_images`.",
+        )
+    )
     chat_template: str | None = Field(
         default=None, description="File with, or text of, a Jinja template to use instead."
     )
@@ -218,7 +228,13 @@ class EncoderSettings(BaseModel):
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; default: torch's own choice."
     )
-    max_batch: int = Field(default=8, ge=1, description="Images in one forward pass.")
+    max_batch: int = Field(default=8, ge=1, description="Items that a tower encodes at a time.")
+    max_batch_embeddings: int = Field(
+        default=16384,
+        ge=1,
+        description="Embeddings of the items that a tower encodes at a time; one item may have "
+        "more.",
+    )
     batch_window_s: float = Field(
         default=0.002, ge=0, description="How long the first image of a batch waits for others."
     )

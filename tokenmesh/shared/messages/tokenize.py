@@ -41,6 +41,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    mm_processor_kwargs_json: bytes | None = None
+    """Options of the processor of images in place of the model's own."""
 
 
 class HeldPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -73,6 +73,8 @@ class ChatRequest(SamplingFields):
     """In place of the model's own, where `tokenizer.trust_request_chat_template` allows it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further arguments of the chat template."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Options of the model's image processor, such as `max_pixels`, for this request."""
     add_generation_prompt: On = True
     """Whether the prompt ends with the beginning of the assistant's message."""
     continue_final_message: Off = False
@@ -87,7 +89,6 @@ class ChatRequest(SamplingFields):
     """Adds `prompt_text`, the prompt as the model gets it."""
 
     media_io_kwargs: Annotated[dict[str, Any] | None, NotServed()] = None
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, NotServed()] = None
     modalities: Annotated[list[str] | None, NotServed(None, [], ["text"])] = None
     audio: Annotated[dict[str, Any] | None, NotServed()] = None
     prediction: Annotated[dict[str, Any] | None, NotServed()] = None

@@ -1,4 +1,4 @@
-"""The decoding process: reads image files from stdin, writes pixels to stdout, until stdin ends.
+"""The decoding process: reads image files from stdin, writes features to stdout, until stdin ends.
 
 The kernel enforces its limits for any file: it kills the process when the alarm of a job goes off,
 and refuses memory beyond its address space, files, connections and further processes.
@@ -13,17 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import numpy
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from tokenmesh.services.tokenizer_svc.loading import (
-    ImageProcessor,
-    forbid_torch,
-    load_image_processor,
-)
+from tokenmesh.services.tokenizer_svc.loading import forbid_torch
+from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor, read_options
 from tokenmesh.shared.child_pool import serve
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
-from tokenmesh.shared.tensor_blob import TensorBlob
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 """OpenAI's formats. For some others pillow starts programs; it decodes the run lengths of BMP byte
@@ -85,27 +80,35 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-PIXELS: Final = b"p"
+PREPARED: Final = b"p"
 INVALID: Final = b"i"
 TOO_LARGE: Final = b"l"
-"""First byte of an answer; a TensorBlob follows the first, a text the others."""
+"""First byte of an answer; an encoded PreparedItem follows the first, a text the others."""
 
 
-def pixel_blob(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes:
-    """A file's preprocessed pixels. Raises InvalidInput or PayloadTooLarge."""
-    image = decode_image(data, max_pixels)
+def job_of(data: bytes, options: bytes) -> bytes:
+    """A file, and the JSON of `mm_processor_kwargs` or nothing."""
+    return b"".join((len(options).to_bytes(4, "little"), options, data))
+
+
+def prepare_image(job: bytes, processor: ItemProcessor, max_pixels: int) -> bytes:
+    """An encoded PreparedItem. Raises InvalidInput or PayloadTooLarge."""
+    end = 4 + int.from_bytes(job[:4], "little")
+    options = read_options(job[4:end])
+    processor.check(options)
+    image = decode_image(job[end:], max_pixels)
     try:
-        pixels = processor(image)
-    except (ValueError, TypeError) as error:
+        return processor.image(image, options).encode()
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a processor raises about sizes and options
         raise InvalidInput(f"the image cannot be preprocessed: {error}") from error
-    little = numpy.ascontiguousarray(pixels, dtype="<f4")
-    return TensorBlob("float32", little.shape, little.tobytes()).encode()
 
 
-def answer(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes:
+def answer(job: bytes, processor: ItemProcessor, max_pixels: int) -> bytes:
     """Execute one job; every failure is an answer."""
     try:
-        return PIXELS + pixel_blob(data, processor, max_pixels)
+        return PREPARED + prepare_image(job, processor, max_pixels)
     except PayloadTooLarge as error:
         return TOO_LARGE + error.message.encode()
     except InvalidInput as error:
@@ -114,12 +117,12 @@ def answer(data: bytes, processor: ImageProcessor, max_pixels: int) -> bytes:
         return TOO_LARGE + b"the image needs more memory than decoding may use"
 
 
-def _load_ahead(processor: ImageProcessor, max_pixels: int) -> None:
+def _load_ahead(processor: ItemProcessor, max_pixels: int) -> None:
     """Import what pillow and the processor load lazily: later no file can be opened."""
     for name in FORMATS:
         file = io.BytesIO()
-        Image.new("RGB", (8, 8)).save(file, name)
-        answer(file.getvalue(), processor, max_pixels)
+        Image.new("RGB", (64, 48)).save(file, name)
+        answer(job_of(file.getvalue(), b""), processor, max_pixels)
 
 
 def _confine(memory_bytes: int) -> None:
@@ -136,7 +139,7 @@ def _confine(memory_bytes: int) -> None:
 def main(time_s: float, memory_bytes: int, max_pixels: int, checkpoint: Path) -> None:
     """Serve until stdin ends."""
     forbid_torch()
-    processor = load_image_processor(checkpoint)
+    processor = ItemProcessor(checkpoint)
     _load_ahead(processor, max_pixels)
     _confine(memory_bytes)
 

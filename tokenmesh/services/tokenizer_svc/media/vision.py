@@ -1,64 +1,111 @@
-"""VisionModel: how a checkpoint takes images; and the image placeholders in its prompts."""
+"""VisionModel: how a checkpoint takes images; and the places of images in its prompts."""
 
-import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from PIL import Image
+import msgspec
 
-from tokenmesh.services.tokenizer_svc.loading import (
-    ImageProcessor,
-    LoadedTokenizer,
-    load_image_processor,
-    positive_int,
-)
-from tokenmesh.services.tokenizer_svc.render_job import JsonObject
+from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer
+from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor, ItemText, embed_ids
+from tokenmesh.shared.config.model import MediaSettings, ModelSettings
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
 from tokenmesh.shared.ids import BlobKey
-from tokenmesh.shared.messages.media import MediaItem
-
-logger = logging.getLogger(__name__)
+from tokenmesh.shared.messages.media import IMAGE, MediaItem
 
 
 @dataclass(frozen=True, slots=True)
-class Pixels:
-    """A preprocessed image in the blob store."""
+class StoredItem:
+    """A preprocessed item whose features are in the blob store."""
 
     content_hash: str
-    key: BlobKey
+    features: BlobKey
+    prepared: ItemText
 
 
-def expand_placeholders(
-    ids: list[int], image_token: int, tokens_per_image: int, images: list[Pixels]
-) -> tuple[list[int], list[MediaItem]]:
-    """Replace each image token by as many as the image has embeddings; returns the items, too.
+@dataclass(frozen=True, slots=True)
+class VisionModel:
+    """The placeholders of an image in a prompt, and its preprocessing."""
 
-    Raises InvalidInput unless the prompt has exactly one image token for each image.
-    """
-    num_placeholders = ids.count(image_token)
-    if num_placeholders != len(images):
-        raise InvalidInput(
-            f"the prompt holds {num_placeholders} image placeholders for {len(images)} images",
-            param="messages",
-        )
-    expanded: list[int] = []
-    items: list[MediaItem] = []
-    start = 0
-    for image in images:
-        place = ids.index(image_token, start)
-        expanded += ids[start:place]
-        items.append(
-            MediaItem(
-                kind="image",
-                content_hash=image.content_hash,
-                offset=len(expanded),
-                length=tokens_per_image,
-                pixels=image.key,
+    placeholder: str
+    """What a chat template writes for an image."""
+    embed_ids: frozenset[int]
+    """Tokens that take embeddings."""
+    processor: ItemProcessor
+    checkpoint: Path
+    """The directory from which the processor was loaded."""
+    max_images: int
+    """In one prompt."""
+
+    def inserted(self, text: str, images: Sequence[StoredItem]) -> str:
+        """A rendered prompt with the text that stands for each image in place of its placeholder.
+
+        Raises InvalidInput unless the prompt has exactly one placeholder for each image.
+        """
+        pieces = text.split(self.placeholder)
+        if len(pieces) - 1 != len(images):
+            raise InvalidInput(
+                f"the prompt holds {len(pieces) - 1} image placeholders for {len(images)} images",
+                param="messages",
             )
-        )
-        expanded += [image_token] * tokens_per_image
+        texts = [image.prepared.text for image in images]
+        between = zip(texts, pieces[1:], strict=True)
+        return "".join([pieces[0], *(part for pair in between for part in pair)])
+
+    def expanded(
+        self, ids: list[int], images: Sequence[StoredItem]
+    ) -> tuple[list[int], list[MediaItem]]:
+        """The ids of such a text with a token for each embedding, and the items in them.
+
+        Raises InvalidInput for tokens that take embeddings but are of no image.
+        """
+        places = sorted(place for token in self.embed_ids for place in _places(ids, token))
+        if len(places) != sum(len(image.prepared.runs) for image in images):
+            raise InvalidInput(
+                f"the prompt holds {len(places)} image placeholders for {len(images)} images",
+                param="messages",
+            )
+        expanded: list[int] = []
+        items, start, left = [], 0, iter(places)
+        for image in images:
+            runs = []
+            for count in image.prepared.runs:
+                place = next(left)
+                expanded += ids[start:place]
+                runs.append((len(expanded), len(expanded) + count))
+                expanded += [ids[place]] * count
+                start = place + 1
+            items.append(_item(image, runs))
+        return expanded + ids[start:], items
+
+
+def _places(ids: list[int], token: int) -> list[int]:
+    found, start = [], 0
+    for _ in range(ids.count(token)):
+        place = ids.index(token, start)
+        found.append(place)
         start = place + 1
-    return expanded + ids[start:], items
+    return found
+
+
+def _item(image: StoredItem, runs: list[tuple[int, int]]) -> MediaItem:
+    offset, end = runs[0][0], runs[-1][1]
+    holes = [
+        (before[1] - offset, after[0] - offset)
+        for before, after in pairwise(runs)
+        if before[1] < after[0]
+    ]
+    return MediaItem(
+        kind=IMAGE,
+        content_hash=image.content_hash,
+        offset=offset,
+        length=end - offset,
+        features=image.features,
+        grid=image.prepared.grid,
+        facts=image.prepared.facts,
+        holes=tuple(holes),
+    )
 
 
 def shift_items(items: list[MediaItem], num_lost: int, num_left: int) -> list[MediaItem]:
@@ -77,72 +124,31 @@ def shift_items(items: list[MediaItem], num_lost: int, num_left: int) -> list[Me
                 "truncation would cut off a part of an image: allow more tokens or fewer images",
                 param="truncate_prompt_tokens",
             )
-        shifted.append(
-            MediaItem(
-                kind=item.kind,
-                content_hash=item.content_hash,
-                offset=start,
-                length=item.length,
-                pixels=item.pixels,
-            )
-        )
+        shifted.append(msgspec.structs.replace(item, offset=start))
     return shifted
 
 
-@dataclass(frozen=True, slots=True)
-class VisionModel:
-    """The placeholders of an image in a prompt, and its preprocessing."""
-
-    image_token: int
-    placeholder: str
-    """The image token as text."""
-    tokens_per_image: int
-    processor: ImageProcessor
-    checkpoint: Path
-    """The directory from which the processor was loaded."""
-
-
-def vision_model(loaded: LoadedTokenizer) -> VisionModel | None:
-    """None for a model that accepts text only, or whose tower is not supported.
-
-    Raises CheckpointError.
-    """
-    vision = loaded.config.get("vision_config")
-    if loaded.config.get("model_type") != "llava" or not isinstance(vision, dict):
+def vision_model(
+    loaded: LoadedTokenizer, settings: ModelSettings, limits: MediaSettings
+) -> VisionModel | None:
+    """None for a model that accepts text only. Raises CheckpointError."""
+    if settings.language_model_only or not isinstance(loaded.config.get("vision_config"), dict):
         return None
-    if vision.get("model_type") != "clip_vision_model":
-        logger.warning(
-            "%s: a vision tower of type %s is not supported: serving text only",
-            loaded.directory,
-            vision.get("model_type"),
-        )
-        return None
-    return _llava(loaded, vision)
-
-
-def _llava(loaded: LoadedTokenizer, vision: JsonObject) -> VisionModel:
-    config = loaded.config
-    token = positive_int(config.get("image_token_index") or config.get("image_token_id"))
-    if token is None:
-        raise CheckpointError(f"{loaded.directory}: config.json lacks image_token_index")
-    # CLIPVisionConfig's own defaults; a config.json leaves them out.
-    size = positive_int(vision.get("image_size", 224)) or 0
-    patch = positive_int(vision.get("patch_size", 32)) or 1
-    has_class_token = config.get("vision_feature_select_strategy", "default") == "full"
-    placeholder = loaded.tokenizer.id_to_token(token)
-    if placeholder is None:
-        raise CheckpointError(f"{loaded.directory}: the tokenizer lacks the image token {token}")
-    processor = load_image_processor(loaded.directory)
-    shape = processor(Image.new("RGB", (8, 8))).shape
-    if shape != (3, size, size):
-        raise CheckpointError(
-            f"{loaded.directory}: the image processor makes {shape}, the tower needs "
-            f"(3, {size}, {size})"
-        )
+    ids = embed_ids(loaded.config)
+    try:
+        if not ids:
+            raise CheckpointError(f"{loaded.directory}: config.json names no token of an image")
+        for each in ids:
+            if loaded.tokenizer.id_to_token(each) is None:
+                raise CheckpointError(f"{loaded.directory}: the tokenizer lacks the token {each}")
+        processor = ItemProcessor(loaded.directory)
+    except CheckpointError as error:
+        hint = "--language-model-only serves its text alone"
+        raise CheckpointError(f"{error.message}; {hint}") from error
     return VisionModel(
-        image_token=token,
-        placeholder=placeholder,
-        tokens_per_image=(size // patch) ** 2 + has_class_token,
+        placeholder=processor.placeholder,
+        embed_ids=ids,
         processor=processor,
         checkpoint=loaded.directory,
+        max_images=settings.limit_mm_per_prompt.get(IMAGE, limits.max_images),
     )

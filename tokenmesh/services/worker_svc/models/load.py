@@ -4,10 +4,12 @@ A worker with a native model never imports transformers' modules, which takes se
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
@@ -24,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 def read_model_facts(raw: RawConfig, directory: Path, model: ModelSettings) -> ModelFacts:
     """Raises CheckpointError that says why a checkpoint cannot be served."""
+    facts = _read(raw, directory, model)
+    return replace(facts, media=TEXT_ONLY) if model.language_model_only else facts
+
+
+def _read(raw: RawConfig, directory: Path, model: ModelSettings) -> ModelFacts:
     impl = model.model_impl
     if impl == "native" or (impl == "auto" and is_native(raw)):
         return read_facts(raw)

@@ -4,6 +4,7 @@ A tower is what is neither the language model nor around it, nor the head: visio
 encoders and their projectors.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -55,6 +56,9 @@ def without_towers(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
                 parent, _, child = name.rpartition(".")
                 delattr(self.get_submodule(parent), child)
             type(self).tokenmesh_towers = tuple(towers)
+            plain = [re.escape(name.removeprefix("model.")) for name in towers]
+            ignored = {rf"^(model\.)?{name}\." for name in plain}
+            self._keys_to_ignore_on_load_unexpected |= ignored
 
     named = {"__init__": build, "__module__": kind.__module__, "tokenmesh_towers": ()}
     return type(kind.__name__, (kind,), named)
