@@ -18,8 +18,12 @@ MODEL = ModelName("process-of-test")
 
 def write_config(directory: Path, bus: BusSettings, redis: RedisSettings) -> Path:
     """A TOML file with the settings of a simulated worker."""
-    sizes = {"vocab_size": 500, "max_position_embeddings": 512}
-    (directory / "config.json").write_text(json.dumps(sizes))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 500,
+        "max_position_embeddings": 512,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
     assert bus.password is not None
     assert redis.password is not None
     path = directory / "tokenmesh.toml"

@@ -44,7 +44,12 @@ def settings_of(
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """What a simulated model needs of a checkpoint."""
-    config = {"vocab_size": 500, "max_position_embeddings": 256, "eos_token_id": [3, 900]}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 500,
+        "max_position_embeddings": 256,
+        "eos_token_id": [3, 900],
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
