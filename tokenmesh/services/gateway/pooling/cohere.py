@@ -12,7 +12,7 @@ from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.pooling.fields import CohereEmbedRequest, CohereType
 from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.services.gateway.pooling.numbers import rows_of
-from tokenmesh.services.gateway.pooling.response import NumbersBody
+from tokenmesh.services.gateway.pooling.response import CHARS_PER_VALUE, NumbersBody
 from tokenmesh.services.gateway.pooling.run import PoolRun
 from tokenmesh.services.gateway.pooling.scores import text_of
 from tokenmesh.services.gateway.pooling.shapes import ApiVersion, BilledUnits, CohereMeta
@@ -106,7 +106,11 @@ class CohereAnswer:
             body.add(b'%b"%b":[' % (b"," if index else b"", kind.encode()))
             body.add_rows(run.job.width, [partial(_row, kind, each) for each in found], b",")
             body.add(b"]")
-        body.add(b'},"texts":' + encode_json(self._texts))
+        body.add(b'},"texts":[')
+        for index, text in enumerate(self._texts):
+            body.add(b"," if index else b"")
+            body.parts.append((len(text) // CHARS_PER_VALUE, partial(encode_json, text)))
+        body.add(b"]")
         units = BilledUnits(input_tokens=run.usage.prompt_tokens)
         meta = CohereMeta(api_version=ApiVersion(), billed_units=units)
         body.add(b',"meta":' + encode_json(meta) + b"}")

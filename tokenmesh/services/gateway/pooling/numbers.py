@@ -30,7 +30,6 @@ from tokenmesh.services.gateway.pooling.shapes import (
 from tokenmesh.shared.errors import InvalidInput, ProtocolError
 from tokenmesh.shared.messages.pooling import Pooled, PoolItem
 
-_EMPTY: Final = b'"data":[]'
 _METADATA: Final = b"metadata"
 
 Row = Callable[[], bytes]
@@ -161,11 +160,16 @@ _SIZES: Final[dict[EmbedDtype, int]] = {
 
 
 def add_list(
-    body: NumbersBody, frame: msgspec.Struct, num_values: int, rows: Sequence[Row]
+    body: NumbersBody,
+    frame: msgspec.Struct,
+    num_values: int,
+    rows: Sequence[Row],
+    field: bytes = b"data",
 ) -> None:
-    """Append a frame whose empty list `data` is filled by rows of `num_values` numbers each."""
-    head, _, tail = encode_json(frame).partition(_EMPTY)
-    body.add(head + _EMPTY[:-1])
+    """Append a frame with an empty list, which is filled by rows of `num_values` numbers each."""
+    empty = b'"%b":[]' % field
+    head, _, tail = encode_json(frame).partition(empty)
+    body.add(head + empty[:-1])
     body.add_rows(num_values, rows, b",")
     body.add(b"]" + tail)
 

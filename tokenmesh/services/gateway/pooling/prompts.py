@@ -28,7 +28,7 @@ from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import count_ids, pack_ids
 
-_PART_CHARS: Final = 128 * 1024
+_PART_CHARS: Final = 64 * 1024
 """Texts of one message together; a longer text has its own. UTF-8 takes up to four bytes each."""
 _PART_TEXTS: Final = 1024
 _PARTS_AT_A_TIME: Final = 4

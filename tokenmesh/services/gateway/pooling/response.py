@@ -24,6 +24,8 @@ from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
 _PORTION_VALUES: Final = 32 * 1024
 """Numbers that are written at once."""
+CHARS_PER_VALUE: Final = 8
+"""Characters of text that are written in the time of one number."""
 JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 
 

@@ -10,7 +10,7 @@ from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.pooling.fields import RerankRequest, ScoreRequest
 from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of
-from tokenmesh.services.gateway.pooling.response import NumbersBody
+from tokenmesh.services.gateway.pooling.response import CHARS_PER_VALUE, NumbersBody
 from tokenmesh.services.gateway.pooling.run import PoolRun
 from tokenmesh.services.gateway.pooling.shapes import (
     ApiVersion,
@@ -197,22 +197,23 @@ async def rerank(request: RerankRequest, pairs: Pairs, run: PoolRun, body: Numbe
     """Fill the body with the best documents first, equal ones in the request's order."""
     scores = await scores_of(run, pairs)
     order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-    results = []
-    for index in order[: request.top_n or len(order)]:
-        result = RankedResult(index=index, relevance_score=scores[index])
-        if request.return_documents is not False:
-            result.document = RankedDocument(pairs.second.texts[index])
-        results.append(result)
-    response = RerankResponse(
+    texts = None if request.return_documents is False else pairs.second.texts
+    frame = RerankResponse(
         id=run.context.request_id,
         model=run.job.card.name,
         usage=RerankUsage(run.usage.prompt_tokens, run.usage.total_tokens),
-        results=results,
+        results=[],
         meta=CohereMeta(api_version=ApiVersion(), billed_units=BilledUnits(search_units=1)),
     )
-    data = await off_loop(len(scores) > _FEW, encode_json, response)
-    body.add(data)
+    shown = order[: request.top_n or len(order)]
+    rows = [partial(_result, index, scores[index], texts) for index in shown]
+    num_chars = 0 if texts is None else sum(len(texts[index]) for index in shown)
+    # Texts are written as fast as numbers are at some eight characters each.
+    add_list(body, frame, 1 + num_chars // (CHARS_PER_VALUE * len(shown)), rows, b"results")
 
 
-_FEW = 256
-"""Results up to which the body is written on the event loop."""
+def _result(index: int, value: float, texts: Sequence[str] | None) -> bytes:
+    result = RankedResult(index=index, relevance_score=value)
+    if texts is not None:
+        result.document = RankedDocument(texts[index])
+    return encode_json(result)
