@@ -24,7 +24,7 @@ from benchmarks.attacks_run.requests import NAMES, SILENT_TLS
 from benchmarks.attacks_run.score import Noticed, Score, score, table
 from benchmarks.serve.memory import MemoryWatch, mesh_processes
 from benchmarks.serve.own_mesh import own_mesh
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from tests.fakes.certificates import FIRST
 
 INNOCENT, ATTACKER, ADMIN = "innocent-key", "attacker-key", "admin-key"

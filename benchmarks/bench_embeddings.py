@@ -24,8 +24,8 @@ from typing import IO, Final
 
 import msgspec
 
-from benchmarks.serve.client import Server
 from benchmarks.serve.own_server import own_server
+from tokenmesh.cli.bench.client import Target
 
 _TEXT: Final = (
     "the mesh serves many models and each worker runs one of them while gateways answer requests "
@@ -112,7 +112,7 @@ def answer_parent(checkpoint: Path, threads: int, lines: IO[str]) -> None:
         print(json.dumps([seconds, found.tolist()]), flush=True)
 
 
-async def ask_mesh(server: Server, texts: Sequence[str]) -> tuple[float, list[list[float]]]:
+async def ask_mesh(server: Target, texts: Sequence[str]) -> tuple[float, list[list[float]]]:
     """Seconds of one request, and the embeddings."""
     began_s = time.perf_counter()
     body = {"model": _MODEL, "input": list(texts), "truncate_prompt_tokens": -1}
@@ -129,7 +129,7 @@ def distance(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 async def measure(url: str, peer: Peer, rounds: int) -> list[Case]:
     """Every case, the two in turns."""
-    server, cases = Server(url, None), []
+    server, cases = Target(url, None), []
     for count in COUNTS:
         for kind in CASES:
             texts = texts_of(kind, count)

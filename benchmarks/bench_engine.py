@@ -28,7 +28,7 @@ from benchmarks.nano_workload import REQUESTS, TEMPERATURE, nano_asks
 from benchmarks.peers.sample import decode_rate
 from benchmarks.peers.transformers_runs import continuous, generate
 from benchmarks.random_model import SHAPES, random_prompts, write_checkpoint
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from tokenmesh.shared.config.worker import WorkerSettings
 
 

@@ -25,9 +25,10 @@ from benchmarks.options import add_cluster_options
 from benchmarks.replay_run.player import Heard, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
-from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment, percentile, write_json
-from benchmarks.serve.workload import first_model
+from benchmarks.serve.results import environment, write_json
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.report import percentile
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import DEMO_MODEL, load_settings
@@ -112,10 +113,10 @@ async def measure(options: argparse.Namespace, cluster: Cluster) -> dict[str, di
     """The quiet tenant alone, then beside the flood."""
     vocab_size = json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"]
     prompts, urls = Prompts(vocab_size), cluster.urls
-    model = await first_model(Server(urls[0], QUIET))
+    model = await first_model(Target(urls[0], QUIET))
 
     async def play(tenant: str, entries: list[Entry]) -> list[Heard]:
-        servers, timeout_s = [Server(url, tenant) for url in urls], _TIMEOUT_S[tenant]
+        servers, timeout_s = [Target(url, tenant) for url in urls], _TIMEOUT_S[tenant]
         return await Player(servers, model, prompts, speed=1.0, timeout_s=timeout_s).play(entries)
 
     seconds, seed = options.seconds, options.seed

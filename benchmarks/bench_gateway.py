@@ -2,7 +2,7 @@
 
 The application is called as uvicorn calls it, a bus inside the process answers at once, and an
 engine that is free hands in one token a stream and step ("paced") or all at once ("burst"). What
-uvicorn, NATS and the kernel add is not in it: `bench_serve` measures the whole.
+uvicorn, NATS and the kernel add is not in it: `tokenmesh bench serve` measures the whole.
 """
 
 import argparse

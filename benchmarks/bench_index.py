@@ -24,7 +24,7 @@ import uvloop
 
 from benchmarks.index_results import IndexResult, Microseconds
 from benchmarks.options import add_out
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from tests.servers import make_redis, redis_settings_of
 from tokenmesh.services.scheduler_svc.index.placement_index import CandidateLoad, PlacementIndex
 from tokenmesh.shared.config.mesh import RedisSettings

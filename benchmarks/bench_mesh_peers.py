@@ -26,11 +26,12 @@ import psutil
 from benchmarks.options import add_out
 from benchmarks.peers.dynamo import DYNAMO, open_dynamo
 from benchmarks.peers.tiny_model import write_tiny_model
-from benchmarks.serve.client import Server
-from benchmarks.serve.load import Load, Outcome
 from benchmarks.serve.own_mesh import own_mesh
-from benchmarks.serve.report import environment, summarize, write_json
-from benchmarks.serve.workload import WORDS, Ask, Shape
+from benchmarks.serve.results import environment, write_json
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.load import Load, Outcome
+from tokenmesh.cli.bench.report import summarize
+from tokenmesh.cli.bench.workload import WORDS, Ask, RequestShape
 
 MODEL: Final = "bench"
 LOADS: Final = {
@@ -73,7 +74,11 @@ async def measure(url: str, pids: Sequence[int], load: str, count: int) -> Numbe
     random = Random(load)
     asks = [Ask(" ".join(random.choices(WORDS, k=num_words)), num_tokens) for _ in range(count)]
     sender = Load(
-        Server(url, None), Shape(MODEL, "chat", 0.0, True), concurrency, _TIMEOUT_S, lambda _: None
+        Target(url, None),
+        RequestShape(MODEL, "chat", 0.0, True),
+        concurrency,
+        _TIMEOUT_S,
+        lambda _: None,
     )
     await sender.closed(asks[: 2 * concurrency])
     await asyncio.sleep(_SETTLE_S)

@@ -27,7 +27,7 @@ from benchmarks.ops.measure import measure
 from benchmarks.ops.results import Limits, Line, Sweep
 from benchmarks.ops.work import Dimensions, Work
 from benchmarks.random_model import SHAPES
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from benchmarks.timing import Stopwatch
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}

@@ -23,10 +23,10 @@ from benchmarks.chaos_run.gaps import Spread, spread
 from benchmarks.chaos_run.heard import Gap, Heard
 from benchmarks.chaos_run.streams import Streams
 from benchmarks.options import add_cluster_options
-from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from benchmarks.serve.sim_oracle import SimOracle
-from benchmarks.serve.workload import first_model
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
@@ -90,7 +90,7 @@ async def run(options: argparse.Namespace) -> tuple[Streams, list[Moments]]:
 
 
 async def _disturb(cluster: Cluster, options: argparse.Namespace) -> tuple[Streams, list[Moments]]:
-    servers = [Server(url, None) for url in cluster.urls]
+    servers = [Target(url, None) for url in cluster.urls]
     model = await first_model(servers[0])
     oracle = await SimOracle.learn(servers[0], model)
     random = Random(options.seed)

@@ -15,7 +15,7 @@ from time import process_time
 import msgspec
 
 from benchmarks.engine_results import SchedulerLine, SchedulerResult
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, BlockLog

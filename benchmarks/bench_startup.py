@@ -134,7 +134,7 @@ def report(stages: Stages) -> str:
 
 def write(path: Path, stages: Stages, config: dict[str, object]) -> None:
     """Keep the numbers with where and when they were measured."""
-    from benchmarks.serve.report import environment, write_json
+    from benchmarks.serve.results import environment, write_json
 
     write_json(path, StartupResult(config, dict(environment()), os.getloadavg()[0], stages))
 

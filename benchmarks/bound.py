@@ -25,7 +25,7 @@ from benchmarks.engine_loop import EngineLoop
 from benchmarks.engine_results import BoundLine, BoundResult
 from benchmarks.limits import plain_reads
 from benchmarks.random_model import SHAPES, write_checkpoint
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from tokenmesh.shared.config.worker import WorkerSettings
 
 _PROMPT: Final = 128

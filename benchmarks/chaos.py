@@ -37,10 +37,10 @@ from benchmarks.chaos_run.recorded import Chats
 from benchmarks.chaos_run.responses import StoredResponses
 from benchmarks.chaos_run.streams import Streams
 from benchmarks.options import add_cluster_options
-from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from benchmarks.serve.sim_oracle import SimOracle
-from benchmarks.serve.workload import first_model
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
@@ -129,7 +129,7 @@ async def run(options: argparse.Namespace, console: Console) -> Outcome:
         try:
             await cluster.start()
             async with watching(cluster) as leak_watch:
-                recorder = Server(cluster.urls[0], RECORDER)
+                recorder = Target(cluster.urls[0], RECORDER)
                 model = await first_model(recorder)
                 streams, chaos = await disturb(cluster, model, options, console)
                 if options.logs:
@@ -170,7 +170,7 @@ async def disturb(
 
 async def askers(cluster: Cluster, model: str, engine: str, random: Random) -> dict[Asker, int]:
     """Kinds of requests, and how many of each there are among so many."""
-    servers, recorder = servers_of(cluster.urls), Server(cluster.urls[0], RECORDER)
+    servers, recorder = servers_of(cluster.urls), Target(cluster.urls[0], RECORDER)
     has_grammars = engine == "torch"
 
     def own_random() -> Random:

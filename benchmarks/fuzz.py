@@ -31,10 +31,10 @@ from benchmarks.fuzz_run.lag import read_held
 from benchmarks.fuzz_run.realtime import RealtimeFuzzer
 from benchmarks.fuzz_run.schema import BodyMaker, operations
 from benchmarks.options import add_cluster_options
-from benchmarks.serve.client import Server
 from benchmarks.serve.memory import MemoryWatch, Trail
-from benchmarks.serve.report import environment, write_json
-from benchmarks.serve.workload import first_model
+from benchmarks.serve.results import environment, write_json
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.ports import free_port
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
@@ -119,8 +119,8 @@ async def run(options: argparse.Namespace, console: Console) -> Outcome:
         }
         settings = settings_of(options, write_key_file(folder))
         cluster = Cluster(settings, folder, logs, 1, environments)
-        endpoints = {name: Server(f"http://127.0.0.1:{port}", None) for name, port in ports.items()}
-        endpoints["gateway"] = Server(cluster.urls[0], ADMIN)
+        endpoints = {name: Target(f"http://127.0.0.1:{port}", None) for name, port in ports.items()}
+        endpoints["gateway"] = Target(cluster.urls[0], ADMIN)
         try:
             await cluster.start()
             bus = await connect(cluster.settings.bus, "fuzz")
@@ -144,7 +144,7 @@ def _difference(before: int | None, after: int | None) -> int | None:
 
 async def prepare(cluster: Cluster, bus: MessageBus, options: argparse.Namespace) -> Attack:
     """Read the document and make the attackers."""
-    random, server = Random(options.seed), Server(cluster.urls[0], RECORDER)
+    random, server = Random(options.seed), Target(cluster.urls[0], RECORDER)
     model = await first_model(server)
     document = msgspec.json.decode(await server.ask("GET", "/openapi.json"))
     maker = BodyMaker(document, Random(random.getrandbits(64)), {"model": model, "max_tokens": 4})

@@ -28,7 +28,7 @@ from benchmarks.nano_workload import REQUESTS, TEMPERATURE, nano_asks
 from benchmarks.peers.sample import decode_rate
 from benchmarks.random_model import SHAPES, ModelShape, random_prompts
 from benchmarks.random_weights import write_weights
-from benchmarks.serve.report import write_json
+from benchmarks.serve.results import write_json
 from tokenmesh.shared.config.worker import WorkerSettings
 
 _TINY: Final = {

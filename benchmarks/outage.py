@@ -28,9 +28,9 @@ from benchmarks.outage_run.recovery import Moments, Recovery, recovery_of
 from benchmarks.replay_run.player import Heard, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
-from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment, write_json
-from benchmarks.serve.workload import first_model
+from benchmarks.serve.results import environment, write_json
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import DEMO_MODEL, load_settings
@@ -124,7 +124,7 @@ async def run(options: argparse.Namespace) -> tuple[list[Heard], Edges, Moments]
 
 async def play(options: argparse.Namespace, cluster: Cluster) -> tuple[list[Heard], Edges, Moments]:
     """All requests, those beside them, and when Redis was away."""
-    servers = [Server(url, KEY) for url in cluster.urls]
+    servers = [Target(url, KEY) for url in cluster.urls]
     model = await first_model(servers[0])
     vocab_size = json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"]
     player = Player(servers, model, Prompts(vocab_size), speed=1.0, timeout_s=options.timeout)

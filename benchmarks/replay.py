@@ -25,9 +25,9 @@ from benchmarks.replay_run.player import Heard, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.score import Score, score
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry, make_trace, most_cached, read_trace
-from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment, write_json
-from benchmarks.serve.workload import first_model
+from benchmarks.serve.results import environment, write_json
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import DEMO_MODEL, load_settings
@@ -135,7 +135,7 @@ async def replay(options: argparse.Namespace, entries: list[Entry], policy: str)
 
 
 async def _play(options: argparse.Namespace, entries: list[Entry], cluster: Cluster) -> list[Heard]:
-    servers = [Server(url, None) for url in cluster.urls]
+    servers = [Target(url, None) for url in cluster.urls]
     prompts = Prompts(json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"])
     model = await first_model(servers[0])
     speed, timeout_s = options.speed, options.timeout

@@ -28,9 +28,9 @@ from benchmarks.replay_run.player import Heard, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.score import score
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
-from benchmarks.serve.client import Server
-from benchmarks.serve.report import environment, write_json
-from benchmarks.serve.workload import first_model
+from benchmarks.serve.results import environment, write_json
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import DEMO_MODEL, load_settings
@@ -110,7 +110,7 @@ async def measure(policy: str, entries: list[Entry], slow: float, logs: Path | N
 
 
 async def _play(cluster: Cluster, entries: list[Entry]) -> Run:
-    server = Server(cluster.urls[0], None)
+    server = Target(cluster.urls[0], None)
     prompts = Prompts(json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"])
     model = await first_model(server)
     player = Player([server], model, prompts, speed=1.0, timeout_s=60.0)
@@ -122,7 +122,7 @@ async def _play(cluster: Cluster, entries: list[Entry]) -> Run:
     return {**score(heard, BOUND_S), "shares": _shares(decoded), "seconds": _seconds(heard)}
 
 
-async def _decoded(cluster: Cluster, server: Server) -> dict[str, int]:
+async def _decoded(cluster: Cluster, server: Target) -> dict[str, int]:
     """Tokens that each worker has decoded, once its beats have told."""
     await asyncio.sleep(4 * cluster.settings.service.worker_beat_interval_s)
     state = json.loads(await server.ask("GET", "/mesh"))

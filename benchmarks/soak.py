@@ -20,12 +20,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks.options import add_server_options
-from benchmarks.serve.client import Chunk, Connection, Server
-from benchmarks.serve.load import fault
 from benchmarks.serve.memory import MemoryWatch, Trail, mesh_processes
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 from benchmarks.serve.sim_oracle import SimOracle
-from benchmarks.serve.workload import first_model
+from tokenmesh.cli.bench.client import Connection, StreamChunk, Target
+from tokenmesh.cli.bench.load import fault
+from tokenmesh.cli.bench.workload import first_model
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 class Soak:
     """The streams, and what went wrong with them."""
 
-    def __init__(self, options: argparse.Namespace, server: Server, oracle: SimOracle) -> None:
+    def __init__(self, options: argparse.Namespace, server: Target, oracle: SimOracle) -> None:
         self._options = options
         self._server = server
         self._oracle = oracle
@@ -93,7 +93,7 @@ class Soak:
         seed = self._random.getrandbits(31)
         said: list[str] = []
 
-        def hear(chunk: Chunk) -> None:
+        def hear(chunk: StreamChunk) -> None:
             said.extend(choice.text for choice in chunk.choices if choice.text)
 
         body = {
@@ -127,7 +127,7 @@ async def count_down(console: Console, soak: Soak, seconds: float) -> None:
 
 async def run(options: argparse.Namespace, console: Console) -> tuple[Soak, list[Trail]]:
     """Warm up and soak in one go, so that memory is watched under an even load."""
-    server = Server(options.base_url, options.api_key)
+    server = Target(options.base_url, options.api_key)
     options.model = options.model or await first_model(server)
     processes = mesh_processes(server.port)
     soak = Soak(options, server, await SimOracle.learn(server, options.model))

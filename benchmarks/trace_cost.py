@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from benchmarks.serve.client import Server
-from benchmarks.serve.load import Load
 from benchmarks.serve.memory import MemoryWatch, Trail, mesh_processes
 from benchmarks.serve.own_mesh import own_mesh
-from benchmarks.serve.report import environment, summarize, write_json
-from benchmarks.serve.workload import Shape, first_model, random_asks
+from benchmarks.serve.results import environment, write_json
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.load import Load
+from tokenmesh.cli.bench.report import summarize
+from tokenmesh.cli.bench.workload import RandomPrompts, RequestShape, first_model
 
 _SETTLE_S = 1.0
 _TIMEOUT_S = 120.0
@@ -41,11 +42,11 @@ async def measure(options: argparse.Namespace, is_traced: bool, folder: Path) ->
     """CPU seconds by process, and tokens per second, of one fresh mesh."""
     chosen = {"TOKENMESH_TELEMETRY__ENABLED": str(is_traced).lower()}
     async with own_mesh(options.up, chosen, folder / "mesh.log") as url:
-        server = Server(url, None)
-        shape = Shape(await first_model(server), "completions", 0.0, True)
+        server = Target(url, None)
+        shape = RequestShape(await first_model(server), "completions", 0.0, True)
         count = options.num_requests + options.concurrency
-        lengths = (options.input_len, options.output_len)
-        asks = await random_asks(server, shape, count, lengths, Random(0))
+        prompts = RandomPrompts(options.input_len, options.output_len)
+        asks = await prompts.asks(server, shape, count, Random(0))
         load = Load(server, shape, options.concurrency, _TIMEOUT_S, lambda _: None)
         await load.closed(asks[: options.concurrency])
         await asyncio.sleep(_SETTLE_S)

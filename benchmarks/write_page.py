@@ -32,7 +32,7 @@ from benchmarks.page.mesh import (
 )
 from benchmarks.page.peers import mesh_peers_section, overhead_section, peers_section
 from benchmarks.peers.results import PeersResult
-from benchmarks.serve.report import ROOT
+from benchmarks.serve.results import ROOT
 
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 RESULTS: Final = ROOT / "benchmarks" / "results"

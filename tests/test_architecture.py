@@ -32,7 +32,7 @@ OWNERS = {
     "typer": ("cli/",),
     "rich": ("cli/",),
     "uuid": (),
-    "random": (),
+    "random": ("cli/bench/",),
     "secrets": ("shared/ids.py", "cli/embedded/"),
     "time": ("shared/clock.py",),
     "pickle": (),

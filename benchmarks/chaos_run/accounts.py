@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.chaos_run.heard import Heard
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 from tokenmesh.services.gateway.responses.event_log import tokens_of
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.services.gateway.tenancy.usage import TenantUsage, UsageList
@@ -51,9 +51,9 @@ def write_key_file(folder: Path) -> Path:
     return path
 
 
-def servers_of(urls: Sequence[str]) -> dict[str, list[Server]]:
+def servers_of(urls: Sequence[str]) -> dict[str, list[Target]]:
     """The gateways as each tenant may ask them."""
-    return {tenant: [Server(url, tenant) for url in urls] for tenant in TENANTS}
+    return {tenant: [Target(url, tenant) for url in urls] for tenant in TENANTS}
 
 
 def told(heard: Iterable[Heard]) -> Counts:
@@ -125,7 +125,7 @@ async def differences_of(urls: Sequence[str], model: str, expected: Counts) -> l
     found = []
     for tenant, counts in expected.items():
         # each gateway tells Redis what it has before it answers
-        answers = [await Server(url, tenant).ask("GET", "/v1/usage") for url in (*urls, urls[0])]
+        answers = [await Target(url, tenant).ask("GET", "/v1/usage") for url in (*urls, urls[0])]
         own = msgspec.json.decode(answers[-1], type=TenantUsage)
         by_model = {each.model: each for each in own.models}
         counted = {kind: getattr(by_model.get(model), kind, 0) for kind in _KINDS}
@@ -140,7 +140,7 @@ async def differences_of(urls: Sequence[str], model: str, expected: Counts) -> l
 
 
 async def _admins_view(urls: Sequence[str], own: TenantUsage) -> list[str]:
-    answer = await Server(urls[0], ADMIN).ask("GET", "/v1/usage/tenants")
+    answer = await Target(urls[0], ADMIN).ask("GET", "/v1/usage/tenants")
     seen = {each.tenant: each for each in msgspec.json.decode(answer, type=UsageList).data}
     shown: Any = seen.get(own.tenant)
     return [] if shown == own else [f"{own.tenant}: an admin sees {shown}, its key {own}"]

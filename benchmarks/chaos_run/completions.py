@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from random import Random
 
 from benchmarks.chaos_run.heard import Heard, Told
-from benchmarks.serve.client import Chunk, Reply, Server
 from benchmarks.serve.sim_oracle import SimOracle
+from tokenmesh.cli.bench.client import Reply, StreamChunk, Target
 from tokenmesh.shared.ids import SeedSource
 
 SEED = 1
@@ -28,7 +28,7 @@ class Completions:
 
     def __init__(
         self,
-        servers: Mapping[str, list[Server]],
+        servers: Mapping[str, list[Target]],
         model: str,
         oracle: SimOracle,
         random: Random,
@@ -50,7 +50,7 @@ class Completions:
         seed = self._random.getrandbits(31) if self._random.choice(_SEEDED) else None
         body = self._draw(ids, seed, heard)
 
-        def hear(chunk: Chunk) -> None:
+        def hear(chunk: StreamChunk) -> None:
             now = time.perf_counter()
             for choice in chunk.choices:
                 if choice.text:

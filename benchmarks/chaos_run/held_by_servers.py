@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.chaos_run.cluster import Cluster
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.mesh import RedisSettings
@@ -88,7 +88,7 @@ async def most_subscriptions(cluster: Cluster) -> dict[str, list[str]]:
 
     This process is not one of the services.
     """
-    monitor = Server(cluster.nats_monitor, None)
+    monitor = Target(cluster.nats_monitor, None)
     answer = await monitor.ask("GET", f"/connz?subs=1&limit={_PAGE}")
     found: dict[str, list[str]] = defaultdict(list)
     for each in msgspec.json.decode(answer, type=dict[str, Any])["connections"]:

@@ -15,7 +15,7 @@ from benchmarks.chaos_run.held_by_servers import (
     open_marks,
     reserved,
 )
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages.beat import WorkerLoad
@@ -116,7 +116,7 @@ def _is_busy(load: WorkerLoad) -> bool:
 async def _held_by_gateways(cluster: Cluster) -> list[str]:
     held = []
     for url in (*cluster.urls, *cluster.responder_urls):
-        counts = dict(_IN_USE.findall(await Server(url, ADMIN).ask("GET", "/metrics")))
+        counts = dict(_IN_USE.findall(await Target(url, ADMIN).ask("GET", "/metrics")))
         if not counts:
             held.append(f"{url} does not tell its streams")
         held += [

@@ -9,7 +9,7 @@ from typing import Final, TypedDict
 from benchmarks.chaos_run.accounts import ADMIN
 from benchmarks.chaos_run.faults import Fault
 from benchmarks.chaos_run.heard import Heard
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 
 _COUNT: Final = 20
 
@@ -51,7 +51,7 @@ async def write_traces(urls: Sequence[str], silences: Sequence[Silence], folder:
     for response_id in {each["response_id"] for each in silences}:
         for url in urls:
             try:
-                trace = await Server(url, ADMIN).ask("GET", f"/traces/{response_id}")
+                trace = await Target(url, ADMIN).ask("GET", f"/traces/{response_id}")
             except (OSError, ValueError):
                 continue
             if json.loads(trace).get("spans"):

@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.chaos_run.completions import fault_of_reply, note_usage
 from benchmarks.chaos_run.heard import Heard, Told
-from benchmarks.serve.client import Choice, Chunk, Server
+from tokenmesh.cli.bench.client import ChunkChoice, StreamChunk, Target
 
 Body = dict[str, Any]
 
@@ -47,7 +47,7 @@ class Chats:
     """Implements `Asker`. Use `record`."""
 
     def __init__(
-        self, servers: Mapping[str, list[Server]], chats: list[Chat], random: Random
+        self, servers: Mapping[str, list[Target]], chats: list[Chat], random: Random
     ) -> None:
         self._servers = servers
         self._chats = chats
@@ -56,8 +56,8 @@ class Chats:
     @classmethod
     async def record(
         cls,
-        servers: Mapping[str, list[Server]],
-        recorder: Server,
+        servers: Mapping[str, list[Target]],
+        recorder: Target,
         bodies: list[Body],
         random: Random,
     ) -> "Chats":
@@ -87,7 +87,7 @@ def kind_of(body: Body) -> str:
     return next((kind for field, kind in _KIND_BY_FIELD.items() if field in body), "plain")
 
 
-async def _record(server: Server, body: Body) -> Chat:
+async def _record(server: Target, body: Body) -> Chat:
     heard = Heard(time.perf_counter())
     fault = await _send(server, body, heard)
     if fault is not None:
@@ -95,10 +95,10 @@ async def _record(server: Server, body: Body) -> Chat:
     return Chat(body, [told.said for told in heard.choices], heard.num_tokens)
 
 
-async def _send(server: Server, body: Body, heard: Heard) -> str | None:
+async def _send(server: Target, body: Body, heard: Heard) -> str | None:
     heard.choices = [Told({}) for _ in range(body.get("n", 1))]
 
-    def hear(chunk: Chunk) -> None:
+    def hear(chunk: StreamChunk) -> None:
         now = time.perf_counter()
         heard.response_id = chunk.id
         for choice in chunk.choices:
@@ -115,7 +115,7 @@ async def _send(server: Server, body: Body, heard: Heard) -> str | None:
     return fault_of_reply(reply, heard)
 
 
-def _hear(choice: Choice, heard: Heard, now: float) -> None:
+def _hear(choice: ChunkChoice, heard: Heard, now: float) -> None:
     delta, told = choice.delta, heard.choices[choice.index]
     if delta is None:
         return

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.chaos_run.heard import Heard, Told
-from benchmarks.serve.client import Reply, Server
+from tokenmesh.cli.bench.client import Reply, Target
 
 _PAUSE_S = 0.1
 """Before another gateway is asked."""
@@ -111,7 +111,7 @@ class StoredResponses:
     """Implements `Asker`. Use `record`."""
 
     def __init__(
-        self, servers: Mapping[str, list[Server]], recorded: Sequence[Recorded], random: Random
+        self, servers: Mapping[str, list[Target]], recorded: Sequence[Recorded], random: Random
     ) -> None:
         self._servers = servers
         self._recorded = recorded
@@ -120,8 +120,8 @@ class StoredResponses:
     @classmethod
     async def record(
         cls,
-        servers: Mapping[str, list[Server]],
-        recorder: Server,
+        servers: Mapping[str, list[Target]],
+        recorder: Target,
         bodies: list[dict[str, Any]],
         random: Random,
     ) -> "StoredResponses":
@@ -173,7 +173,7 @@ class StoredResponses:
             reading.heard.moves.append(f"{method} {reason}")
             await asyncio.sleep(_PAUSE_S)
 
-    def _server(self, reading: _Reading) -> Server:
+    def _server(self, reading: _Reading) -> Target:
         """Any gateway, with the key that the response was begun with."""
         return self._random.choice(self._servers[reading.heard.tenant])
 
@@ -219,7 +219,7 @@ def _code_of(reply: Reply) -> str:
         return "unreadable"
 
 
-async def _record(server: Server, body: dict[str, Any]) -> Recorded:
+async def _record(server: Target, body: dict[str, Any]) -> Recorded:
     reading = _Reading(Heard(time.perf_counter(), choices=[Told({})]))
     request = server.request("POST", "/v1/responses", {**body, "stream": True})
     await _read(server, request, reading.hear)
@@ -229,7 +229,7 @@ async def _record(server: Server, body: dict[str, Any]) -> Recorded:
     return Recorded(body, reading.heard.choices[0].said, ended.status, ended.usage.output_tokens)
 
 
-async def _read(server: Server, request: bytes, hear: Callable[[bytes], bool | None]) -> Reply:
+async def _read(server: Target, request: bytes, hear: Callable[[bytes], bool | None]) -> Reply:
     """Hang up once `hear` is False. Raises OSError."""
     connection = await server.connect()
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from benchmarks.fuzz_run.mutate import mutate, spoil
 from benchmarks.fuzz_run.schema import BodyMaker, Operation
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 
 _ANSWER_S: Final = 30.0
 _PATIENCE_S: Final = (0.0, 0.1, 1.0)
@@ -40,7 +40,7 @@ class HttpFuzzer:
 
     def __init__(
         self,
-        server: Server,
+        server: Target,
         operations: list[Operation],
         maker: BodyMaker,
         random: Random,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 
 HELD_S: Final = 0.1
 _ANSWER_S: Final = 10.0
@@ -27,13 +27,13 @@ def count_held(metrics: bytes) -> int | None:
     return round(total - below) if found else None
 
 
-async def read_held(endpoints: Mapping[str, Server]) -> dict[str, int | None]:
+async def read_held(endpoints: Mapping[str, Target]) -> dict[str, int | None]:
     """By process; None for one that does not answer or does not export it."""
     counts = await asyncio.gather(*map(_read, endpoints.values()))
     return dict(zip(endpoints, counts, strict=True))
 
 
-async def _read(endpoint: Server) -> int | None:
+async def _read(endpoint: Target) -> int | None:
     try:
         async with asyncio.timeout(_ANSWER_S):
             return count_held(await endpoint.ask("GET", "/metrics"))

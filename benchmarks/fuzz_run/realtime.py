@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from benchmarks.fuzz_run.mutate import mutate, spoil
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 
 _SESSION_S: Final = 4.0
 _MAX_EVENT_BYTES: Final = 200_000
@@ -33,7 +33,7 @@ _EVENTS: Final[tuple[dict[str, Any], ...]] = (
 class RealtimeFuzzer:
     """One session after the other; counts how they end."""
 
-    def __init__(self, server: Server, key: str, model: str, random: Random) -> None:
+    def __init__(self, server: Target, key: str, model: str, random: Random) -> None:
         self._url = f"ws://127.0.0.1:{server.port}/v1/realtime?model={model}"
         self._headers = {"Authorization": f"Bearer {key}"}
         self._random = random

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 
 _PAUSE_S: Final = 0.5
 
@@ -14,7 +14,7 @@ _PAUSE_S: Final = 0.5
 class Edges:
     """Asks every gateway again and again; `run` ends when it is cancelled."""
 
-    def __init__(self, servers: Sequence[Server], model: str, timeout_s: float) -> None:
+    def __init__(self, servers: Sequence[Target], model: str, timeout_s: float) -> None:
         self._servers = servers
         self._model = model
         self._timeout_s = timeout_s
@@ -39,10 +39,10 @@ class Edges:
         except (OSError, ValueError, KeyError) as error:
             self.failures[f"{what}: {str(error) or type(error).__name__}"[:200]] += 1
 
-    async def _get(self, server: Server, path: str) -> None:
+    async def _get(self, server: Target, path: str) -> None:
         await server.ask("GET", path)
 
-    async def _store_and_read(self, server: Server) -> None:
+    async def _store_and_read(self, server: Target) -> None:
         body = {
             "model": self._model,
             "input": "Say something.",

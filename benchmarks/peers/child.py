@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from benchmarks.peers.sample import Sample, sample_of
-from benchmarks.serve.load import Outcome
 from benchmarks.serve.own_server import end_group, tail
+from tokenmesh.cli.bench.load import Outcome
 from tokenmesh.shared.parent_death import dies_with_parent
 
 _LINE_LIMIT: Final = 64 << 20

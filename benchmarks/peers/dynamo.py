@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.serve.client import Server
 from benchmarks.serve.own_server import READY_S, end_group, tail
+from tokenmesh.cli.bench.client import Target
 from tokenmesh.cli.embedded.ports import free_port
 from tokenmesh.shared.parent_death import dies_with_parent
 
@@ -63,14 +63,14 @@ async def open_dynamo(
         url = f"http://127.0.0.1:{port}"
         try:
             async with asyncio.timeout(READY_S):
-                await _answers(Server(url, None), model)
+                await _answers(Target(url, None), model)
         except TimeoutError:
             words = tail(folder / "dynamo.mocker.log")
             raise RuntimeError(f"dynamo did not start:\n{words}") from None
         yield url, pids
 
 
-async def _answers(server: Server, model: str) -> None:
+async def _answers(server: Target, model: str) -> None:
     """Return when a chat is answered."""
     chat = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     while True:

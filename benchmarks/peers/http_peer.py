@@ -12,13 +12,13 @@ import msgspec
 
 from benchmarks.peers.child import awake
 from benchmarks.peers.sample import Sample, sample_of
-from benchmarks.serve.client import Server
-from benchmarks.serve.load import Load
-from benchmarks.serve.workload import Ask, Shape
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.load import Load
+from tokenmesh.cli.bench.workload import Ask, RequestShape
 
 MODEL = "bench"
 """The served name of every model here."""
-_SHAPE = Shape(MODEL, "completions", 0.0, ignore_eos=True)
+_SHAPE = RequestShape(MODEL, "completions", 0.0, ignore_eos=True)
 
 
 class HttpPeer:
@@ -50,6 +50,6 @@ class HttpPeer:
 
     def _load(self, streams: int) -> Load:
         if streams not in self._loads:
-            server = Server(self._url, None)
+            server = Target(self._url, None)
             self._loads[streams] = Load(server, _SHAPE, streams, self._timeout_s, lambda _: None)
         return self._loads[streams]

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from benchmarks.serve.load import Outcome
-from benchmarks.serve.report import summarize
+from tokenmesh.cli.bench.load import Outcome
+from tokenmesh.cli.bench.report import summarize
 
 
 class Sample(msgspec.Struct, frozen=True):

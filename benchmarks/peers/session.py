@@ -18,7 +18,7 @@ from benchmarks.peers.realtime import raise_priority
 from benchmarks.peers.results import ModelResult, PeersResult
 from benchmarks.peers.roster import Setting
 from benchmarks.random_model import SHAPES, ModelShape
-from benchmarks.serve.report import environment, write_json
+from benchmarks.serve.results import environment, write_json
 
 MeasureModel = Callable[[ModelShape, ModelResult, Setting], Awaitable[None]]
 _PROBE_TIMEOUT_S = 120.0

@@ -6,7 +6,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from benchmarks.serve.report import ROOT
+from benchmarks.serve.results import ROOT
 
 _VOCAB_SIZE: Final = 8192
 _CONTEXT: Final = 32_768

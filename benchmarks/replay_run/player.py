@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.trace import Entry
-from benchmarks.serve.client import Chunk, Connection, Server
-from benchmarks.serve.load import fault
+from tokenmesh.cli.bench.client import Connection, StreamChunk, Target
+from tokenmesh.cli.bench.load import fault
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Player:
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[Target],
         model: str,
         prompts: Prompts,
         *,
@@ -84,7 +84,7 @@ class Player:
     async def _run(self, entry: Entry, heard: Heard, due: float, index: int) -> None:
         server, idle = self._servers[index], self._idle[index]
 
-        def on_chunk(chunk: Chunk) -> None:
+        def on_chunk(chunk: StreamChunk) -> None:
             if heard.first_s is None and chunk.choices:
                 heard.first_s = (time.perf_counter() - due) * self._speed
 

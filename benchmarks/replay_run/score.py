@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from benchmarks.replay_run.player import Heard
-from benchmarks.serve.report import percentile
+from tokenmesh.cli.bench.report import percentile
 
 
 class Score(TypedDict):

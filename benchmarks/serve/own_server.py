@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.serve.client import Server
+from tokenmesh.cli.bench.client import Target
 from tokenmesh.cli.embedded.ports import free_port
 from tokenmesh.shared.parent_death import dies_with_parent
 
@@ -54,7 +54,7 @@ async def own_server(
     url = f"{scheme}://127.0.0.1:{port}"
     try:
         async with asyncio.timeout(ready_s):
-            is_ready = await _is_ready(Server(url, None), ready_path, process)
+            is_ready = await _is_ready(Target(url, None), ready_path, process)
         if not is_ready:
             raise RuntimeError(f"{log.stem} did not start:\n{tail(log)}")
         yield OwnServer(url, process.pid)
@@ -78,7 +78,7 @@ async def end_group(
         await process.wait()
 
 
-async def _is_ready(server: Server, path: str, process: asyncio.subprocess.Process) -> bool:
+async def _is_ready(server: Target, path: str, process: asyncio.subprocess.Process) -> bool:
     while process.returncode is None:
         try:
             await server.ask("GET", path)

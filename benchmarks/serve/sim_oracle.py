@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchmarks.serve.client import Server
-from benchmarks.serve.workload import tokenize
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.workload import tokenize
 from tokenmesh.services.worker_svc.engine.sim import SimVocabulary, prompt_key, sim_token
 from tokenmesh.shared.messages.sampling import SamplingParams
 
@@ -31,7 +31,7 @@ class SimOracle:
     text_by_id: dict[int, str]
 
     @classmethod
-    async def learn(cls, server: Server, model: str) -> "SimOracle":
+    async def learn(cls, server: Target, model: str) -> "SimOracle":
         """Ask the server for ids and texts. Raises ValueError when they do not just add up."""
         ids = sorted(set(await tokenize(server, model, _TEXT)))
         texts = {each: await _detokenize(server, model, [each]) for each in ids}
@@ -71,7 +71,7 @@ class SimOracle:
         return self.text_by_id[sim_token(key, sampling, position, _NO_VOCABULARY)]
 
 
-async def _detokenize(server: Server, model: str, ids: list[int]) -> str:
+async def _detokenize(server: Target, model: str, ids: list[int]) -> str:
     body = {"model": model, "tokens": ids}
     answer = await server.ask("POST", "/detokenize", body)
     return msgspec.json.decode(answer, type=_Detokenized).prompt

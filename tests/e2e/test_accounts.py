@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.chaos_run.child import Child
 from benchmarks.chaos_run.cluster import Cluster
-from benchmarks.serve.client import Server
-from benchmarks.serve.workload import first_model
 from tests.fakes.key_file import key_entry
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
@@ -61,7 +61,7 @@ class Clients:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        server = Server(dice.choice(self._urls), tenant)
+        server = Target(dice.choice(self._urls), tenant)
         connection = await server.connect()
         reply = await connection.send(server.request("POST", "/v1/completions", body))
         connection.close()
@@ -107,7 +107,7 @@ async def disturb(cluster: Cluster) -> None:
 
 
 async def usage_of(url: str, tenant: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(await Server(url, tenant).ask("GET", "/v1/usage"))
+    told: dict[str, Any] = json.loads(await Target(url, tenant).ask("GET", "/v1/usage"))
     return told
 
 
@@ -124,7 +124,7 @@ async def test_usage_is_the_sum_of_what_clients_were_told(tmp_path: Path) -> Non
         cluster = Cluster(settings_of(folder), folder, tmp_path, num_gateways=2)
         try:
             await cluster.start()
-            model = await first_model(Server(cluster.urls[0], TENANTS[0]))
+            model = await first_model(Target(cluster.urls[0], TENANTS[0]))
             clients = Clients(cluster.urls, model)
             disturbing = asyncio.create_task(disturb(cluster))
             await clients.run(disturbing)

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.chaos_run.child import Child
 from benchmarks.chaos_run.cluster import Cluster
-from benchmarks.serve.client import Reply, Server
-from benchmarks.serve.workload import first_model
+from tokenmesh.cli.bench.client import Reply, Target
+from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config.loader import load_settings
 
@@ -20,7 +20,7 @@ GONE_S = 1.5
 """Longer than five attempts at a question, and than it takes to see that workers do not beat."""
 
 
-async def ask(server: Server, model: str) -> Reply:
+async def ask(server: Target, model: str) -> Reply:
     body = {
         "model": model,
         "prompt": [100, 101, 102],
@@ -56,7 +56,7 @@ async def test_requests_outlast_a_hole_behind_their_gateway(tmp_path: Path) -> N
         cluster = Cluster(settings, folder, tmp_path, num_gateways=1)
         try:
             await cluster.start()
-            server = Server(cluster.urls[0], None)
+            server = Target(cluster.urls[0], None)
             model = await first_model(server)
             assert (await ask(server, model)).status == 200
             first, second = cluster.of("worker")

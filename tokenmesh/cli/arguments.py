@@ -10,6 +10,7 @@ from tokenmesh.cli.vllm_flags import ADVICE, FIXED, NAMES, SHORT, Fixed
 from tokenmesh.shared.errors import ConfigError
 
 _SEVERAL: Final = frozenset(flag.name for flag in FLAGS if flag.takes_several)
+_BENCH_SEVERAL: Final = frozenset(("--goodput",))
 _NEGATION: Final = "--no-"
 
 
@@ -41,6 +42,19 @@ def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
         elif not _is_negation_of_missing(name):
             raise _refusal(given, name, known)
     return arranged
+
+
+def join_values(words: Sequence[str]) -> list[str]:
+    """Of `bench`: `--goodput a b` as `--goodput a --goodput b`: vLLM's flags take several words."""
+    joined: list[str] = []
+    flag = ""
+    for word in words:
+        if word.startswith("--"):
+            flag = word if word in _BENCH_SEVERAL else ""
+        elif flag and joined[-1] != flag:
+            joined.append(flag)
+        joined.append(word)
+    return joined
 
 
 def _with_values(name: str, equals: str, value: str, words: list[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tokenmesh import __version__
-from tokenmesh.cli.arguments import arrange
+from tokenmesh.cli.arguments import arrange, join_values
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS, with_flags
 from tokenmesh.shared.errors import ConfigError, TokenMeshError
 
@@ -49,8 +49,9 @@ COMMANDS: Final = {
     "pull": "models:pull",
     "rm": "models:rm",
     "drain": "drain:drain",
+    "bench": "bench.commands:bench",
 }
-"""Module and function of each."""
+"""Module and function of each, or its group of commands."""
 
 
 @cache
@@ -66,6 +67,9 @@ def _group(commands: tuple[str, ...]) -> Any:
     for name in commands:
         module, _, attribute = COMMANDS[name].partition(":")
         function = getattr(importlib.import_module(f"tokenmesh.cli.{module}"), attribute)
+        if isinstance(function, typer.Typer):
+            app.add_typer(function)
+            continue
         flags = WITH_SETTINGS.get(name)
         settings = PASSING_ON if name == "run" else None
         command = app.command(name, context_settings=settings)
@@ -98,6 +102,8 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigError(f"unknown command {words[0]}: {hint}", param=words[0])
         if words[:1] and words[0] in WITH_SETTINGS:
             words[1:] = arrange(words[1:], known_flags(words[0]))
+        if words[:1] == ["bench"]:
+            words[1:] = join_values(words[1:])
         is_known = bool(words) and words[0] in COMMANDS
         _group((words[0],) if is_known else tuple(COMMANDS))(words, prog_name="tokenmesh")
     except TokenMeshError as error:

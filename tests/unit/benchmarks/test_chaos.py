@@ -17,9 +17,9 @@ from benchmarks.chaos_run.gaps import by_fault, by_kind, guided_ratio, spread
 from benchmarks.chaos_run.heard import Gap, Heard, Told
 from benchmarks.chaos_run.longest import longest_silences
 from benchmarks.chaos_run.streams import Streams
-from benchmarks.serve.client import Server
 from benchmarks.serve.sim_oracle import SimOracle
 from tests.fakes.scripted_http import DONE, Answer, event, serving, stream
+from tokenmesh.cli.bench.client import Target
 from tokenmesh.cli.embedded.child import ChildSpec, Phase
 from tokenmesh.shared.ids import SeedSource
 
@@ -62,7 +62,7 @@ def right_server(spoil: Spoil) -> Answer:
 
 async def faults_of(spoil: Spoil) -> set[str]:
     async with serving(right_server(spoil)) as url:
-        asker = Completions({"": [Server(url, None)]}, "m", ORACLE, Random(1))
+        asker = Completions({"": [Target(url, None)]}, "m", ORACLE, Random(1))
         streams = Streams({asker: 1}, Random(1), timeout_s=5)
         await streams.run(2, lambda: len(streams.heard) < 20)
     return set(streams.faults)

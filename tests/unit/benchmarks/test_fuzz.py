@@ -14,8 +14,8 @@ from benchmarks.fuzz_run.http import HttpFuzzer
 from benchmarks.fuzz_run.lag import count_held
 from benchmarks.fuzz_run.mutate import mutate, spoil
 from benchmarks.fuzz_run.schema import BodyMaker, operations
-from benchmarks.serve.client import Server
 from tests.fakes.scripted_http import serving, stream
+from tokenmesh.cli.bench.client import Target
 from tokenmesh.shared import codec
 from tokenmesh.shared.messages import Ping
 
@@ -84,7 +84,7 @@ async def test_server_errors_are_kept_with_their_request() -> None:
         return stream([]).replace(b"200 OK", b"500 Oops")
 
     async with serving(answer) as url:
-        fuzzer = HttpFuzzer(Server(url, "key"), operations(DOCUMENT), maker(1), Random(3), 5000)
+        fuzzer = HttpFuzzer(Target(url, "key"), operations(DOCUMENT), maker(1), Random(3), 5000)
         async with asyncio.timeout(10):
             while not fuzzer.wrong:
                 await fuzzer.send_one()

@@ -19,7 +19,7 @@ from benchmarks.page import bars
 from benchmarks.peers.results import ModelResult, PeersResult
 from benchmarks.peers.roster import PEERS, TITLES
 from benchmarks.peers.sample import Sample
-from benchmarks.serve.report import ROOT, environment, write_json
+from benchmarks.serve.results import ROOT, environment, write_json
 from benchmarks.write_page import PAGE, RESULTS, RUN_BY_HAND, SECTIONS, page
 
 

@@ -22,9 +22,9 @@ from benchmarks.peers.sample import Measure, Sample, decode_rate
 from benchmarks.peers.session import probe_bound
 from benchmarks.peers.turns import open_turns
 from benchmarks.random_model import ModelShape
-from benchmarks.serve.client import Connection, Server
 from benchmarks.serve.own_server import own_server
 from tests.fakes.scripted_http import DONE, GOOD, piece, serving, stream, usage
+from tokenmesh.cli.bench.client import Connection, Target
 from tokenmesh.shared.config.loader import DEMO_MODEL
 
 PROMPTS = [[1, 2, 3], [4, 5, 6]]
@@ -100,13 +100,13 @@ async def test_connections_are_there_before_the_clock_and_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connected = []
-    connect = Server.connect
+    connect = Target.connect
 
-    async def connect_noted(server: Server) -> Connection:
+    async def connect_noted(server: Target) -> Connection:
         connected.append(server)
         return await connect(server)
 
-    monkeypatch.setattr(Server, "connect", connect_noted)
+    monkeypatch.setattr(Target, "connect", connect_noted)
     async with serving(lambda _path, _body: stream(GOOD)) as url:
         peer = HttpPeer(url, 5.0)
         first = await peer.measure(PROMPTS, 3)

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.nano_workload import nano_asks
 from benchmarks.random_model import fill_vocabulary
-from benchmarks.serve.report import ROOT
+from benchmarks.serve.results import ROOT
 
 DEMO = ROOT / "tokenmesh" / "demo_model" / "tokenizer.json"
 

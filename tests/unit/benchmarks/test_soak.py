@@ -7,10 +7,10 @@ import psutil
 import pytest
 
 from benchmarks import soak
-from benchmarks.serve.client import Server
 from benchmarks.serve.memory import MemoryWatch, Trail, mesh_processes
 from benchmarks.serve.sim_oracle import SimOracle
 from tests.fakes.scripted_http import DONE, Answer, piece, plain, serving, stream, usage
+from tokenmesh.cli.bench.client import Target
 from tokenmesh.services.worker_svc.engine.sim import SimVocabulary, prompt_key, sim_token
 from tokenmesh.shared.messages.sampling import SamplingParams
 
@@ -47,7 +47,7 @@ def sim_server(spoil: Spoil) -> Answer:
 
 async def faults_of(spoil: Spoil) -> set[str]:
     async with serving(sim_server(spoil)) as url:
-        server = Server(url, None)
+        server = Target(url, None)
         options = soak.parse(["--streams", "3", "--output-len", "8", "--model", "demo"])
         run = soak.Soak(options, server, await SimOracle.learn(server, "demo"))
         await run.run_each(2)
@@ -86,7 +86,7 @@ async def test_a_tokenizer_whose_texts_do_not_add_up_is_refused() -> None:
 
     async with serving(answer) as url:
         with pytest.raises(ValueError, match="depend on each other"):
-            await SimOracle.learn(Server(url, None), "demo")
+            await SimOracle.learn(Target(url, None), "demo")
 
 
 def test_slope_and_growth_of_a_leak() -> None:

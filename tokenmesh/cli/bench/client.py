@@ -6,7 +6,6 @@ msgspec; a chunk costs about 10 us, an eighth of what httpx takes.
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -15,12 +14,14 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-OnChunk = Callable[["Chunk"], None]
+from tokenmesh.shared.clock import perf_s
+
+OnChunk = Callable[["StreamChunk"], None]
 OnData = Callable[[bytes], None]
 _DONE = b"[DONE]"
 
 
-class Delta(msgspec.Struct):
+class ChunkDelta(msgspec.Struct):
     """What a chat chunk adds."""
 
     content: str | None = None
@@ -35,20 +36,20 @@ class LoggedToken(msgspec.Struct):
     token: str
 
 
-class Logprobs(msgspec.Struct):
+class ChunkLogprobs(msgspec.Struct):
     """Of a completion chunk (`tokens`) or a chat chunk (`content`)."""
 
     tokens: list[str] = []
     content: list[LoggedToken] | None = None
 
 
-class Choice(msgspec.Struct):
+class ChunkChoice(msgspec.Struct):
     """Of a chat chunk (`delta`) or a completion chunk (`text`)."""
 
     index: int = 0
-    delta: Delta | None = None
+    delta: ChunkDelta | None = None
     text: str | None = None
-    logprobs: Logprobs | None = None
+    logprobs: ChunkLogprobs | None = None
     finish_reason: str | None = None
 
     @property
@@ -67,7 +68,7 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
-class Usage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     """Token counts of a request."""
 
     prompt_tokens: int = 0
@@ -75,35 +76,35 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptDetails | None = None
 
 
-class Chunk(msgspec.Struct):
-    """One server-sent event."""
+class StreamChunk(msgspec.Struct):
+    """A server-sent event of a streamed answer, as far as it is measured."""
 
     id: str = ""
     """The response's."""
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[ChunkChoice] = []
+    usage: TokenUsage | None = None
     error: dict[str, object] | None = None
 
 
-_decode_chunk = msgspec.json.Decoder(Chunk).decode
+_decode_chunk = msgspec.json.Decoder(StreamChunk).decode
 
 
 @dataclass(slots=True)
 class Reply:
-    """What came back; times are `time.perf_counter` seconds."""
+    """What came back; times are `perf_s` seconds."""
 
     status: int = 0
     token_times: list[float] = field(default_factory=list)
     """When each chunk with output arrived."""
     ended_s: float = 0.0
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: str | None = None
     """The server's, by its code."""
     is_done: bool = False
     """The stream ended as it should."""
     body: bytes = b""
-    """Of an answer that is no stream."""
+    """Of an answer without a stream."""
 
 
 class Connection(asyncio.Protocol):
@@ -133,7 +134,7 @@ class Connection(asyncio.Protocol):
     ) -> Reply:
         """Send a whole request and await the whole answer. Raises ConnectionError.
 
-        Who is cancelled meanwhile hangs up: else the server would go on answering nobody.
+        A caller that is cancelled meanwhile hangs up: else the server would go on with the answer.
         `on_chunk` sees each event of a stream as it comes, `on_data` its bytes where they are no
         chunk.
         """
@@ -153,21 +154,17 @@ class Connection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """Hang up."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionError(f"the server hung up: {exc}"))
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, msgspec.MsgspecError) as error:
@@ -176,27 +173,23 @@ class Connection(asyncio.Protocol):
                 self._answer.set_exception(ConnectionError(f"unreadable answer: {error}"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
         if name.lower() == b"content-type":
             self._is_stream = value.startswith(b"text/event-stream")
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         self._reply.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         if not self._is_stream:
             self._reply.body += body
             return
-        now = time.perf_counter()
+        now = perf_s()
         *events, self._rest = (self._rest + body).split(b"\n\n")
         for event in events:
             self._take(event, now)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
-        self._reply.ended_s = time.perf_counter()
+        self._reply.ended_s = perf_s()
         if not self._parser.should_keep_alive():
             self.close()
         if self._answer is not None and not self._answer.done():
@@ -227,8 +220,8 @@ class Connection(asyncio.Protocol):
             self._on_chunk(chunk)
 
 
-class Server:
-    """Where requests go."""
+class Target:
+    """The server under load: makes connections to it and requests for it."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         parts = urlsplit(base_url)

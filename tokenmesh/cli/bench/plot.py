@@ -6,8 +6,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from benchmarks.serve.load import Outcome
-from benchmarks.serve.report import first_token_s, gaps_s
+from tokenmesh.cli.bench.load import Outcome
+from tokenmesh.cli.bench.report import first_token_s, gaps_s
 
 mpl.use("Agg")
 

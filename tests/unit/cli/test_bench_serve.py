@@ -10,12 +10,6 @@ from random import Random
 import pytest
 from rich.console import Console
 
-from benchmarks import bench_serve
-from benchmarks.serve.client import Server
-from benchmarks.serve.load import Load, Outcome
-from benchmarks.serve.plot import plot
-from benchmarks.serve.report import distribution, summarize
-from benchmarks.serve.workload import Ask, Shape, file_asks, random_asks
 from tests.fakes.scripted_http import (
     DONE,
     GOOD,
@@ -27,13 +21,22 @@ from tests.fakes.scripted_http import (
     stream,
     usage,
 )
+from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.commands import SOME_FAILED
+from tokenmesh.cli.bench.load import Load, Outcome
+from tokenmesh.cli.bench.plot import plot
+from tokenmesh.cli.bench.report import distribution, meets, summarize
+from tokenmesh.cli.bench.run import BenchRun
+from tokenmesh.cli.bench.sweep import Sweep
+from tokenmesh.cli.bench.workload import Ask, RandomPrompts, RequestShape, file_asks
+from tokenmesh.cli.main import MISUSE, run
 
-SHAPE = Shape("demo", "completions", 0.0, True)
+SHAPE = RequestShape("demo", "completions", 0.0, True)
 
 
 async def outcomes_of(answer: Answer, count: int = 4, timeout_s: float = 5) -> list[Outcome]:
     async with serving(answer) as url:
-        load = Load(Server(url, "secret"), SHAPE, 2, timeout_s, lambda _: None)
+        load = Load(Target(url, "secret"), SHAPE, 2, timeout_s, lambda _: None)
         found = await load.closed([Ask([1, 2, 3], 3)] * count)
         load.close()
     return found
@@ -49,7 +52,7 @@ async def test_who_gives_up_hangs_up() -> None:
         writer.close()
 
     async with await asyncio.start_server(wait_for_the_end, "127.0.0.1", 0) as server:
-        client = Server(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
+        client = Target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
         connection = await client.connect()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -93,7 +96,7 @@ async def test_a_silent_server_is_a_timeout() -> None:
 async def test_nobody_there_is_refused() -> None:
     async with serving(lambda _path, _body: b"") as url:
         pass
-    (outcome,) = await Load(Server(url, None), SHAPE, 1, 5, lambda _: None).closed([Ask([1], 3)])
+    (outcome,) = await Load(Target(url, None), SHAPE, 1, 5, lambda _: None).closed([Ask([1], 3)])
     assert outcome.error == "refused"
 
 
@@ -131,13 +134,13 @@ async def test_the_closed_loop_keeps_to_its_concurrency() -> None:
 
 async def test_the_open_loop_counts_from_when_a_request_was_due() -> None:
     async with serving(lambda _path, _body: stream(GOOD)) as url:
-        load = Load(Server(url, "secret"), SHAPE, 1, 5, lambda _: None)
+        load = Load(Target(url, "secret"), SHAPE, 1, 5, lambda _: None)
         outcomes = await load.open([Ask([1], 3)] * 20, 1000.0, Random(1))
         load.close()
     assert [outcome.error for outcome in outcomes] == [None] * 20
     dues = [outcome.began_s for outcome in outcomes]
     random = Random(1)
-    gaps = [random.expovariate(1000.0) for _ in range(19)]
+    gaps = [random.gammavariate(1.0, 0.001) for _ in range(19)]
     assert [later - before for before, later in pairwise(dues)] == pytest.approx(gaps, abs=1e-9)
 
 
@@ -149,11 +152,12 @@ async def test_random_completions_are_exact_and_reproducible() -> None:
         return plain(200, {"tokens": [*range(40, 90)], "count": 50})
 
     async with serving(answer) as url:
-        server = Server(url, None)
-        first = await random_asks(server, SHAPE, 3, (20, 8), Random(7))
-        again = await random_asks(server, SHAPE, 3, (20, 8), Random(7))
-        chat = Shape("demo", "chat", 0.0, True)
-        words = await random_asks(server, chat, 3, (20, 8), Random(7))
+        server = Target(url, None)
+        prompts = RandomPrompts(20, 8)
+        first = await prompts.asks(server, SHAPE, 3, Random(7))
+        again = await prompts.asks(server, SHAPE, 3, Random(7))
+        chat = RequestShape("demo", "chat", 0.0, True)
+        words = await prompts.asks(server, chat, 3, Random(7))
     assert first == again
     assert {len(ask.prompt) for ask in first} == {20}
     assert {token for ask in first for token in ask.prompt} <= {*range(40, 90)}
@@ -200,24 +204,133 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-async def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
-    def answer(path: str, _body: object) -> bytes:
-        if path == "/v1/models":
-            return plain(200, {"data": [{"id": "demo"}]})
-        if path == "/tokenize":
-            return plain(200, {"tokens": [1, 2, 3]})
-        return stream(GOOD)
+def answer(path: str, _body: object) -> bytes:
+    if path == "/v1/models":
+        return plain(200, {"data": [{"id": "demo"}]})
+    if path == "/tokenize":
+        return plain(200, {"tokens": [1, 2, 3]})
+    return stream(GOOD)
 
+
+async def command(*arguments: str) -> int:
+    """The exit code of `tokenmesh bench`, which runs an event loop of its own."""
+    return await asyncio.to_thread(run, ["bench", *arguments])
+
+
+async def test_the_command_writes_what_it_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run.json"
     async with serving(answer) as url:
-        line = f"--base-url {url} --num-requests 6 --output-len 3 --request-rate 500 --out {out}"
-        options = bench_serve.parse([*line.split(), "--api-key", "secret"])
-        outcomes = await bench_serve.run(options, Console(quiet=True))
-    summary = summarize(outcomes)
-    assert (summary["completed"], summary["errors"]) == (6, {})
-    bench_serve.save(options, summary)
+        line = (
+            f"serve --base-url {url} --num-prompts 6 --output-len 3 --request-rate 500 "
+            f"--goodput ttft:5000 e2el:0.0001 --api-key secret --result {out}"
+        )
+        assert await command(*line.split()) == 0
     saved = json.loads(out.read_text())
-    assert saved["config"]["model"] == "demo"
-    assert saved["results"]["output_tokens"] == 18
-    assert saved["environment"]["num_cpus"] >= 1
+    assert saved["config"]["request_rate"] == 500
+    assert saved["config"]["output_len"] == 3
+    assert (saved["results"]["completed"], saved["results"]["output_tokens"]) == (6, 18)
+    assert saved["results"]["goodput_per_s"] == 0
     assert "secret" not in out.read_text()
+    assert "time to first token" in capsys.readouterr().err
+
+
+async def test_a_failed_request_is_the_exit_code() -> None:
+    def refuse(path: str, body: object) -> bytes:
+        is_asked = path == "/v1/completions"
+        return plain(429, {"error": {"message": "full"}}) if is_asked else answer(path, body)
+
+    async with serving(refuse) as url:
+        assert await command("serve", "--base-url", url, "--num-prompts", "2") == SOME_FAILED
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("serve --goodput speed:3", "speed:3"),
+        ("serve --goodput ttft:fast", "fast"),
+        ("serve --goodput ttft:0", "above 0"),
+        ("serve --request-rate 0", "above 0"),
+        ("serve --backend tgi", "tgi"),
+        ("serve --dataset-name sharegpt", "--dataset-path"),
+        ("serve --dataset-name custom --dataset-path nowhere.jsonl", "nowhere.jsonl"),
+        ("serve --metric-percentiles 101", "101"),
+        ("serve --percentile-metrics ttft,x", "x"),
+        ("serve --base-url http://127.0.0.1:1", "127.0.0.1:1"),
+        ("sweep", "--goodput"),
+    ],
+)
+async def test_wrong_options_are_a_sentence(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await command(*line.split()) == MISUSE
+    assert message in capsys.readouterr().err
+
+
+def bench_run() -> BenchRun:
+    return BenchRun(
+        base_url="http://mesh", model="demo", endpoint="completions", dataset=None,
+        prompts=RandomPrompts(8, 4), num_prompts=100, request_rate=1.0, burstiness=1.0,
+        max_concurrency=8, num_warmups=0, temperature=0.0, ignore_eos=True, timeout_s=1.0, seed=0,
+    )  # fmt: skip
+
+
+def test_a_sweep_finds_the_highest_rate_and_remembers_it(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    def measure(each: BenchRun) -> list[Outcome]:
+        """A server that answers within 100 ms up to 10.6 requests a second."""
+        rates.append(each.request_rate)
+        late_s = 0.1 if each.request_rate <= 10.6 else 9.0
+        return [Outcome(0.0, 10.0, [late_s], 8, 1)] * each.num_prompts
+
+    history = tmp_path / "history.jsonl"
+    sweep = Sweep(bench_run(), {"ttft": 500.0}, 0.95, 0.1, history)
+    console = Console(quiet=True)
+    assert sweep.search(measure, console) == 10.0
+    assert rates == [1.0, 2.0, 4.0, 8.0, 16.0, 12.0, 10.0, 11.0]
+    picture = tmp_path / "sweep.png"
+    sweep.plot(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    # a second search reads all points from the history
+    again = Sweep(bench_run(), {"ttft": 500.0}, 0.95, 0.1, history)
+    assert again.search(measure, console) == 10.0
+    assert len(rates) == 8
+    other = Sweep(bench_run(), {"ttft": 400.0}, 0.95, 0.1, history)
+    assert other.points == {}
+
+
+def test_a_sweep_without_any_good_rate_says_so() -> None:
+    bad = [Outcome(0.0, 1.0, [], 0, 0, "timeout")]
+    sweep = Sweep(bench_run(), {"ttft": 1.0}, 0.95, 0.1, None)
+    assert sweep.search(lambda _: bad, Console(quiet=True)) is None
+
+
+def test_a_request_must_meet_every_goal() -> None:
+    outcomes = Outcome(0.0, 1.0, [0.4, 0.5], 5, 2)
+    assert meets(outcomes, {"ttft": 400.0, "itl": 101.0, "tpot": 101.0, "e2el": 1000.0})
+    for name in ("ttft", "itl", "tpot", "e2el"):
+        assert not meets(outcomes, {name: 50.0})
+
+
+async def test_lengths_vary_around_their_mean_and_prompts_share_a_prefix() -> None:
+    def tokens(_path: str, _body: object) -> bytes:
+        return plain(200, {"tokens": [*range(40, 90)], "count": 50})
+
+    async with serving(tokens) as url:
+        prompts = RandomPrompts(20, 10, range_ratio=0.5, prefix_len=4)
+        asks = await prompts.asks(Target(url, None), SHAPE, 50, Random(1))
+    lengths = {len(ask.prompt) - 4 for ask in asks}
+    assert min(lengths) >= 10
+    assert max(lengths) <= 30
+    assert len(lengths) > 5
+    assert len({tuple(ask.prompt[:4]) for ask in asks}) == 1
+    assert {5 <= ask.output_len <= 15 for ask in asks} == {True}
+
+
+def test_sharegpt_is_one_array_and_may_hold_conversations_without_a_user(tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
+    talks = [[{"from": "gpt", "value": "x"}], [{"from": "human", "value": "hi"}]]
+    path.write_text(json.dumps([{"conversations": talk} for talk in talks]))
+    assert file_asks(path, 2, 7, Random(0)) == [Ask("hi", 7)] * 2

@@ -1,18 +1,18 @@
 """Sending a workload: N at a time (closed loop), or at random moments of a given rate (open)."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from benchmarks.serve.client import Connection, Reply, Server
-from benchmarks.serve.workload import PATHS, Ask, Shape
+from tokenmesh.cli.bench.client import Connection, Reply, Target
+from tokenmesh.cli.bench.workload import PATHS, Ask, RequestShape
+from tokenmesh.shared.clock import perf_s
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One request, measured. Times are `time.perf_counter` seconds."""
+    """One request, measured. Times are `perf_s` seconds."""
 
     began_s: float
     """When it was due: waiting for a free connection counts."""
@@ -31,7 +31,12 @@ class Load:
     """Sends asks over at most `concurrency` connections."""
 
     def __init__(
-        self, server: Server, shape: Shape, concurrency: int, timeout_s: float, report: OnOutcome
+        self,
+        server: Target,
+        shape: RequestShape,
+        concurrency: int,
+        timeout_s: float,
+        report: OnOutcome,
     ) -> None:
         self._server = server
         self._shape = shape
@@ -53,22 +58,28 @@ class Load:
         async with asyncio.TaskGroup() as group:
             for ask in asks:
                 await self._slots.acquire()
-                outcome = Outcome(time.perf_counter())
+                outcome = Outcome(perf_s())
                 outcomes.append(outcome)
                 group.create_task(self._run(ask, outcome))
         return outcomes
 
-    async def open(self, asks: Sequence[Ask], rate: float, random: Random) -> list[Outcome]:
-        """Send `rate` a second on average, exponential gaps, whatever the server does."""
+    async def open(
+        self, asks: Sequence[Ask], rate: float, random: Random, burstiness: float = 1.0
+    ) -> list[Outcome]:
+        """Send `rate` a second on average, whatever the server does.
+
+        Gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process, less comes in
+        bursts, more comes evenly.
+        """
         outcomes = []
-        due_s = time.perf_counter()
+        due_s = perf_s()
         async with asyncio.TaskGroup() as group:
             for ask in asks:
-                await asyncio.sleep(due_s - time.perf_counter())
+                await asyncio.sleep(due_s - perf_s())
                 outcome = Outcome(due_s)
                 outcomes.append(outcome)
                 group.create_task(self._wait_and_run(ask, outcome))
-                due_s += random.expovariate(rate)
+                due_s += random.gammavariate(burstiness, 1 / (rate * burstiness))
         return outcomes
 
     def close(self) -> None:
@@ -97,7 +108,7 @@ class Load:
             outcome.error = type(error).__name__
         finally:
             self._slots.release()
-            outcome.ended_s = outcome.ended_s or time.perf_counter()
+            outcome.ended_s = outcome.ended_s or perf_s()
             self._put_back(connection, outcome)
             self._report(outcome)
 

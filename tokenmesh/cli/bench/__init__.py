@@ -1,0 +1,1 @@
+"""`tokenmesh bench`: load for an OpenAI-compatible server, with the flags of `vllm bench serve`."""

@@ -1,0 +1,170 @@
+"""Options of every load, and the BenchRun that they describe."""
+
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from tokenmesh.cli.api import DEFAULT_URL
+from tokenmesh.cli.bench.report import METRICS, read_goals
+from tokenmesh.cli.bench.run import BenchRun
+from tokenmesh.cli.bench.workload import Endpoint, RandomPrompts
+from tokenmesh.shared.errors import ConfigError
+
+_RANDOM: Final = "random"
+_CHAT_BACKEND: Final = "openai-chat"
+
+
+def option(help_text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help_text, **more)
+
+
+_LOAD: Final[tuple[tuple[str, Any, Any, Any], ...]] = (
+    ("base_url", str, DEFAULT_URL, option("The server.", "--base-url")),
+    (
+        "backend",
+        str,
+        "openai",
+        option("openai (completions of token ids), vllm (the same) or openai-chat.", "--backend"),
+    ),
+    ("model", str | None, None, option("Default: the first that the server lists.", "--model")),
+    ("api_key", str | None, None, option("API key.", "--api-key", envvar="OPENAI_API_KEY")),
+    (
+        "dataset_name",
+        str,
+        _RANDOM,
+        option("random, or sharegpt or custom with --dataset-path.", "--dataset-name"),
+    ),
+    (
+        "dataset_path",
+        Path | None,
+        None,
+        option("ShareGPT's JSON, or JSON lines with `prompt`.", "--dataset-path"),
+    ),
+    ("num_prompts", int, 100, option("Requests to measure.", "--num-prompts", min=1)),
+    (
+        "burstiness",
+        float,
+        1.0,
+        option("1: Poisson; less: bursts; more: even gaps.", "--burstiness", min=0.01),
+    ),
+    (
+        "max_concurrency",
+        int,
+        64,
+        option("Most requests at a time.", "--max-concurrency", "--concurrency", min=1),
+    ),
+    (
+        "input_len",
+        int,
+        128,
+        option("Prompt tokens (random).", "--random-input-len", "--input-len", min=1),
+    ),
+    (
+        "output_len",
+        int,
+        64,
+        option("Output tokens of a request.", "--random-output-len", "--output-len", min=1),
+    ),
+    (
+        "range_ratio",
+        float,
+        0.0,
+        option("Lengths vary by this share (random).", "--random-range-ratio", min=0, max=1),
+    ),
+    (
+        "prefix_len",
+        int,
+        0,
+        option("Tokens that all prompts share (random).", "--random-prefix-len", min=0),
+    ),
+    ("num_warmups", int, 2, option("Requests before the measurement.", "--num-warmups", min=0)),
+    ("temperature", float, 0.0, option("Sampling temperature.", "--temperature", min=0)),
+    (
+        "ignore_eos",
+        bool,
+        True,
+        option("Answers of the full length.", "--ignore-eos/--no-ignore-eos"),
+    ),
+    ("timeout", float, 300.0, option("Seconds for one request.", "--timeout", min=0.1)),
+    ("seed", int, 0, option("Of prompts and arrival times.", "--seed")),
+    (
+        "goodput",
+        list[str] | None,
+        None,
+        option(f"Goals in ms, such as ttft:500 tpot:50 ({', '.join(METRICS)}).", "--goodput"),
+    ),
+)
+"""Options of every load: parameter, type, default, and how they are shown."""
+
+
+def with_load(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a load; it receives them as `load`, `api_key` and `goals`."""
+
+    def run(**values: Any) -> None:
+        given = {name: values.pop(name) for name, *_ in _LOAD}
+        goals = checked(read_goals, given.pop("goodput") or ())
+        command(api_key=given.pop("api_key"), load=_load(given), goals=goals, **values)
+
+    own = inspect.signature(command).parameters.values()
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[kind, option],
+        )
+        for name, kind, default, option in _LOAD
+    ]
+    parameters += [each for each in own if each.name not in ("load", "api_key", "goals")]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def checked(read: Any, text: Any) -> Any:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _load(given: dict[str, Any]) -> BenchRun:
+    prompts = RandomPrompts(
+        given.pop("input_len"),
+        given.pop("output_len"),
+        given.pop("range_ratio"),
+        given.pop("prefix_len"),
+    )
+    return BenchRun(
+        endpoint=_endpoint(given.pop("backend")),
+        dataset=_dataset(given.pop("dataset_name"), given.pop("dataset_path")),
+        timeout_s=given.pop("timeout"),
+        prompts=prompts,
+        request_rate=math.inf,
+        **given,
+    )
+
+
+def _endpoint(backend: str) -> Endpoint:
+    if backend in ("openai", "vllm"):
+        return "completions"
+    if backend == _CHAT_BACKEND:
+        return "chat"
+    raise ConfigError(f"--backend {backend}: not openai, vllm or openai-chat", param="--backend")
+
+
+def _dataset(name: str, path: Path | None) -> Path | None:
+    if name not in (_RANDOM, "sharegpt", "custom"):
+        raise ConfigError(
+            f"--dataset-name {name}: not random, sharegpt or custom", param="--dataset-name"
+        )
+    if (name == _RANDOM) != (path is None):
+        raise ConfigError("--dataset-path goes with --dataset-name sharegpt or custom")
+    if path is not None and not path.is_file():
+        raise ConfigError(f"--dataset-path {path}: there is no such file", param="--dataset-path")
+    return path
