@@ -96,6 +96,7 @@ def test_a_multiplier_of_the_table_does_not_scale_images(tiny: Tiny) -> None:
     image = torch.randn(2, decoder.facts.hidden_size)
     embedded = decoder.embed(torch.tensor([5, 6, 7, 8]), [Patch(slice(1, 3), image)])
     assert torch.equal(embedded[1:3], image)
+    assert isinstance(decoder.embedding, torch.Tensor)
     assert torch.equal(embedded[[0, 3]], 8.0 * decoder.embedding[[5, 8]])
 
 

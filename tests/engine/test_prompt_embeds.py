@@ -42,6 +42,7 @@ def test_the_multiplier_counts_for_patches_only_where_the_family_says_so(
     hidden = decoder.embed(torch.tensor([5, 6, 7]), [Patch(slice(1, 3), patch)])
     factor = config.embedding_multiplier
     assert factor == 3.0
+    assert isinstance(decoder.embedding, torch.Tensor)
     assert torch.equal(hidden[0], decoder.embedding[5] * factor)
     assert torch.equal(hidden[1:], patch * (factor if multiplies else 1.0))
 

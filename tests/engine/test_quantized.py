@@ -1,5 +1,6 @@
 """Quantized checkpoints against the same model with the numbers that their tensors stand for."""
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -7,18 +8,20 @@ from typing import Any, Final
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.fakes.engine_driver import EngineDriver, Job, greedy
+from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.general_models import GENERAL, HEADS
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.quantized import shard, write_checkpoint
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.kernels.linear.formats.round import Rounding, rounded
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.quantization import read_quantization
 from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 SIZES: Final = {"intermediate_size": 96, "num_hidden_layers": 2}
@@ -71,7 +74,7 @@ def check(quantized: Path, plain: Path) -> None:
     expected, expected_logprobs, expected_ids = outcome(plain, prompt)
     assert (tokens, ids) == (expected, expected_ids)
     torch.testing.assert_close(
-        torch.tensor(logprobs), torch.tensor(expected_logprobs), atol=1e-5, rtol=0
+        torch.tensor(logprobs), torch.tensor(expected_logprobs), atol=5e-5, rtol=0
     )
     oracle: Any = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     with torch.no_grad():
@@ -128,12 +131,51 @@ def test_the_parts_of_a_weight_may_lie_in_several_files(
     assert EngineDriver(tmp_path).tokens(jobs) == EngineDriver(plain).tokens(jobs)
 
 
-def test_a_half_precision_model_holds_the_rounded_weights(written: Written) -> None:
-    quantized, plain = written("qwen2", "pack4")
-    jobs = [Job(prompt_of(30), SCORED)]
+@pytest.mark.parametrize("scheme", ["pack4", "gptq_desc_act", "int8", "nvfp4", "fp8_block"])
+def test_half_precision_is_within_the_rounding_of_activations(
+    written: Written, scheme: str
+) -> None:
+    quantized, plain = written("qwen2", scheme)
+    expected = outcome(plain, prompt_of(40))[1]
+    job = Job(prompt_of(40), SCORED)
+    (seen,) = EngineDriver(quantized, dtype="bfloat16").run([job])
+    assert seen.prompt_logprobs is not None
+    found = torch.tensor([each.logprob for each in seen.prompt_logprobs if each is not None])
+    error = (found - torch.tensor(expected)).norm() / torch.tensor(expected).norm()
+    assert error < 3e-2
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("rounding", ["int8", "int4", "fp8"])
+def test_a_plain_checkpoint_is_rounded_when_it_is_loaded(
+    written: Written, tmp_path: Path, family: str, rounding: Rounding
+) -> None:
+    _, plain = written(family, "int8")
+    tensors = load_file(plain / "model.safetensors")
+    for name, weight in tensors.items():
+        if name.endswith("_proj.weight") and ".experts." not in name:
+            tensors[name] = rounded(weight, rounding).decoded()
+        elif name in ("lm_head.weight", "model.embed_tokens.weight"):
+            is_head = name == "lm_head.weight" or "lm_head.weight" not in tensors
+            to: Rounding = "fp8" if rounding == "fp8" else "int8"
+            tensors[name] = rounded(weight, to).decoded() if is_head else weight
+    shutil.copytree(plain, tmp_path / "rounded")
+    save_file(tensors, tmp_path / "rounded" / "model.safetensors", metadata={"format": "pt"})
+    job = Job(prompt_of(40), SCORED)
     seen = []
-    for directory in (quantized, plain):
-        (result,) = EngineDriver(directory, dtype="bfloat16").run(jobs)
+    for directory, name in ((plain, rounding), (tmp_path / "rounded", None)):
+        (result,) = EngineDriver(directory, quantization=name).run([job])
         assert result.prompt_logprobs is not None
-        seen.append([each and each.logprob for each in result.prompt_logprobs])
-    assert seen[0] == seen[1]
+        logprobs = [each.logprob for each in result.prompt_logprobs if each is not None]
+        seen.append((result.token_ids, torch.tensor(logprobs)))
+    assert seen[0][0] == seen[1][0]
+    torch.testing.assert_close(seen[0][1], seen[1][1], atol=2e-4, rtol=0)
+
+
+def test_the_setting_has_to_fit_the_checkpoint(written: Written) -> None:
+    quantized, plain = written("qwen2", "gptq4")
+    load(quantized, quantization="gptq_marlin")
+    with pytest.raises(ConfigError, match=r"is 'int8', but .* is quantized as 'gptq'"):
+        load(quantized, quantization="int8")
+    with pytest.raises(ConfigError, match=r"is 'awq', but .* is not quantized; int8, int4, fp8"):
+        load(plain, quantization="awq")

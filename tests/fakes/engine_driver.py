@@ -13,7 +13,7 @@ from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, S
 from tokenmesh.services.worker_svc.engine.speculating import Proposer
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.services.worker_svc.runner.build import RunnableModel, build_runner
-from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
+from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
@@ -67,6 +67,7 @@ def load(
     max_model_len: int | Literal["auto"] | None = None,
     model_impl: ModelImpl = "auto",
     trust_remote_code: bool = False,
+    quantization: QuantizationName | None = None,
     **settings: Any,
 ) -> tuple[RunnableModel, WorkerSettings]:
     """Load a checkpoint, with a small KV pool unless `settings` say otherwise."""
@@ -79,6 +80,7 @@ def load(
         max_model_len=max_model_len,
         model_impl=model_impl,
         trust_remote_code=trust_remote_code,
+        quantization=quantization,
     )
     return build_runner(model, worker, lambda done, total: None), worker
 

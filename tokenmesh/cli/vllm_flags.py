@@ -34,7 +34,9 @@ FIXED: Final = {
     "enable-server-load-tracking": Fixed("GET /load always counts"),
     "enable-ssl-refresh": Fixed("certificates are read again when they change"),
     "kv-cache-dtype": Fixed("the KV cache has the model's type", ("auto",)),
-    "load-format": Fixed("checkpoints are read from safetensors", ("auto", "hf", "safetensors")),
+    "load-format": Fixed(
+        "a checkpoint is read as what it is", ("auto", "hf", "safetensors", "gguf")
+    ),
     "logprobs-mode": Fixed("log-probabilities are the model's own", ("raw_logprobs",)),
     "mamba-cache-mode": Fixed(
         "states are saved at ends of blocks; `worker.saved_states` 0 saves none", ("align",)
@@ -77,7 +79,6 @@ ADVICE: Final = {
     "optimization-level": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
     "override-generation-config": "edit the checkpoint's generation_config.json",
     "profiler-config": "--profiler-dir is where /stop_profile writes, with --enable-admin-routes",
-    "quantization": "config.json says how a checkpoint is quantized; leave the flag out",
     "reasoning-config": "--reasoning-parser names the parser",
     "rope-scaling": "edit the checkpoint's config.json",
     "speculative-config": "speculative decoding is not implemented; leave the flag out",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.gguf import is_gguf, unpacked
 
 SERVED_FILES: Final = (
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"),
@@ -17,15 +18,18 @@ _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
     """The local directory of `model`; of a hub id only the files of `patterns` are downloaded.
 
+    A GGUF file is unpacked into a directory of the user's cache.
+
     Blocks. Raises CheckpointError with the reason.
     """
     directory = Path(model).expanduser()
     if directory.is_dir():
         return directory
+    if is_gguf(directory):
+        return unpacked(directory)
     if directory.exists():
-        raise CheckpointError(
-            f"{model}: is a file; a model is a directory or a hub id", param="model"
-        )
+        what = "a model is a directory, a GGUF file (.gguf) or a hub id"
+        raise CheckpointError(f"{model}: is a file; {what}", param="model")
     if _HUB_ID.fullmatch(model) is None or model.startswith("."):
         raise CheckpointError(
             f"{model}: there is no such directory, and it is not a hub id", param="model"

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.linear.cpu import OneDnnWeight, PlainWeight, can_pack
-from tokenmesh.kernels.linear.layer import Linear, Weight, linear, pack
+from tokenmesh.kernels.linear.layer import Linear, Weight, linear, pack, pack_codes
 from tokenmesh.kernels.linear.reference import linear_reference
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -28,4 +28,5 @@ __all__ = [
     "linear",
     "linear_reference",
     "pack",
+    "pack_codes",
 ]

@@ -5,9 +5,11 @@ from typing import Protocol
 
 import torch
 
+from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.cpu import OneDnnWeight, PlainWeight, can_pack
+from tokenmesh.kernels.linear.formats.round import Rounding, rounded
 from tokenmesh.kernels.lora import LoraBank, add_lora
-from tokenmesh.kernels.native import NativeWeight
+from tokenmesh.kernels.native import NativeCodes, NativeWeight
 
 
 class Weight(Protocol):
@@ -29,17 +31,40 @@ class Linear:
     """Its place in the adapters of its model; set while that is built."""
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None, native: bool = False) -> Linear:
+def pack(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    native: bool = False,
+    rounding: Rounding | None = None,
+) -> Linear:
     """Take over weight [O, I] and bias [O] in the fastest form for their device and dtype.
 
     native: the C kernels have been started. They read a bfloat16 weight 1.6 times as fast as oneDNN
-    on one token.
+    on one token. rounding: what the weight is rounded to before.
     """
+    if rounding is not None:
+        return pack_codes(rounded(weight, rounding), bias, weight.dtype, native)
     if native and NativeWeight.fits(weight):
         return Linear(NativeWeight.pack(weight, bias))
     if weight.is_cuda or not can_pack(weight.dtype):
         return Linear(PlainWeight(weight, bias))
     return Linear(OneDnnWeight.pack(weight, bias))
+
+
+def pack_codes(
+    codes: Codes, bias: torch.Tensor | None, dtype: torch.dtype, native: bool = False
+) -> Linear:
+    """Take over codes for products with x of `dtype`: in their format where a kernel computes in
+    it, else as a plain weight.
+
+    In float32 products are those of the decoded weight. In bfloat16 the kernel rounds x to int8,
+    with a scale for at most 64 inputs.
+    """
+    is_exact = dtype == torch.float32
+    is_known = is_exact or (dtype == torch.bfloat16 and codes.kind != "e4m3")
+    if native and is_known and NativeCodes.fits(codes):
+        return Linear(NativeCodes.pack(codes, bias, is_exact))
+    return pack(codes.decoded().to(dtype), bias, native)
 
 
 def linear(x: torch.Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> torch.Tensor:

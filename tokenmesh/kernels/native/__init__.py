@@ -6,6 +6,7 @@ there. Every number they compute depends on its own inputs alone: not on the num
 batch, the chunk of a prompt, or the threads.
 """
 
+from tokenmesh.kernels.native.codes import NativeCodes
 from tokenmesh.kernels.native.elementwise import native_norm, native_silu_mul
 from tokenmesh.kernels.native.experts import Gate, NativeExperts, native_experts
 from tokenmesh.kernels.native.noise import native_noise
@@ -21,6 +22,7 @@ __all__ = [
     "MAX_QUERIES",
     "Gate",
     "Kind",
+    "NativeCodes",
     "NativeExperts",
     "NativeWeight",
     "Op",

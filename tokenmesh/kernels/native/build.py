@@ -20,11 +20,21 @@ import torch
 COMPILE_TIMEOUT_S: Final = 120.0
 _FLAGS: Final = (
     *("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno"),
-    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mbmi2"),
+    *(
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512dq",
+        "-mavx512bf16",
+        "-mavx512vnni",
+        "-mfma",
+        "-mbmi2",
+    ),
 )
 _SOURCES: Final = (
     "pool.c",
     "gemm.c",
+    "quantized.c",
     "experts.c",
     "routed.c",
     "noise.c",

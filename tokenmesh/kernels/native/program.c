@@ -9,6 +9,7 @@
 #include "gemm.h"
 #include "lora.h"
 #include "pool.h"
+#include "quantized.h"
 #include "routed.h"
 #include "softmax.h"
 #include "vec.h"

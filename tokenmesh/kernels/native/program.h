@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 enum { TM_NORM, TM_LINEAR, TM_HEAD_NORM, TM_ROPE, TM_KV_WRITE, TM_ATTENTION, TM_SILU_MUL, TM_ADD, TM_SCALE,
-       TM_GELU_MUL, TM_GELU_TANH_MUL, TM_EXPERTS, TM_TOKEN_GATE, TM_LORA };
+       TM_GELU_MUL, TM_GELU_TANH_MUL, TM_EXPERTS, TM_TOKEN_GATE, TM_LORA, TM_QUANTIZED };
 
 enum { MAX_DIM = 256, MAX_QUERIES = 32 }; /* head_dim; query heads of a kv head, times tokens */
 
@@ -21,7 +21,8 @@ struct tm_op {
     int64_t group;          /* KV_WRITE, ATTENTION: whose tables */
     int64_t window;         /* ATTENTION: 0 without */
     float value;            /* NORM, HEAD_NORM: eps; ATTENTION: scale; ADD: factor */
-    const void *weight;     /* ATTENTION: float [heads] sinks or NULL; EXPERTS: a struct tm_routed */
+    const void *weight;     /* ATTENTION: float [heads] sinks or NULL; EXPERTS: a struct tm_routed;
+                             * QUANTIZED: a struct tm_quantized */
     const void *bias;
     float softcap;          /* ATTENTION: 0 without */
 };

@@ -53,14 +53,14 @@ class Program:
         model: ProgramModel,
         ops: Sequence[Op],
         widths: Sequence[int],
-        weights: Sequence[torch.Tensor],
+        kept: Sequence[object],
         routed: Sequence[Routed] = (),
     ) -> None:
-        """The program keeps alive the weights and routed experts that operations point to."""
+        """kept: what operations point to, which the program keeps alive; routed experts too."""
         self._model = model
         self._ops = (Op * len(ops))(*ops)
         self._widths = (ctypes.c_int64 * len(widths))(*widths)
-        self._weights = weights
+        self._kept = kept
         self._routed = routed
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._buffers: list[torch.Tensor] = []

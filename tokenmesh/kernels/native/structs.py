@@ -30,6 +30,8 @@ class Kind(IntEnum):
     TOKEN_GATE = 12
     """Every number of a token times the sigmoid of the source's one."""
     LORA = 13
+    QUANTIZED = 14
+    """A linear layer whose weight is codes."""
 
 
 class Op(ctypes.Structure):

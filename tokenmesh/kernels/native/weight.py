@@ -39,6 +39,10 @@ class NativeWeight:
         """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32."""
         return native_linear(x, self, out_dtype)
 
+    def rows(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of the weight: index [N] -> [N, I], a new tensor."""
+        return self.panels[index // PANEL, :, index % PANEL].flatten(1).to(dtype)
+
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
         """Whether the kernels know the dtype and the number of inputs."""

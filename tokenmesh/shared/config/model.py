@@ -10,6 +10,22 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
 ModelRunner = Literal["auto", "generate", "pooling"]
 ModelConvert = Literal["auto", "none", "embed", "classify"]
+QuantizationName = Literal[
+    "int8",
+    "int4",
+    "fp8",
+    "awq",
+    "awq_marlin",
+    "bitsandbytes",
+    "compressed-tensors",
+    "fbgemm_fp8",
+    "gguf",
+    "gptq",
+    "gptq_marlin",
+    "modelopt",
+    "modelopt_fp4",
+    "mxfp4",
+]
 
 
 class ModelSettings(BaseModel):
@@ -17,7 +33,7 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(description="Local directory or hub id of the checkpoint.")
+    model: str = Field(description="Local directory, GGUF file or hub id of the checkpoint.")
     served_model_name: tuple[str, ...] = Field(
         default=(), description="Names clients may use; the first is canonical. Default: the model."
     )
@@ -28,6 +44,11 @@ class ModelSettings(BaseModel):
     dtype: Dtype = Field(
         default="auto",
         description="Weights and activations; a CPU computes float16 in bfloat16 or float32.",
+    )
+    quantization: QuantizationName | None = Field(
+        default=None,
+        description="int8, int4, fp8: round the weights of linear layers when they are loaded. The "
+        "others confirm how a checkpoint is quantized, which its config.json says anyway.",
     )
     model_impl: ModelImpl = Field(
         default="auto",

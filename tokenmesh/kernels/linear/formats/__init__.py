@@ -4,6 +4,7 @@ A format is given a module's tensors and makes the weight of them in float32. Th
 specification of every kernel that computes in a format, and what is loaded where there is none.
 """
 
+from tokenmesh.kernels.codes import Codes, merged
 from tokenmesh.kernels.linear.formats.awq import Awq
 from tokenmesh.kernels.linear.formats.bitsandbytes import Bnb4, Bnb8
 from tokenmesh.kernels.linear.formats.fp4 import MXFP4_GROUP, NVFP4_GROUP, Fp4
@@ -21,6 +22,7 @@ __all__ = [
     "Awq",
     "Bnb4",
     "Bnb8",
+    "Codes",
     "Format",
     "FormatError",
     "Fp4",
@@ -29,4 +31,5 @@ __all__ = [
     "Packed",
     "Part",
     "Scaled",
+    "merged",
 ]

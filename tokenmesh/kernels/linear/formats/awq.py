@@ -8,7 +8,8 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.linear.formats.packing import unpack_words
+from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.packing import codes_by_group, unpack_words
 from tokenmesh.kernels.linear.formats.parts import (
     FLOATS,
     Parts,
@@ -47,6 +48,11 @@ class Awq:
         zeros, scales = _outputs(tensors["qzeros"]), tensors["scales"].float()
         products = numbers.view(len(scales), -1, numbers.shape[1])
         return products.sub_(zeros[:, None]).mul_(scales[:, None]).flatten(0, 1).t()
+
+    def codes(self, tensors: Tensors) -> Codes | None:
+        numbers = unpack_words(tensors["qweight"], _BITS, places=_PLACES).t()
+        zeros, scales = _outputs(tensors["qzeros"]), tensors["scales"].float()
+        return codes_by_group(numbers, _BITS, zeros.t(), scales.t(), None)
 
 
 def _outputs(words: torch.Tensor) -> torch.Tensor:

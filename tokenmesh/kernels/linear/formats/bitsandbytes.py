@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.parts import (
     FormatError,
     Part,
@@ -75,6 +76,10 @@ class Bnb4:
         spread = maxima.repeat_interleave(state["blocksize"])[:count]
         return (tensors["weight.quant_map"][numbers.int()] * spread).view(state["shape"])
 
+    def codes(self, _tensors: Tensors) -> Codes | None:
+        """None: its table is of floats."""
+        return None
+
     def _state_of(self, stored: torch.Tensor) -> dict[str, Any]:
         try:
             state = json.loads(bytes(stored.tolist()))
@@ -115,3 +120,6 @@ class Bnb8:
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
         return _ROWS.reference(tensors)
+
+    def codes(self, tensors: Tensors) -> Codes | None:
+        return _ROWS.codes(tensors)

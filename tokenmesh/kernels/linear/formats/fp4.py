@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 import torch
 
-from tokenmesh.kernels.linear.formats.mxfp4 import e2m1_numbers
+from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.mxfp4 import E2M1_CENTER, E2M1_TABLE, e2m1_numbers
 from tokenmesh.kernels.linear.formats.parts import (
     Parts,
     Tensors,
@@ -52,11 +53,27 @@ class Fp4:
             expect(parts, self.whole, (torch.float32,), self.weight, (), (1,))
         return outputs, 2 * width
 
+    def codes(self, tensors: Tensors) -> Codes | None:
+        packed = tensors[self.weight]
+        return Codes(
+            torch.stack((packed & 15, packed >> 4), -1).flatten(1),
+            bits=4,
+            scales=self._scales(tensors) / 2,
+            group_size=self.group_size,
+            kind="table",
+            center=E2M1_CENTER,
+            table=E2M1_TABLE,
+        )
+
+    def _scales(self, tensors: Tensors) -> torch.Tensor:
+        scales = scale_numbers(tensors["weight_scale"])
+        if self.whole is None:
+            return scales
+        whole = tensors[self.whole].float()
+        return scales * whole if self.use == "multiply" else scales / whole
+
     def reference(self, tensors: Tensors) -> torch.Tensor:
         numbers = e2m1_numbers(tensors[self.weight])
-        scales = scale_numbers(tensors["weight_scale"])
-        if self.whole is not None:
-            whole = tensors[self.whole].float()
-            scales = scales * whole if self.use == "multiply" else scales / whole
+        scales = self._scales(tensors)
         numbers.view(*scales.shape, self.group_size).mul_(scales[..., None])
         return numbers

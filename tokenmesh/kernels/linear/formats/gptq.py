@@ -9,9 +9,11 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.packing import (
     WORD_BITS,
     by_group,
+    codes_by_group,
     ordered_group,
     unpack_words,
 )
@@ -58,11 +60,22 @@ class Gptq:
         return outputs, inputs
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
+        numbers, zeros, scales, group = self._parts(tensors)
+        return by_group(numbers, zeros, scales, group)
+
+    def codes(self, tensors: Tensors) -> Codes | None:
+        numbers, zeros, scales, group = self._parts(tensors)
+        return codes_by_group(numbers, self.bits, zeros, scales, group)
+
+    def _parts(
+        self, tensors: Tensors
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Numbers [O, I], zero points and scales [O, G], each input's group."""
         numbers = unpack_words(tensors["qweight"].t(), self.bits)
         scales = tensors["scales"].float()
         zeros = unpack_words(tensors["qzeros"], self.bits).int() + self.zero_offset
         # a stored zero point of -1 has all bits set
         zeros = (zeros & ((1 << self.bits) - 1)).float()
         inputs, groups = numbers.shape[1], len(scales)
-        order = ordered_group(tensors.get("g_idx"), inputs, groups, self.has_order, "g_idx")
-        return by_group(numbers, zeros.t(), scales.t(), order)
+        group = ordered_group(tensors.get("g_idx"), inputs, groups, self.has_order, "g_idx")
+        return numbers, zeros.t(), scales.t(), group

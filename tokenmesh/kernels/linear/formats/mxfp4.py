@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.parts import FormatError, Parts, Tensors, expect, part_of
 
 BLOCK_BYTES: Final = 16
@@ -20,6 +21,9 @@ _MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES: Final = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))
 """Values by the 4 bits, the first of which is the sign."""
 _BYTES: Final = (torch.uint8,)
+E2M1_CENTER: Final = 12
+E2M1_TABLE: Final = tuple(int(2 * each) + E2M1_CENTER for each in _VALUES)
+"""Twice the values by their bits, plus the center: whole numbers from 0 on."""
 
 
 def e2m1_numbers(packed: torch.Tensor) -> torch.Tensor:
@@ -62,3 +66,7 @@ class Mxfp4Experts:
     def reference(self, tensors: Tensors) -> torch.Tensor:
         """float32 [E, I, O]."""
         return dequantize(tensors["blocks"], tensors["scales"], torch.float32).transpose(-1, -2)
+
+    def codes(self, _tensors: Tensors) -> Codes | None:
+        """None: kernels of experts read plain weights."""
+        return None

@@ -10,9 +10,11 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.packing import (
     WORD_BITS,
     by_group,
+    codes_by_group,
     ordered_group,
     unpack_words,
 )
@@ -71,6 +73,16 @@ class Packed:
         return outputs, inputs
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
+        return by_group(*self._parts(tensors))
+
+    def codes(self, tensors: Tensors) -> Codes | None:
+        numbers, zeros, scales, group = self._parts(tensors)
+        return codes_by_group(numbers, self.bits, zeros, scales, group)
+
+    def _parts(
+        self, tensors: Tensors
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Numbers [O, I], zero points and scales [O, G] or [1, 1], each input's group."""
         inputs = int(tensors["weight_shape"][1])
         numbers = unpack_words(tensors["weight_packed"], self.bits, inputs)
         scales = tensors["weight_scale"].float()
@@ -84,7 +96,7 @@ class Packed:
             given = None  # what stands for no order
         groups = scales.shape[1]
         order = ordered_group(given, inputs, groups, self.has_order, "weight_g_idx")
-        return by_group(numbers, zeros, scales, order)
+        return numbers, zeros, scales, order
 
 
 def _words(count: int, bits: int) -> int:

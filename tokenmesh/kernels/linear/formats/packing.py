@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.parts import FormatError
 
 WORD_BITS = 32
@@ -45,6 +46,37 @@ def by_group(
     products = numbers.float().view(len(numbers), scales.shape[1], -1)
     products.sub_(zeros[..., None]).mul_(scales[..., None])
     return products.view(numbers.shape)
+
+
+def codes_by_group(
+    numbers: torch.Tensor,
+    bits: int,
+    zeros: torch.Tensor,
+    scales: torch.Tensor,
+    group: torch.Tensor | None,
+) -> Codes | None:
+    """As `by_group`, of numbers of some bits. None where groups are not of one size."""
+    outputs, inputs = numbers.shape
+    num_groups = scales.shape[1]
+    size = inputs // num_groups
+    order = None
+    if group is not None:
+        if bool((torch.bincount(group, minlength=num_groups) != size).any()):
+            return None
+        order = group.argsort(stable=True)
+        numbers = numbers[:, order]
+    center = 1 << (bits - 1)
+    scales = scales.expand(outputs, num_groups)
+    offsets = (center - zeros.expand(outputs, num_groups)) * scales
+    return Codes(
+        numbers,
+        bits=4 if bits <= 4 else 8,
+        scales=scales,
+        group_size=size,
+        offsets=offsets if bool(offsets.any()) else None,
+        center=center,
+        order=order,
+    )
 
 
 def ordered_group(

@@ -6,6 +6,8 @@ from typing import Final, Protocol
 
 import torch
 
+from tokenmesh.kernels.codes import Codes
+
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -56,6 +58,12 @@ class Format(Protocol):
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
         """float32 [O, I]: what the parts stand for. Raises FormatError for bad numbers."""
+
+    def codes(self, tensors: Tensors) -> Codes | None:
+        """The same as codes that kernels compute with; None where the format is none of them.
+
+        Raises FormatError for bad numbers.
+        """
 
 
 def part_of(parts: Parts, name: str, dtypes: tuple[torch.dtype, ...], beside: str) -> Part:

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.packing import spread
 from tokenmesh.kernels.linear.formats.parts import (
     FLOATS,
@@ -24,6 +25,7 @@ E8M0: Final = (torch.uint8, torch.float8_e8m0fnu)
 """Powers of two of the OCP Microscaling Formats specification; 255 is NaN."""
 WHOLE: Final = 0
 """Size of a tile that spans all rows or columns."""
+_INT8_CENTER: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,22 @@ class Scaled:
         weight.mul_(spread(scales, rows, weight.shape))
         return weight if self.divisor == 1 else weight.div_(self.divisor)
 
+    def codes(self, tensors: Tensors) -> Codes | None:
+        weight = tensors[self.weight]
+        outputs, inputs = weight.shape
+        rows, columns = self.tile
+        scales = _as_matrix(scale_numbers(tensors[self._scale_in(tensors)])) / self.divisor
+        scales = _by_row(scales, rows, outputs)
+        size = inputs if columns == WHOLE else columns
+        if weight.dtype != torch.int8:
+            return Codes(weight.view(torch.uint8), 8, scales, size, kind="e4m3")
+        offsets = None
+        if self.zero_point is not None and self.zero_point in tensors:
+            zeros = _by_row(_as_matrix(tensors[self.zero_point].float()), rows, outputs)
+            offsets = -zeros * scales
+        numbers = weight.view(torch.uint8) ^ _INT8_CENTER
+        return Codes(numbers, 8, scales, size, offsets, center=_INT8_CENTER)
+
     def _scale_in(self, parts: Parts | Tensors) -> str:
         return next((name for name in self.scales if name in parts), self.scales[0])
 
@@ -87,6 +105,13 @@ class Scaled:
         if self.tile == (WHOLE, WHOLE):
             return [(), (1,), counts]
         return [counts, (outputs,)] if self.tile == (1, WHOLE) else [counts]
+
+
+def _by_row(scales: torch.Tensor, rows: int, outputs: int) -> torch.Tensor:
+    """[ceil(O / rows), G] -> [O, G]; rows: WHOLE for [1, G]."""
+    if rows == WHOLE:
+        return scales.expand(outputs, -1)
+    return scales.repeat_interleave(rows, 0)[:outputs]
 
 
 def scale_numbers(scales: torch.Tensor) -> torch.Tensor:

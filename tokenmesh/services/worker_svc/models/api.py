@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from tokenmesh.kernels.alignment import MULTIPLE
+from tokenmesh.kernels.linear.formats.round import Rounding
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.layers.rotary import RopeConfig
 from tokenmesh.services.worker_svc.layers.step import Patch, Step
@@ -39,6 +40,8 @@ class ModelFacts:
     """States [*, hidden] of an encoder that every prompt attends to; 0: none."""
     quantization: Quantization | None = field(default=None, kw_only=True)
     """How its weights are stored; None: plainly."""
+    rounding: Rounding | None = field(default=None, kw_only=True)
+    """What plain weights are rounded to when they are loaded."""
     media: MediaFacts = field(default=TEXT_ONLY, kw_only=True)
 
     @property

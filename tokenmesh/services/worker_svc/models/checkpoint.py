@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.linear.formats import Part
+from tokenmesh.kernels.linear.formats import Codes, Part, merged
 from tokenmesh.services.worker_svc.models.quantization import (
     EncodedWeight,
     Quantization,
@@ -120,6 +120,10 @@ class Checkpoint:
         plain = {name: self._shards.file_of(name)[name].shape for name in self._plain()}
         return plain | {name: each.shape for name, each in self._encoded.items()}
 
+    def decoded_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an encoded weight."""
+        return self._encoded[name].shape
+
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor; the directory if none does."""
         if name in self._encoded:
@@ -180,6 +184,26 @@ class Checkpoint:
             self.take_into(name, rows[first : first + size])
             first += size
         return rows
+
+    def take_codes(self, named: list[tuple[str, int]], inputs: int) -> Codes | None:
+        """Weights [size, inputs] one below the other as one of codes.
+
+        None where one is stored plainly, in a format without codes, or unlike the others.
+        """
+        if any(name not in self._encoded for name, _ in named):
+            return None
+        parts = []
+        bytes_read = self.bytes_read
+        for name, size in named:
+            self._check(name, (size, inputs))
+            parts.append(self._encoded[name].codes())
+        found = [each for each in parts if each is not None]
+        codes = merged(found) if len(found) == len(parts) else None
+        if codes is None:
+            self.bytes_read = bytes_read  # they are read again
+        else:
+            self._taken.update(name for name, _ in named)
+        return codes
 
     def take_into(self, name: str, target: torch.Tensor) -> None:
         """Read a tensor into a contiguous one of its shape. Raises CheckpointError."""

@@ -6,9 +6,11 @@ A worker with a native model never imports transformers' modules, which takes se
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 
+from tokenmesh.kernels.linear.formats.round import Rounding
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
@@ -18,8 +20,10 @@ from tokenmesh.services.worker_svc.models.native.read_config import (
     is_native,
     read_facts,
 )
+from tokenmesh.services.worker_svc.models.quantization import Quantization
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +36,35 @@ def read_model_facts(raw: RawConfig, directory: Path, model: ModelSettings) -> M
 
 def _read(raw: RawConfig, directory: Path, model: ModelSettings) -> ModelFacts:
     impl = model.model_impl
+    facts: ModelFacts
     if impl == "native" or (impl == "auto" and is_native(raw)):
-        return read_facts(raw)
-    from tokenmesh.services.worker_svc.models.hf.facts import read_hf_facts
+        facts = read_facts(raw)
+    else:
+        from tokenmesh.services.worker_svc.models.hf.facts import read_hf_facts
 
-    return read_hf_facts(raw, directory, model.trust_remote_code)
+        facts = read_hf_facts(raw, directory, model.trust_remote_code)
+    return replace(facts, rounding=_rounding(facts.quantization, model))
+
+
+def _rounding(stored: Quantization | None, model: ModelSettings) -> Rounding | None:
+    """What plain weights are rounded to. Raises ConfigError where a checkpoint is stored unlike it.
+
+    A checkpoint that is quantized keeps its format, and the setting may only confirm it.
+    """
+    asked = model.quantization
+    if asked is None:
+        return None
+    if stored is not None:
+        if asked.removesuffix("_marlin") != stored.method:
+            problem = f"is {asked!r}, but {model.model} is quantized as {stored.method!r}"
+            raise ConfigError(f"quantization {problem}; leave it out", param="quantization")
+        return None
+    if asked not in get_args(Rounding):
+        known = ", ".join(get_args(Rounding))
+        problem = f"is {asked!r}, but {model.model} is not quantized"
+        raise ConfigError(f"quantization {problem}; {known} quantize it", param="quantization")
+    rounding: Rounding = asked  # type: ignore[assignment]
+    return rounding
 
 
 def load_model(
@@ -50,6 +78,9 @@ def load_model(
 
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
+    if facts.rounding is not None and not has_kernels:
+        what = "weights are rounded to %s and decoded again, which saves no memory: no C kernels"
+        logger.warning(what, facts.rounding)
     if facts.quantization is not None:
         checkpoint.decode(facts.quantization)
     if isinstance(facts, NativeFacts):

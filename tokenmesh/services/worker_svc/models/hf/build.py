@@ -20,6 +20,7 @@ from tokenmesh.services.worker_svc.models.hf.check import (
     prompts,
     reference,
 )
+from tokenmesh.services.worker_svc.models.hf.codes import offer_stored, round_weights
 from tokenmesh.services.worker_svc.models.hf.cross import states_for_check
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.language import stand_in
@@ -146,6 +147,10 @@ def read_tree(
 ) -> tuple[HfModel, Reference]:
     """The tree over our memory, and the logits that it has to come to."""
     model = read_weights(facts, checkpoint, dtype, progress)
+    if facts.quantization is not None:
+        offer_stored(model, checkpoint)
+    if facts.rounding is not None:
+        round_weights(model, model.get_output_embeddings(), facts.rounding)
     expected = reference(model, facts.vocab_size, _states(facts, model))
     tree = adapt(model, facts.ropes)
     body = Computed(tree.body)

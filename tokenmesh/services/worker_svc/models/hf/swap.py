@@ -12,12 +12,13 @@ from typing import Any, Final
 
 import torch
 
-from tokenmesh.kernels.linear import Linear, linear, pack
+from tokenmesh.kernels.linear import Linear, linear, pack, pack_codes
 from tokenmesh.kernels.moe.cpu import activated as activated_in_float32
 from tokenmesh.kernels.moe.spec import ExpertsSpec
 from tokenmesh.kernels.native import NativeWeight
 from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.mlp import activated
+from tokenmesh.services.worker_svc.models.hf.codes import codes_of
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     Calls,
     Gated,
@@ -104,7 +105,7 @@ def _pays(group: list[torch.nn.Linear], native: bool) -> bool:
 
 def _set_products(group: list[torch.nn.Linear], native: bool) -> None:
     sizes = [each.out_features for each in group]
-    layer = _packed(group, native)
+    layer = packed(group, native)
     _note_parts(group, layer)
     if len(group) == 1:
         _run_by(group[0], lambda x: _by_row(linear, x, layer), layer)
@@ -131,8 +132,17 @@ def _part(merged: "_Merged", number: int) -> Callable[[torch.Tensor], torch.Tens
     return lambda x: merged.part(number, x)
 
 
-def _packed(group: list[torch.nn.Linear], native: bool) -> Linear:
-    return pack(*taken(group), native)
+def packed(group: list[torch.nn.Linear], native: bool, order: torch.Tensor | None = None) -> Linear:
+    """Take over linear layers that read the same input; outputs below each other or in `order`."""
+    codes = codes_of(group) if native else None
+    weight, bias = taken(group)
+    if order is not None:
+        codes = None if codes is None else codes.rows(order)
+        weight = weight if codes is not None else weight[order.to(weight.device)]
+        bias = None if bias is None else bias[order.to(bias.device)]
+    if codes is not None:
+        return pack_codes(codes, bias, weight.dtype, native)
+    return pack(weight, bias, native)
 
 
 def taken(group: list[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -222,8 +232,8 @@ def _set_own_products(module: torch.nn.Module, calls: Calls) -> int:
 
 
 def _set_gated(module: torch.nn.Module, gated: Gated, native: bool) -> None:
-    gate_up = _packed(gated.gate_up, native)
-    down = _packed([gated.down], native)
+    gate_up = packed(gated.gate_up, native)
+    down = packed([gated.down], native)
     _note_parts(gated.gate_up, gate_up)
     _note_parts([gated.down], down)
     spec = gated.spec

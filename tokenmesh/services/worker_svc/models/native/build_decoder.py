@@ -1,10 +1,12 @@
 """Checkpoint -> Decoder: merge projections, order rows for rope, pack weights, layer by layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from tokenmesh.kernels.linear import Linear, pack
+from tokenmesh.kernels.linear import Linear, pack, pack_codes
+from tokenmesh.kernels.linear.formats.round import Rounding
+from tokenmesh.kernels.native import NativeCodes, NativeWeight
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.services.worker_svc.layers.attention import Attention
@@ -14,7 +16,7 @@ from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import LayerConfig, Names
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer, Table
 from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 from tokenmesh.shared.allocator import trim_heap
 
@@ -35,9 +37,9 @@ def build_decoder(
         (n for n in facts.names if f"{n.model}embed_tokens.weight" in checkpoint), facts.names[0]
     )
     shape = (config.vocab_size, config.hidden_size)
-    embedding = checkpoint.take(f"{names.model}embed_tokens.weight", shape, dtype)
     sites = AdapterSites(tuple(each.model for each in facts.names))
-    loader = _LayerLoader(facts, names, checkpoint, dtype, native, sites)
+    loader = _LayerLoader(facts, names, checkpoint, dtype, native, sites, facts.rounding)
+    embedding, head = loader.ends(shape)
     num_bytes = checkpoint.num_bytes(names.ignored)
     layers = []
     for number, layer in enumerate(config.layers):
@@ -45,12 +47,6 @@ def build_decoder(
         trim_heap()
         progress(checkpoint.bytes_read, num_bytes)
     norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), torch.float32)
-    head_name = f"{names.head}weight"
-    if config.tied_embeddings and head_name not in checkpoint:
-        head = embedding
-    else:
-        # a tied checkpoint may bring its own all the same; transformers believes the tensor
-        head = checkpoint.take(head_name, shape, dtype)
     checkpoint.finish(names.ignored)
     progress(checkpoint.bytes_read, num_bytes)
     return Decoder(
@@ -59,9 +55,10 @@ def build_decoder(
         embedding=embedding,
         layers=layers,
         norm=norm,
-        head=pack(head, None, native),
-        rotaries=[Rotary(rope, embedding.device) for rope in config.ropes],
-        program=build_program(config, layers, norm),
+        head=head,
+        dtype=dtype,
+        rotaries=[Rotary(rope, checkpoint.device) for rope in config.ropes],
+        program=build_program(config, layers, norm, dtype),
         sites=sites,
     )
 
@@ -76,6 +73,36 @@ class _LayerLoader:
     dtype: torch.dtype
     native: bool
     sites: AdapterSites
+    rounding: Rounding | None
+    """What plain weights are rounded to."""
+
+    def ends(self, shape: tuple[int, int]) -> tuple[torch.Tensor | Table, Linear]:
+        """Embedding and head. A head that the C kernels read serves as the embedding too."""
+        table, head = f"{self.names.model}embed_tokens", f"{self.names.head}".removesuffix(".")
+        # a tied checkpoint may bring its own head all the same; transformers believes the tensor
+        if not self.facts.config.tied_embeddings or f"{head}.weight" in self.checkpoint:
+            return self._table(table, shape), self._head(head, shape)
+        if not self.native:
+            embedding = self.checkpoint.take(f"{table}.weight", shape, self.dtype)
+            return embedding, pack(embedding, None)
+        tied = self._head(table, shape)
+        weight = tied.weight
+        if isinstance(weight, NativeWeight | NativeCodes):
+            return weight, tied
+        return self.checkpoint.take(f"{table}.weight", shape, self.dtype), tied
+
+    def _table(self, name: str, shape: tuple[int, int]) -> torch.Tensor | Table:
+        if self.native and self.checkpoint.is_encoded(f"{name}.weight"):
+            weight = self._product([name], [shape[0]], shape[1], has_bias=False).weight
+            if isinstance(weight, NativeWeight | NativeCodes):
+                return weight
+        return self.checkpoint.take(f"{name}.weight", shape, self.dtype)
+
+    def _head(self, name: str, shape: tuple[int, int]) -> Linear:
+        # rounding logits to 4 bits costs more than it saves
+        rounding: Rounding | None = "int8" if self.rounding == "int4" else self.rounding
+        loader = replace(self, rounding=rounding)
+        return loader._product([name], [shape[0]], shape[1], has_bias=False)
 
     def load(self, number: int, layer: LayerConfig) -> DecoderLayer:
         prefix = f"{self.names.model}layers.{number}."
@@ -107,7 +134,6 @@ class _LayerLoader:
 
     def _qkv(self, number: int) -> Linear:
         config, parts = self.facts.config, self.facts.family.names.qkv
-        prefix = f"{self.names.model}layers.{number}."
         sizes = [
             config.num_heads * config.head_dim,
             config.num_kv_heads * config.head_dim,
@@ -115,17 +141,13 @@ class _LayerLoader:
         ]
         rotated = sizes[0] + sizes[1]
         given = sizes if len(parts) == len(sizes) else [sum(sizes)]
-        weight, bias = self._rows(
-            [prefix + name for name in parts], given, config.hidden_size, config.qkv_bias
-        )
-        for rows in (weight, bias) if bias is not None else (weight,):
-            rows[:rotated] = self._pairs(rows[:rotated])
-        layer, turned = pack(weight, bias, self.native), None
+        order, turned = None, None
         if not self.facts.family.interleaved_rope:
             turned = TurnedRows(rotated, config.head_dim, config.ropes[0].rotary_dim)
-        names = [f"layers.{number}.{name}" for name in parts]
-        self.sites.add(layer, names, given, config.hidden_size, turned)
-        return layer
+            order = turned.turn(torch.arange(sum(sizes)))
+        return self._linear(
+            number, list(parts), given, config.hidden_size, config.qkv_bias, order, turned
+        )
 
     def _qk_norm(self, prefix: str) -> torch.Tensor | None:
         config, names = self.facts.config, self.facts.family.names
@@ -148,23 +170,46 @@ class _LayerLoader:
         return interleave_rows(rows, config.head_dim, config.ropes[0].rotary_dim)
 
     def _linear(
-        self, number: int, names: list[str], sizes: list[int], inputs: int, has_bias: bool
+        self,
+        number: int,
+        names: list[str],
+        sizes: list[int],
+        inputs: int,
+        has_bias: bool,
+        order: torch.Tensor | None = None,
+        turned: TurnedRows | None = None,
     ) -> Linear:
+        """Projections of a layer that share an input, with a place for adapters."""
         within = [f"layers.{number}.{name}" for name in names]
         stored = [f"{self.names.model}{name}" for name in within]
-        layer = pack(*self._rows(stored, sizes, inputs, has_bias), self.native)
-        self.sites.add(layer, within, sizes, inputs)
+        layer = self._product(stored, sizes, inputs, has_bias, order)
+        self.sites.add(layer, within, sizes, inputs, turned)
         return layer
 
-    def _rows(
-        self, names: list[str], sizes: list[int], inputs: int, has_bias: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weights [sum(sizes), inputs] of projections that share an input, and their biases."""
-        take_rows, named = self.checkpoint.take_rows, list(zip(names, sizes, strict=True))
+    def _product(
+        self,
+        names: list[str],
+        sizes: list[int],
+        inputs: int,
+        has_bias: bool,
+        order: torch.Tensor | None = None,
+    ) -> Linear:
+        """Weights below each other, their outputs in `order`."""
+        named = list(zip(names, sizes, strict=True))
         weights = [(f"{name}.weight", size) for name, size in named]
-        biases = [(f"{name}.bias", size) for name, size in named]
-        weight = take_rows(weights, (inputs,), self.dtype)
-        return weight, take_rows(biases, (), self.dtype) if has_bias else None
+        bias = None
+        if has_bias:
+            biases = [(f"{name}.bias", size) for name, size in named]
+            bias = self.checkpoint.take_rows(biases, (), self.dtype)
+            bias = bias if order is None else bias[order.to(bias.device)]
+        codes = self.checkpoint.take_codes(weights, inputs) if self.native else None
+        if codes is not None:
+            codes = codes if order is None else codes.rows(order)
+            return pack_codes(codes, bias, self.dtype, self.native)
+        weight = self.checkpoint.take_rows(weights, (inputs,), self.dtype)
+        weight = weight if order is None else weight[order.to(weight.device)]
+        rounding = None if self.checkpoint.is_encoded(weights[0][0]) else self.rounding
+        return pack(weight, bias, self.native, rounding)
 
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         if name is None:

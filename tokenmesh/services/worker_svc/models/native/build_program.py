@@ -6,12 +6,13 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.linear import Linear
+from tokenmesh.kernels.linear import Linear, Weight
 from tokenmesh.kernels.moe import routed
 from tokenmesh.kernels.native import (
     MAX_HEAD_DIM,
     MAX_QUERIES,
     Kind,
+    NativeCodes,
     NativeExperts,
     NativeWeight,
     Op,
@@ -47,7 +48,7 @@ class _Buffer(IntEnum):
 
 
 def build_program(
-    config: DecoderConfig, layers: Sequence[DecoderLayer], norm: torch.Tensor
+    config: DecoderConfig, layers: Sequence[DecoderLayer], norm: torch.Tensor, dtype: torch.dtype
 ) -> Program | None:
     """Everything of `Decoder.forward`, the final norm included.
 
@@ -63,13 +64,13 @@ def build_program(
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     hidden, mixed = config.hidden_size, config.num_heads * config.head_dim
     model = ProgramModel(
-        is_bf16=_native(layers[0].attention.out).panels.dtype == torch.bfloat16,
+        is_bf16=dtype == torch.bfloat16,
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
     )
     widths = [hidden, hidden, qkv, mixed, hidden, *writer.inner_widths]
-    return Program(model, writer.ops, widths, writer.weights, writer.routed)
+    return Program(model, writer.ops, widths, writer.kept, writer.routed)
 
 
 def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
@@ -79,7 +80,12 @@ def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
         for linear in (layer.attention.qkv, layer.attention.out, *_linears(layer.mlp))
     ]
     return (
-        all(isinstance(linear.weight, NativeWeight) for linear in linears)
+        all(isinstance(linear.weight, NativeWeight | NativeCodes) for linear in linears)
+        and all(
+            isinstance(layer.mlp.router.weight, NativeWeight)
+            for layer in layers
+            if isinstance(layer.mlp, Experts)
+        )
         and all(
             isinstance(layer.mlp.w13, NativeExperts) and isinstance(layer.mlp.w2, NativeExperts)
             for layer in layers
@@ -98,9 +104,9 @@ def _linears(mlp: Mlp | Experts) -> list[Linear]:
     return [mlp.router, *gate, *([] if mlp.shared is None else _linears(mlp.shared))]
 
 
-def _native(linear: Linear) -> NativeWeight:
-    assert isinstance(linear.weight, NativeWeight)
-    return linear.weight
+def _native(weight: Weight) -> NativeWeight | NativeCodes:
+    assert isinstance(weight, NativeWeight | NativeCodes)
+    return weight
 
 
 class _Writer:
@@ -110,7 +116,7 @@ class _Writer:
         self._config = config
         self._grouping = window_groups(config.keeps)
         self.ops: list[Op] = []
-        self.weights: list[torch.Tensor] = []
+        self.kept: list[object] = []
         self.routed: list[Routed] = []
         self._inner: list[tuple[str, int]] = []
 
@@ -161,7 +167,7 @@ class _Writer:
         self._add(layer.mlp_post_norm)
 
     def _mlp(self, source: int, mlp: Mlp, target: int) -> None:
-        width = _native(mlp.down).in_features
+        width = _native(mlp.down.weight).in_features
         gate_up, active = self._buffer("gate_up", 2 * width), self._buffer("active", width)
         self._linear(source, gate_up, mlp.gate_up)
         self._op(_ACTIVATIONS[mlp.activation], gate_up, active, width=width)
@@ -170,7 +176,8 @@ class _Writer:
     def _experts(self, source: int, mlp: Experts) -> None:
         assert isinstance(mlp.w13, NativeExperts)
         assert isinstance(mlp.w2, NativeExperts)
-        router = _native(mlp.router)
+        router = mlp.router.weight
+        assert isinstance(router, NativeWeight)
         own = routed(router, mlp.correction, mlp.routing, mlp.w13, mlp.w2, mlp.spec)
         self.routed.append(own)
         self._op(Kind.EXPERTS, source, _Buffer.BLOCK, weight=own.address)
@@ -234,16 +241,22 @@ class _Writer:
         )
 
     def _linear(self, source: int, target: int, linear: Linear) -> None:
-        native = _native(linear)
-        self._op(
-            Kind.LINEAR,
-            source,
-            target,
-            width=native.in_features,
-            outputs=native.out_features,
-            weight=self._keep(native.panels),
-            bias=None if native.bias is None else self._keep(native.bias),
-        )
+        native = _native(linear.weight)
+        if isinstance(native, NativeCodes):
+            self.kept.append(native)
+            self._op(
+                Kind.QUANTIZED, source, target, width=native.in_features, weight=native.address
+            )
+        else:
+            self._op(
+                Kind.LINEAR,
+                source,
+                target,
+                width=native.in_features,
+                outputs=native.out_features,
+                weight=self._keep(native.panels),
+                bias=None if native.bias is None else self._keep(native.bias),
+            )
         if linear.adapters is not None:
             number = linear.adapters.number
             self._op(Kind.LORA, source, target, width=native.in_features, index=number)
@@ -257,5 +270,5 @@ class _Writer:
     def _keep(self, weight: torch.Tensor) -> int:
         """The address of a weight that the program is to keep alive."""
         weight = weight.contiguous()
-        self.weights.append(weight)
+        self.kept.append(weight)
         return weight.data_ptr()

@@ -5,6 +5,7 @@ Shapes: T tokens of the step, N rows that need logits, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -78,6 +79,13 @@ def _add_and_norm(
     return add_rms_norm(hidden, x, weight, eps, multiplier)
 
 
+class Table(Protocol):
+    """An embedding whose rows are read out of a packed weight."""
+
+    def rows(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """index [N] -> [N, hidden], a new tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """All weights of a model. Implements `Model`."""
@@ -85,8 +93,10 @@ class Decoder:
     facts: ModelFacts
     config: DecoderConfig
     """The switches."""
-    embedding: torch.Tensor
-    """[V, hidden]"""
+    embedding: torch.Tensor | Table
+    """[V, hidden], or the head's weight, which is the same."""
+    dtype: torch.dtype
+    """Of activations."""
     layers: Sequence[DecoderLayer]
     norm: torch.Tensor
     head: Linear
@@ -98,10 +108,6 @@ class Decoder:
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
         return self.config.keeps
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
 
     @property
     def grouping(self) -> Grouping:
@@ -124,7 +130,10 @@ class Decoder:
 
         Whether the multiplier counts for those as well is the family's choice.
         """
-        hidden = self.embedding.index_select(0, token_ids)
+        if isinstance(self.embedding, torch.Tensor):
+            hidden = self.embedding.index_select(0, token_ids)
+        else:
+            hidden = self.embedding.rows(token_ids, self.dtype)
         multiplier = self.config.embedding_multiplier
         if multiplier != 1.0 and not self.config.multiplies_patches:
             hidden.mul_(multiplier)

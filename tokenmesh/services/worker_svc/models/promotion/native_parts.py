@@ -9,7 +9,7 @@ from tokenmesh.kernels.lora import LoraBank
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.models.hf.experts import prepare
-from tokenmesh.services.worker_svc.models.hf.swap import taken
+from tokenmesh.services.worker_svc.models.hf.swap import packed
 from tokenmesh.services.worker_svc.models.promotion.read_layer import Reading
 
 
@@ -81,5 +81,5 @@ def _mlp(layer: torch.nn.Module, reading: Reading, native: bool, sites: LayerSit
 def linear_of(
     layer: torch.nn.Module, names: tuple[str, ...], native: bool, sites: LayerSites
 ) -> Linear:
-    packed = pack(*taken([layer.get_submodule(name) for name in names]), native)  # type: ignore[misc]
-    return sites.add(layer, names, packed)
+    modules: Any = [layer.get_submodule(name) for name in names]
+    return sites.add(layer, names, packed(modules, native))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from tokenmesh.kernels.linear import pack
+from tokenmesh.kernels.native import NativeCodes
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
@@ -23,7 +23,7 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
     norm_of,
     random_rows,
 )
-from tokenmesh.services.worker_svc.models.hf.swap import taken
+from tokenmesh.services.worker_svc.models.hf.swap import packed
 from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, one_group
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
@@ -64,15 +64,20 @@ def promote(model: HfModel, native: bool) -> Decoder:
         )
         trim_heap()
     embedding: Any = model.tree.embedding
+    head = packed([skeleton.head], native)
+    table = embedding.weight.detach()
+    if skeleton.is_tied and isinstance(head.weight, NativeCodes):
+        table = head.weight
     return Decoder(
         facts=model.facts,
         config=config,
-        embedding=embedding.weight.detach(),
+        embedding=table,
+        dtype=model.dtype,
         layers=layers,
         norm=skeleton.norm.weight,
-        head=pack(skeleton.head.weight.detach(), None, native),
+        head=head,
         rotaries=skeleton.rotaries,
-        program=build_program(config, layers, skeleton.norm.weight),
+        program=build_program(config, layers, skeleton.norm.weight, model.dtype),
         sites=model.sites,
     )
 
@@ -229,9 +234,6 @@ def _native_layer(
     """Take over the weights of a layer."""
     heads = reading.heads
 
-    def linear(names: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return taken([layer.get_submodule(name) for name in names])  # type: ignore[misc]
-
     def norm(name: str | None) -> torch.Tensor | None:
         found = None if name is None else norm_of(layer.get_submodule(name))
         return None if found is None else found.weight
@@ -241,18 +243,17 @@ def _native_layer(
             return rows
         return interleave_rows(rows, heads.head_dim, config.ropes[heads.rope].rotary_dim)
 
-    weight, bias = linear(heads.qkv)
     rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
-    for rows in (weight, bias) if bias is not None else (weight,):
-        rows[:rotated] = pairs(rows[:rotated])
+    order = torch.arange(rotated + heads.num_kv_heads * heads.head_dim)
+    order[:rotated] = pairs(order[:rotated])
     qk_norm = None
     if heads.norms:
         qk_norm = _by_head([pairs(norm(name)) for name in heads.norms], heads)  # type: ignore[arg-type]
     turned = None
     if heads.rope is not None and not heads.is_interleaved:
         turned = TurnedRows(rotated, heads.head_dim, config.ropes[heads.rope].rotary_dim)
-    qkv = sites.add(layer, heads.qkv, pack(weight, bias, native), turned)
-    del weight, bias
+    projections: Any = [layer.get_submodule(name) for name in heads.qkv]
+    qkv = sites.add(layer, heads.qkv, packed(projections, native, order), turned)
     return DecoderLayer(
         attention=Attention(
             config=config,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from tokenmesh.kernels.linear.formats import Format, FormatError, Part
+from tokenmesh.kernels.linear.formats import Codes, Format, FormatError, Part
 from tokenmesh.kernels.linear.formats.parts import Tensors
 from tokenmesh.services.worker_svc.models.quantization.rules import Quantization
 from tokenmesh.shared.errors import CheckpointError
@@ -49,6 +49,22 @@ class EncodedWeight:
             one = slice(expert, expert + 1)
             of_one = {name: tensor[one] for name, tensor in tensors.items()}
             self._fill(target[one], of_one, f", in expert {expert}")
+
+    def codes(self) -> Codes | None:
+        """Of a matrix, as kernels compute with them; None where its format has no codes.
+
+        Raises CheckpointError for numbers that are not finite.
+        """
+        tensors = {name: part.read() for name, part in self.parts.items()}
+        try:
+            codes = self.format.codes(tensors)
+        except FormatError as error:
+            raise _refusal(self.file, self.parts, error) from error
+        if codes is not None and not codes.is_finite():
+            raise CheckpointError(
+                f"{self.file}: tensor {self.name} has numbers that are infinite or NaN"
+            )
+        return codes
 
     def _fill(self, target: torch.Tensor, tensors: Tensors, where: str) -> None:
         try:

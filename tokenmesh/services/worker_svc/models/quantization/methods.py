@@ -21,10 +21,12 @@ from tokenmesh.kernels.linear.formats import (
     Mxfp4Experts,
     Scaled,
 )
+from tokenmesh.kernels.linear.formats.gguf import LAYOUTS, GgufBlocks
 from tokenmesh.kernels.linear.formats.parts import FLOATS
 from tokenmesh.services.worker_svc.models.quantization.compressed_tensors import UNAPPLIED
 from tokenmesh.services.worker_svc.models.quantization.rules import (
     ALL,
+    Named,
     Quantization,
     Rule,
     choose,
@@ -189,3 +191,16 @@ def read_mxfp4(raw: RawConfig) -> Quantization:
     skipped(raw, _SKIPPED)
     refuse_unknown(raw, _ALWAYS_HARMLESS)
     return Quantization(raw.origin, (), stacks=Mxfp4Experts())
+
+
+def read_gguf(raw: RawConfig) -> Quantization:
+    """The type of each module's blocks, as a GGUF file that was unpacked has them."""
+    types = raw.part("types")
+    if types is None:
+        raise raw.error("types", "is missing")
+    by_type: dict[str, set[str]] = {}
+    for module in types.values:
+        by_type.setdefault(choose(types, module, *LAYOUTS), set()).add(module)
+    refuse_unknown(raw, _ALWAYS_HARMLESS)
+    rules = tuple((Named(frozenset(own)), GgufBlocks(kind)) for kind, own in by_type.items())
+    return Quantization(raw.origin, rules)

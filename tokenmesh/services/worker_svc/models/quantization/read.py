@@ -1,6 +1,7 @@
 """config.json -> Quantization, by its quant_method."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ _METHODS: Final[Mapping[str, Callable[[RawConfig], Quantization]]] = {
     "compressed-tensors": read_compressed_tensors,
     "fbgemm_fp8": methods.read_fbgemm,
     "fp8": methods.read_fp8,
+    "gguf": methods.read_gguf,
     "gptq": methods.read_gptq,
     "modelopt": methods.read_modelopt,
     "modelopt_fp4": methods.read_modelopt,
@@ -61,7 +63,7 @@ def read_quantization(raw: RawConfig) -> Quantization | None:
     if method == "mxfp4" and raw.get("model_type") not in _MXFP4_TYPES:
         problem = f"is 'mxfp4', which only {', '.join(_MXFP4_TYPES)} has"
         raise part.error("quant_method", problem)
-    return reader(part)
+    return replace(reader(part), method=method)
 
 
 def _part_of(raw: RawConfig, key: str) -> RawConfig | None:

@@ -32,6 +32,17 @@ class Paths:
         return ending or module.startswith(tuple(f"{name}." for name in self.names))
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Modules with one of these names."""
+
+    names: frozenset[str]
+
+    def match(self, module: str, /) -> object:
+        """Whether a module is one of them."""
+        return module in self.names
+
+
 Rule = tuple[Modules, Format | None]
 """Modules and their format; None: not quantized."""
 
@@ -48,6 +59,8 @@ class Quantization:
     """Last names of tensors that only quantized activations, keys and values need."""
     stacks: Format | None = None
     """Format of experts in one tensor, whose parts have names such as `down_proj_blocks`."""
+    method: str = ""
+    """What the configuration calls it."""
 
     def format_of(self, module: str) -> Format | None:
         """The format of a module; None: not quantized."""

@@ -1,0 +1,198 @@
+"""NativeCodes: a quantized weight in the panels that quantized.c reads."""
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import torch
+
+from tokenmesh.kernels import huge_pages
+from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.native.start import library
+from tokenmesh.kernels.native.weight import PANEL
+
+_BLOCKS: Final = (64, 32, 16)
+"""Columns that may share an activation's scale, the fastest first."""
+_FOUR: Final = 4
+"""Columns of a panel that lie beside each other."""
+_PANELS_AT_ONCE: Final = 256
+"""Which bounds the memory while packing."""
+_KINDS: Final = ("integers", "table", "e4m3")
+_I = ctypes.c_int64
+_P = ctypes.c_void_p
+
+
+class CodesArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("codes", "scales", "offsets", "channel", "bias", "order")),
+        *((name, _I) for name in ("outputs", "inputs", "block", "blocks", "groups")),
+        *((name, _I) for name in ("group_blocks", "bits", "kind", "center", "scales_are_half")),
+        ("rounds_activations", _I),
+        ("table", ctypes.c_uint8 * 16),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeCodes:
+    """Weight and bias of one layer; made by `NativeCodes.pack`."""
+
+    panels: torch.Tensor
+    """uint8, see quantized.c."""
+    scales: torch.Tensor | None
+    """[panels, G, 32] float16 or float32, to be multiplied by `channel`; None: 1."""
+    offsets: torch.Tensor | None
+    channel: torch.Tensor
+    """float32 [panels * 32]"""
+    bias: torch.Tensor | None
+    """float32 [O]"""
+    order: torch.Tensor | None
+    """int32 [I]"""
+    out_features: int
+    in_features: int
+    like: Codes
+    """The same without its tensors."""
+    arguments: CodesArguments
+
+    @staticmethod
+    def fits(codes: Codes) -> bool:
+        """Whether the kernels take groups of this size."""
+        return codes.group_size >= codes.shape[1] or codes.group_size % _BLOCKS[-1] == 0
+
+    @classmethod
+    def pack(cls, codes: Codes, bias: torch.Tensor | None, is_exact: bool) -> Self:
+        """Copy codes; see `fits`. is_exact: activations stay float, and scales float32.
+
+        Else activations are rounded to int8 in blocks of at most 64 inputs, and scales to 11 bits.
+        """
+        outputs, inputs = codes.shape
+        is_one = codes.group_size >= inputs
+        block = next(b for b in _BLOCKS if is_one or codes.group_size % b == 0)
+        columns = -(-inputs // block) * block
+        if not is_one:
+            columns = codes.scales.shape[1] * codes.group_size
+        is_half = not is_exact
+        channel, scales, offsets = _factors(codes, is_half and not is_one)
+        kept = None if bias is None else bias.float().contiguous()
+        order = None if codes.order is None else codes.order.int().contiguous()
+        packed = _panels(codes, columns)
+        arguments = CodesArguments(
+            codes=packed.data_ptr(),
+            scales=None if scales is None else scales.data_ptr(),
+            offsets=None if offsets is None else offsets.data_ptr(),
+            channel=channel.data_ptr(),
+            bias=None if kept is None else kept.data_ptr(),
+            order=None if order is None else order.data_ptr(),
+            outputs=outputs,
+            inputs=inputs,
+            block=block,
+            blocks=columns // block,
+            groups=codes.scales.shape[1],
+            group_blocks=(columns if is_one else codes.group_size) // block,
+            bits=codes.bits,
+            kind=_KINDS.index(codes.kind),
+            center=codes.center,
+            scales_are_half=is_half and not is_one,
+            rounds_activations=not is_exact and codes.kind != "e4m3",
+        )
+        arguments.table[:] = codes.table or (0,) * len(arguments.table)
+        none = torch.empty(0)
+        like = replace(codes, numbers=none, scales=none, offsets=None, order=None)
+        return cls(packed, scales, offsets, channel, kept, order, outputs, inputs, like, arguments)
+
+    def product(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = x.new_empty((x.shape[0], self.out_features), dtype=out_dtype or x.dtype)
+        assert x.dtype in (torch.float32, torch.bfloat16)
+        assert x.shape[1] == self.in_features
+        assert out.dtype in (x.dtype, torch.float32)
+        library().tm_quantized_linear(
+            ctypes.byref(self.arguments),
+            _P(x.data_ptr()),
+            ctypes.c_long(x.stride(0)),
+            _P(out.data_ptr()),
+            ctypes.c_int(out.dtype == torch.float32),
+            ctypes.c_long(x.shape[0]),
+            ctypes.c_int(x.dtype == torch.bfloat16),
+        )
+        return out
+
+    @property
+    def address(self) -> int:
+        """Address of the struct, which lives as long as this object."""
+        return ctypes.addressof(self.arguments)
+
+    def rows(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of the decoded weight: index [N] -> [N, I]."""
+        panel, lane = index // PANEL, index % PANEL
+        found = self.panels[panel, :, lane].flatten(1)
+        numbers = found if self.like.bits == 8 else _from_nibbles(found)
+        scales = self.channel[index, None]
+        offsets = None
+        if self.offsets is not None:
+            offsets = self.offsets[panel, :, lane].float() * scales
+        if self.scales is not None:
+            scales = self.scales[panel, :, lane].float() * scales
+        codes = replace(
+            self.like, numbers=numbers[:, : self.in_features], scales=scales, offsets=offsets,
+            order=None if self.order is None else self.order.long(),
+        )  # fmt: skip
+        return codes.decoded().to(dtype)
+
+
+def _from_nibbles(found: torch.Tensor) -> torch.Tensor:
+    """Bytes [N, columns / 2] of `_panels` -> [N, columns]."""
+    four = found.view(len(found), -1, _FOUR)
+    return torch.stack((four & 15, four >> 4), 2).flatten(1)
+
+
+def _panels(codes: Codes, columns: int) -> torch.Tensor:
+    """[panels, columns / 4, 32, 4] or, of 4 bits, [panels, columns / 8, 32, 4]."""
+    outputs, inputs = codes.shape
+    count = -(-outputs // PANEL)
+    steps = columns // _FOUR
+    panels = huge_pages.empty((count, steps * codes.bits // 8, PANEL, _FOUR), torch.uint8)
+    for first in range(0, count, _PANELS_AT_ONCE):
+        some = codes.numbers[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL]
+        room = -(-len(some) // PANEL)
+        wide = some.new_zeros((room * PANEL, columns))
+        wide[: len(some), :inputs] = some
+        by_panel = wide.view(room, PANEL, steps, _FOUR).transpose(1, 2)
+        if codes.bits == 4:
+            by_panel = by_panel[:, 0::2] | (by_panel[:, 1::2] << 4)
+        panels[first : first + room] = by_panel
+    return panels
+
+
+def _factors(
+    codes: Codes, is_half: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Channel factors [panels * 32], and the scales and offsets that they are multiplied with.
+
+    In float16 the factors are powers of two that bring the largest below 1, so that scales of up to
+    11 bits stay what they are.
+    """
+    count = -(-codes.shape[0] // PANEL) * PANEL
+    scales, offsets = codes.scales.float(), codes.offsets
+    if scales.shape[1] == 1 and offsets is None:
+        return _filled(scales[:, 0], count), None, None
+    channel = torch.ones(len(scales))
+    if is_half:
+        largest = scales.abs().amax(1)
+        if offsets is not None:
+            # float16 holds up to 65504, and offsets are some times as large as scales
+            largest = torch.maximum(largest, offsets.abs().amax(1) / 256)
+        channel = torch.exp2(largest.clamp_min(1e-30).log2().ceil())
+    dtype = torch.float16 if is_half else torch.float32
+
+    def by_panel(factors: torch.Tensor) -> torch.Tensor:
+        relative = _filled(factors / channel[:, None], count).to(dtype)
+        return relative.view(-1, PANEL, factors.shape[1]).transpose(1, 2).contiguous()
+
+    found = None if offsets is None else by_panel(offsets)
+    return _filled(channel, count), by_panel(scales), found
+
+
+def _filled(rows: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.cat([rows, rows.new_zeros(count - len(rows), *rows.shape[1:])])
