@@ -13,7 +13,7 @@ from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.runner.build import RunnableModel, build_runner
-from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings
+from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
@@ -38,11 +38,14 @@ class EngineLoop:
         model_impl: ModelImpl = "auto",
         *,
         keeps_cache: bool = False,
+        quantization: QuantizationName | None = None,
     ) -> None:
         """keeps_cache: all runs are on one engine."""
         self._settings = settings
         self._keeps_cache = keeps_cache
-        model = ModelSettings(model=str(directory), dtype=dtype, model_impl=model_impl)
+        model = ModelSettings(
+            model=str(directory), dtype=dtype, model_impl=model_impl, quantization=quantization
+        )
         self.model: RunnableModel = build_runner(model, settings, lambda done, total: None)
         self._next = Engine(self.model.runner, settings)
 

@@ -19,7 +19,7 @@ from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.kernels.linear.formats.round import Rounding, rounded
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.quantization import read_quantization
+from tokenmesh.services.worker_svc.models.quantization import read_quantization, write
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -170,6 +170,37 @@ def test_a_plain_checkpoint_is_rounded_when_it_is_loaded(
         seen.append((result.token_ids, torch.tensor(logprobs)))
     assert seen[0][0] == seen[1][0]
     torch.testing.assert_close(seen[0][1], seen[1][1], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("to", ["int8", "int4", "fp8"])
+def test_a_written_copy_computes_what_its_rounded_weights_do(
+    written: Written, tmp_path: Path, family: str, to: Rounding
+) -> None:
+    _, source = written(family, "int8")
+    assert write.main([str(source), str(tmp_path / "copy"), to]) == 0
+    tensors = load_file(source / "model.safetensors")
+    for name, weight in tensors.items():
+        if name.endswith("_proj.weight"):
+            tensors[name] = rounded(weight, to).decoded()
+    shutil.copytree(source, tmp_path / "plain")
+    save_file(tensors, tmp_path / "plain" / "model.safetensors", metadata={"format": "pt"})
+    check(tmp_path / "copy", tmp_path / "plain")
+
+
+def test_a_copy_is_refused_with_a_reason(
+    written: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quantized, plain = written("qwen2", "gptq4")
+    for arguments, code, reason in (
+        ([str(quantized), str(tmp_path / "a"), "int8"], 1, "is quantized already"),
+        ([str(plain), str(plain), "int8"], 1, "is there already"),
+        ([str(plain), str(tmp_path / "b"), "int3"], 2, "supported are int8, int4, fp8"),
+        ([str(tmp_path / "none"), str(tmp_path / "c"), "int8"], 1, "there is no such directory"),
+    ):
+        assert write.main(arguments) == code
+        assert reason in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_setting_has_to_fit_the_checkpoint(written: Written) -> None:

@@ -48,6 +48,7 @@ COMMANDS: Final = {
     "list": "models:list_models",
     "pull": "models:pull",
     "rm": "models:rm",
+    "quantize": "quantize:quantize",
     "drain": "drain:drain",
     "bench": "bench.commands:bench",
 }
