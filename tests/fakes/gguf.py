@@ -131,7 +131,7 @@ def metadata(arch: str, config: Mapping[str, Any], tokens: Mapping[str, Any]) ->
     if config.get("head_dim"):
         values[f"{arch}.attention.key_length"] = config["head_dim"]
         values[f"{arch}.attention.value_length"] = config["head_dim"]
-    return values | tokens
+    return {**values, **tokens}
 
 
 def write_model(

@@ -65,10 +65,14 @@ def _of_bytes(file: GgufFile, tokens: list[str]) -> dict[str, Any]:
         known = ", ".join([*_PATTERNS, *_SAME])
         raise error(file, f"tokenizer.ggml.pre is {name!r}; supported are {known}")
     merges = _list(file, "tokenizer.ggml.merges", str)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    byte_level["trim_offsets"] = False
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
-    split["invert"] = False
+    byte_level = {
+        **{"type": "ByteLevel", "add_prefix_space": False},
+        **{"use_regex": False, "trim_offsets": False},
+    }
+    split = {
+        **{"type": "Split", "pattern": {"Regex": pattern}},
+        **{"behavior": "Isolated", "invert": False},
+    }
     return {
         "normalizer": {"type": "NFC"} if name == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},

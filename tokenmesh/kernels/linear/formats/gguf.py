@@ -61,6 +61,11 @@ def _half(blocks: torch.Tensor, first: int) -> torch.Tensor:
     return blocks[..., first : first + 2].contiguous().view(torch.float16).squeeze(-1).float()
 
 
+def _split(numbers: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """[..., N] -> [..., *sizes]."""
+    return numbers.reshape(*numbers.shape[:-1], *sizes)
+
+
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     """[..., N] -> [..., 2N]: all lower halves, then all higher ones."""
     return torch.cat((packed & 15, packed >> 4), -1)
@@ -120,21 +125,21 @@ def _six_bits(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _q4_k(blocks: torch.Tensor) -> Codes:
     scales, offsets = _six_bits(blocks)
-    numbers = _nibbles(blocks[..., 16:].unflatten(-1, (4, 32)))
+    numbers = _nibbles(_split(blocks[..., 16:], 4, 32))
     return Codes(numbers.flatten(1), 4, scales, _SMALL, offsets=offsets)
 
 
 def _q5_k(blocks: torch.Tensor) -> Codes:
     scales, offsets = _six_bits(blocks)
-    numbers = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).flatten(-2).unflatten(-1, (8, 32))
+    numbers = _split(_nibbles(_split(blocks[..., 48:], 4, 32)).flatten(-2), 8, 32)
     fifth = (blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
     return Codes((numbers | (fifth << 4)).flatten(1), 8, scales, _SMALL, offsets=offsets)
 
 
 def _q6_k(blocks: torch.Tensor) -> Codes:
-    low = blocks[..., :128].unflatten(-1, (2, 2, 32))
+    low = _split(blocks[..., :128], 2, 2, 32)
     low = torch.stack((low & 15, low >> 4), -3)  # half, nibble, 32 of two: 128 numbers in order
-    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32))
+    high = _split(blocks[..., 128:192], 2, 1, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     numbers = low.flatten(-3, -2) | (((high >> shifts) & 3) << 4)
     scales = blocks[..., 192:208].view(torch.int8).float() * _half(blocks, 208)[..., None]

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -118,7 +118,7 @@ def _parts(codes: Codes, to: Rounding) -> dict[str, torch.Tensor]:
         return {"weight": weight, "weight_scale": codes.scales}
     if to == "int8":
         return {"weight": (codes.numbers ^ 128).view(torch.int8), "weight_scale": codes.scales}
-    eight = codes.numbers.long().unflatten(1, (-1, _IN_WORD))
+    eight = codes.numbers.long().view(len(codes.numbers), -1, _IN_WORD)
     words = (eight << (4 * torch.arange(_IN_WORD))).sum(-1)
     signed = torch.where(words >= 1 << 31, words - (1 << 32), words)
     return {
@@ -154,10 +154,10 @@ def _config(to: Rounding, plain: Sequence[str]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """MODEL OUT FORMAT; 1 with a line that says why where it fails."""
-    model, out, to = sys.argv[1:] if arguments is None else arguments
-    if to not in get_args(Rounding):
-        known = ", ".join(get_args(Rounding))
-        sys.stderr.write(f"format is {to!r}; supported are {known}\n")
+    model, out, asked = sys.argv[1:] if arguments is None else arguments
+    to: Rounding | None = next((each for each in _FORMATS if each == asked), None)
+    if to is None:
+        sys.stderr.write(f"format is {asked!r}; supported are {', '.join(_FORMATS)}\n")
         return 2
     try:
         count = write_quantized(model, Path(out).expanduser(), to)
