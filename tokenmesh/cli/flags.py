@@ -83,6 +83,7 @@ FLAGS: Final = (
     Flag("--tokenizer", ("model", "tokenizer")),
     Flag("--revision", ("model", "revision")),
     Flag("--dtype", ("model", "dtype"), convert=dtype_name),
+    Flag("--quantization", ("model", "quantization")),
     Flag("--model-impl", ("model", "model_impl")),
     Flag("--runner", ("model", "runner")),
     Flag("--convert", ("model", "convert")),
