@@ -50,6 +50,7 @@ SUBJECTS: Final = (
         pattern="tm.tokenize.<model>",
         listeners="tokenizer",
         carries="Tokenize -> Tokenized, TokenizeTexts -> TextsTokenized, "
+        "PrepareAudio -> AudioPrepared, "
         "Detokenize -> Detokenized, Describe -> Described, "
         "ReadTokenizer -> TokenizerRead, ReadTokenizerConfig -> TokenizerConfigRead",
         senders=_GATEWAY,

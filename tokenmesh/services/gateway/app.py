@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tokenmesh
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
+from tokenmesh.services.gateway.audio.request import TranscriptionRequest, TranslationRequest
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.errors import (
@@ -40,6 +41,7 @@ from tokenmesh.services.gateway.routes.adapters import adapters_router
 from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.admitted import AdmittedRoutes
 from tokenmesh.services.gateway.routes.anthropic import messages_endpoint, messages_router
+from tokenmesh.services.gateway.routes.audio import audio_router
 from tokenmesh.services.gateway.routes.batch_chat import BatchChatRequest, chat_batch_endpoint
 from tokenmesh.services.gateway.routes.docs import docs_router
 from tokenmesh.services.gateway.routes.document import complete
@@ -77,12 +79,15 @@ _OTHER_BODIES: Final[tuple[type[BaseModel], ...]] = (
     TokenizeRequest,
     DetokenizeRequest,
     CountTokensRequest,
+    TranscriptionRequest,
+    TranslationRequest,
 )
 _ROUTERS: Final = (
     models_router,
     lambda gateway: usage_router(gateway.usage),
     tokenize_router,
     files_router,
+    audio_router,
     health_router,
     mesh_router,
     messages_router,

@@ -7,6 +7,7 @@ from math import inf
 
 from starlette.types import Scope
 
+from tokenmesh.services.gateway.audio.service import Transcriptions
 from tokenmesh.services.gateway.extras.beam_searcher import BeamSearcher
 from tokenmesh.services.gateway.generation.answer import BodyWriter, GenerationResponse
 from tokenmesh.services.gateway.generation.request import GenerationRequest
@@ -101,6 +102,7 @@ class Gateway:
         self.pool_builder = PoolBuilder(self.catalog, limits)
         self._pooling = self._make_pooling()
         self.responses = self._make_responses(journal, settings)
+        self.transcriptions = self._make_transcriptions()
         self._subscriptions: list[Subscription] = []
         self._measure()
 
@@ -179,6 +181,16 @@ class Gateway:
             meters=self.meters,
             settings=limits,
             blobs=self.blobs,
+        )
+
+    def _make_transcriptions(self) -> Transcriptions:
+        return Transcriptions(
+            self.builder,
+            self.calls,
+            self.pipeline,
+            self.admission,
+            self.meters,
+            self.load_headers,
         )
 
     def _make_responses(self, journal: Journal | None, settings: Settings) -> Responses:

@@ -12,6 +12,7 @@ JsonObject = dict[str, object]
 
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = "*.safetensors*"
+_ENCODER_DECODERS: Final = ("whisper",)
 _TOWERS: Final = ("vision_config", "audio_config")
 
 
@@ -46,4 +47,5 @@ def read_json(path: Path) -> JsonObject:
 
 def _has_tower(config: JsonObject) -> bool:
     """Whether it describes an encoder of images, videos or sound beside a language model."""
-    return any(isinstance(config.get(name), dict) for name in _TOWERS)
+    has_part = any(isinstance(config.get(name), dict) for name in _TOWERS)
+    return has_part or config.get("model_type") in _ENCODER_DECODERS

@@ -115,11 +115,12 @@ class Embeddings:
                 f"the features of {_an(item.kind)} have expired: tokenize the prompt again",
                 param="media",
             ) from error
-        features = Features(item.kind, tensors, item.num_embeddings)
+        count = self._tower.encoder_states or item.num_embeddings
+        features = Features(item.kind, tensors, count)
         self._tower.check(features)
         attributes: dict[str, str | int] = {
             "tokenmesh.kind": item.kind,
-            "tokenmesh.embeddings": item.num_embeddings,
+            "tokenmesh.embeddings": count,
         }
         with span("tower", attributes):
             return (await self._batcher.submit(features)).encode()

@@ -6,7 +6,9 @@ Each tensor of a tower is loaded exactly once; those of the language model are l
 import inspect
 import re
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -44,6 +46,8 @@ class Tower:
         self._device = device
         self._dtype = dtype
         self._methods = methods_of(model)
+        self.encoder_states: int = encoder_states_of(model.config)
+        """States of a clip that a decoder attends to; 0: embeddings stand for tokens."""
         self.fingerprint = fingerprint
         """Changes with every weight and setting that changes an embedding."""
 
@@ -141,7 +145,21 @@ def methods_of(model: Any) -> dict[str, Any]:
         kind: next((getattr(each, name) for each in places if hasattr(each, name)), None)
         for kind, name in _METHODS.items()
     }
+    if encoder_states_of(model.config):
+        found[AUDIO] = partial(_encoded, model.get_encoder())
     return {kind: method for kind, method in found.items() if method is not None}
+
+
+def encoder_states_of(config: Any) -> int:
+    """States of the encoder of an encoder-decoder; 0 for other models."""
+    is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
+    return int(config.max_source_positions) if is_encoder_decoder else 0
+
+
+def _encoded(encoder: Any, input_features: torch.Tensor, return_dict: bool) -> SimpleNamespace:
+    """As the methods of other models return it."""
+    states = encoder(input_features, return_dict=return_dict).last_hidden_state
+    return SimpleNamespace(pooler_output=states)
 
 
 def load_tower(found: TowerCheckpoint, dtype: Dtype, limits: EncoderSettings) -> Tower:

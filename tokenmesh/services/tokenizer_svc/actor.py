@@ -17,7 +17,7 @@ from tokenmesh.shared.errors import (
     UnknownModel,
 )
 from tokenmesh.shared.ids import ModelName
-from tokenmesh.shared.messages import PromptRead, ReadPrompt
+from tokenmesh.shared.messages import AudioPrepared, PrepareAudio, PromptRead, ReadPrompt
 from tokenmesh.shared.messages.tokenize import (
     ChatPrompt,
     Describe,
@@ -94,7 +94,18 @@ class TokenizerActor(Actor):
             reasoning_parser=tokenizer.parsers.reasoning,
             tool_call_parser=tokenizer.parsers.tools,
             prompts=model.prompts,
+            speech=tokenizer.speech,
         )
+
+    @handles(PrepareAudio)
+    async def prepare_audio(self, message: PrepareAudio, context: Context) -> AudioPrepared:
+        """Answer with clips of a recording, whose features are stored."""
+        audio = self._model(message.model).audio
+        if audio is None:
+            raise InvalidInput(
+                f"the model {message.model} does not transcribe recordings", param="model"
+            )
+        return await audio.prepare(message)
 
     @handles(ReadTokenizer)
     async def read(self, message: ReadTokenizer, context: Context) -> TokenizerRead:

@@ -90,7 +90,8 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         templates=_templates(settings, source.chat_template, directory),
         default_sampling=_default_sampling(settings, directory),
         max_model_len=settings.stated_len
-        or positive_int(text_model.get("max_position_embeddings")),
+        or positive_int(text_model.get("max_position_embeddings"))
+        or positive_int(text_model.get("max_target_positions")),
         eos_token_ids=_eos_token_ids(directory, text_model, source.eos_token_id),
         has_type_ids="token_type_ids" in source.model_input_names,
         prompts=_prompts(directory),

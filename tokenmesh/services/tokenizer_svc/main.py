@@ -8,8 +8,10 @@ from tokenmesh.services.tokenizer_svc.actor import TokenizerActor
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
 from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
 from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer, forbid_torch, load_model
+from tokenmesh.services.tokenizer_svc.media.audio import AudioPreparer
 from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
+from tokenmesh.services.tokenizer_svc.media.speech import speech_facts
 from tokenmesh.services.tokenizer_svc.media.vision import vision_model
 from tokenmesh.services.tokenizer_svc.parser_choice import choose_parsers
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
@@ -56,6 +58,8 @@ class SharedResources:
         self._chat = ChatRenderer(self._limits)
         self._fetcher = Fetcher(self._limits.media)
         self._media = MediaLoader(self._limits.media, blobs, self._fetcher, self._threads)
+        self._blobs = blobs
+        self._audio: list[AudioPreparer] = []
 
     async def prompt_tokenizer(self, settings: ModelSettings) -> PromptTokenizer:
         """Load one model. Raises CheckpointError or ConfigError."""
@@ -64,6 +68,12 @@ class SharedResources:
         vision = await asyncio.to_thread(vision_model, loaded, settings, self._limits.media)
         if vision is not None:
             await self._media.prepare(vision)
+        speech = await asyncio.to_thread(speech_facts, loaded)
+        audio: AudioPreparer | None = None
+        if speech is not None:
+            audio = AudioPreparer(self._limits.media, self._blobs, loaded.directory)
+            self._audio.append(audio)
+            await audio.start()
         guard: ContentGuard | None = None
         if not settings.allow_special_tokens_in_content:
             guard = await asyncio.to_thread(ContentGuard, loaded.tokenizer)
@@ -86,12 +96,16 @@ class SharedResources:
             threads=self._threads,
             parsers=parsers,
             guard=guard,
+            audio=audio,
+            speech=speech,
         )
 
     async def stop(self) -> None:
         """Stop processes, close connections and end threads."""
         await self._chat.stop()
         await self._media.stop()
+        for audio in self._audio:
+            await audio.stop()
         await self._fetcher.stop()
         self._threads.stop()
 

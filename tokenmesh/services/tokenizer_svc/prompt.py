@@ -18,6 +18,7 @@ from tokenmesh.services.tokenizer_svc.encoding import (
     truncate_ids,
 )
 from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer
+from tokenmesh.services.tokenizer_svc.media.audio import AudioPreparer
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
 from tokenmesh.services.tokenizer_svc.media.vision import (
     StoredItem,
@@ -39,6 +40,7 @@ from tokenmesh.shared.errors import (
 )
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.messages.audio import SpeechFacts
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import (
     ChatPrompt,
@@ -70,10 +72,14 @@ class PromptTokenizer:
         threads: Threads,
         parsers: ParserNames,
         guard: ContentGuard | None = None,
+        audio: AudioPreparer | None = None,
+        speech: SpeechFacts | None = None,
     ) -> None:
         """`guard` None: special tokens are allowed in message contents."""
         self.model = model
         self.parsers = parsers
+        self.audio = audio
+        self.speech = speech
         self._name = name
         self._vision = vision
         self._limits = limits

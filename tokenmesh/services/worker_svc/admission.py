@@ -25,7 +25,15 @@ from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import HASH_BYTES, Adapter
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
-from tokenmesh.shared.messages.media import ADD, EMBEDS, IMAGE, REPLACE, VIDEO, MediaItem
+from tokenmesh.shared.messages.media import (
+    ADD,
+    AUDIO,
+    EMBEDS,
+    IMAGE,
+    REPLACE,
+    VIDEO,
+    MediaItem,
+)
 from tokenmesh.shared.messages.pooling import Pool
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tenant_share import bounded_weight
@@ -59,6 +67,8 @@ def admit(
         raise InvalidInput("the prompt holds no token", param="prompt_ids")
     check_sampling(message.sampling, loaded.vocab_size)
     _check_length(len(prompt_ids), message.sampling.max_tokens, loaded, block_size)
+    if message.sampling.speech is not None and not loaded.encoder_states:
+        raise InvalidInput("this model does not transcribe recordings", param="speech")
     media = sorted(message.media, key=lambda item: item.offset)
     _check_media(media, len(prompt_ids), loaded)
     _check_ids(prompt_ids, media, "prompt_ids", loaded.vocab_size)
@@ -97,12 +107,14 @@ def tenant_of(message: Generate | Pool) -> TenantShare:
     return TenantShare(message.tenant[:_MAX_TENANT], weight, message.tenant_priority)
 
 
-def check_embeddings(item: MediaItem, blob: TensorBlob, width: int) -> None:
+def check_embeddings(
+    item: MediaItem, blob: TensorBlob, width: int, encoder_states: int = 0
+) -> None:
     """An encoder's output must fit the prompt and the model. Raises InvalidInput."""
-    if blob.shape != (item.num_embeddings, width):
+    count = encoder_states or item.num_embeddings
+    if blob.shape != (count, width):
         raise InvalidInput(
-            f"embeddings of shape {list(blob.shape)} for {item.num_embeddings} placeholders of "
-            f"width {width}",
+            f"embeddings of shape {list(blob.shape)} for {count} placeholders of width {width}",
             param="media",
         )
 
@@ -144,6 +156,10 @@ def _check_length(num_prompt: int, max_tokens: int, loaded: Loaded, block_size: 
 
 def _check_media(media: list[MediaItem], num_prompt: int, loaded: Loaded) -> None:
     """media: by offset. Raises InvalidInput."""
+    if loaded.encoder_states and ([item.kind for item in media] != [AUDIO] or media[0].offset):
+        raise InvalidInput(
+            "this model transcribes recordings: a prompt has one, at its first token", param="media"
+        )
     for kind in dict.fromkeys(item.kind for item in media):
         if kind != EMBEDS and kind not in loaded.media.kinds:
             what = f"{kind}s" if kind in (IMAGE, VIDEO) else kind
@@ -213,17 +229,10 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     _check_named(sampling, vocab_size)
     _check_repetition(sampling)
     _check_thinking(sampling, vocab_size)
-    _check_speech(sampling, vocab_size)
-
-
-def _check_speech(sampling: SamplingParams, vocab_size: int) -> None:
-    rule = sampling.speech
-    if rule is None:
-        return
-    _check_range("speech", [*rule.suppress_ids, *rule.begin_suppress_ids], vocab_size)
-    if rule.first_timestamp_id >= 0:
+    if (rule := sampling.speech) is not None:
         ids = [rule.end_id, rule.no_timestamps_id, rule.first_timestamp_id]
-        _check_range("speech", ids, vocab_size)
+        times = ids if rule.first_timestamp_id >= 0 else []
+        _check_range("speech", [*rule.suppress_ids, *rule.begin_suppress_ids, *times], vocab_size)
 
 
 def _check_sampled_ids(sampling: SamplingParams, vocab_size: int) -> None:

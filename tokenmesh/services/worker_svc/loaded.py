@@ -122,6 +122,10 @@ class Loaded(Protocol):
         """What it answers Pools with; None: it generates text instead."""
 
     @property
+    def encoder_states(self) -> int:
+        """States of an encoder that every prompt attends to; 0: none."""
+
+    @property
     def has_grammars(self) -> bool:
         """Whether its sampler follows grammars."""
 
@@ -158,6 +162,7 @@ class SimModel:
     adapters: SimAdapters = field(default_factory=lambda: SimAdapters(LoraSettings()))
     hidden_size: int = 0
     media: MediaFacts = TEXT_ONLY
+    encoder_states: int = 0
     has_grammars: bool = False
     kv_bytes: KvBytes = KvBytes()
     resident: SimMemory = field(default_factory=SimMemory)

@@ -73,6 +73,7 @@ class RequestPreparation:
                     self.loaded.hidden_size,
                     self.settings.media_wait_s,
                     self.loaded.media,
+                    self.loaded.encoder_states,
                 )
                 request.spec = replace(request.spec, embeddings=embeddings)
         except BaseException:
@@ -168,6 +169,7 @@ async def fetch_embeddings(
     hidden_size: int,
     timeout_s: float,
     facts: MediaFacts = TEXT_ONLY,
+    encoder_states: int = 0,
 ) -> dict[str, TensorBlob]:
     """The encoder's outputs by content hash; equal items are fetched once.
 
@@ -180,7 +182,10 @@ async def fetch_embeddings(
         async with asyncio.timeout(timeout_s):
             items = item_by_hash.values()
             found = await asyncio.gather(
-                *(_fetch(item, blobs, facts.width_of(item, hidden_size)) for item in items)
+                *(
+                    _fetch(item, blobs, facts.width_of(item, hidden_size), encoder_states)
+                    for item in items
+                )
             )
     except TimeoutError as error:
         raise Unavailable(f"media embeddings did not arrive in {timeout_s:g} s") from error
@@ -189,11 +194,11 @@ async def fetch_embeddings(
     embeddings = dict(zip(item_by_hash, found, strict=True))
     for item in media:
         width = facts.width_of(item, hidden_size)
-        check_embeddings(item, embeddings[item.content_hash], width)
+        check_embeddings(item, embeddings[item.content_hash], width, encoder_states)
     return embeddings
 
 
-async def _fetch(item: MediaItem, blobs: Blobs, width: int) -> TensorBlob:
+async def _fetch(item: MediaItem, blobs: Blobs, width: int, encoder_states: int) -> TensorBlob:
     if item.embeddings is None:
         raise InvalidInput("a media item has not been encoded", param="media")
     try:
@@ -201,7 +206,7 @@ async def _fetch(item: MediaItem, blobs: Blobs, width: int) -> TensorBlob:
         blob = decode(data)
         if item.kind == EMBEDS:
             return blob
-        check_embeddings(item, blob, width)
+        check_embeddings(item, blob, width, encoder_states)
     except (NotFound, Unavailable, ConfigError):
         raise
     except TokenMeshError as error:

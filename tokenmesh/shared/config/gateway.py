@@ -4,7 +4,12 @@ from math import inf
 
 from pydantic import Field, field_validator, model_validator
 
-from tokenmesh.shared.config.http import BodySettings, ListenerSettings, RealtimeSettings
+from tokenmesh.shared.config.http import (
+    BodySettings,
+    ListenerSettings,
+    RealtimeSettings,
+    UploadSettings,
+)
 from tokenmesh.shared.config.requests import (
     AnswerSettings,
     PoolingSettings,
@@ -18,6 +23,7 @@ _HASH_CHARS = 64
 
 class GatewaySettings(
     ListenerSettings,
+    UploadSettings,
     RealtimeSettings,
     ScaleOutSettings,
     StructuredLimits,
@@ -118,21 +124,6 @@ class GatewaySettings(
     max_logit_bias: int = Field(default=1024, ge=0, description="Entries of logit_bias.")
     max_request_id_chars: int = Field(
         default=128, ge=1, description="Length of an X-Request-Id or request_id."
-    )
-
-    inline_media_bytes: int = Field(
-        default=16 * 1024,
-        ge=0,
-        description="Data URIs longer than this travel by reference instead of in the message.",
-    )
-    max_media_bytes: int = Field(
-        default=20 * 1024 * 1024, ge=1024, description="Largest uploaded or inlined media item."
-    )
-    media_ttl_s: int = Field(
-        default=900, ge=1, description="How long media of a chat request stay in Redis."
-    )
-    file_ttl_s: int = Field(
-        default=24 * 3600, ge=1, description="How long an upload can be used after it was made."
     )
 
     request_timeout_s: float = Field(

@@ -132,6 +132,38 @@ class BodySettings(BaseModel):
     )
 
 
+class UploadSettings(BaseModel):
+    """Media that clients send; a part of GatewaySettings. Times are seconds, sizes bytes."""
+
+    inline_media_bytes: int = Field(
+        default=16 * 1024,
+        ge=0,
+        description="Data URIs longer than this travel by reference instead of in the message.",
+    )
+    max_media_bytes: int = Field(
+        default=20 * 1024 * 1024, ge=1024, description="Largest uploaded or inlined media item."
+    )
+    media_ttl_s: int = Field(
+        default=900, ge=1, description="How long media of a chat request stay in Redis."
+    )
+    file_ttl_s: int = Field(
+        default=24 * 3600, ge=1, description="How long an upload can be used after it was made."
+    )
+    max_audio_bytes: int = Field(
+        default=25 * 1024 * 1024, ge=1024, description="Largest file to be transcribed."
+    )
+    audio_timeout_s: float = Field(
+        default=60.0, gt=0, description="One try of decoding a recording, the wait included."
+    )
+    audio_clips: int = Field(
+        default=8,
+        ge=1,
+        le=64,
+        description="Clips of one recording that are transcribed at a time, and whose features are "
+        "in Redis.",
+    )
+
+
 class RealtimeSettings(BaseModel):
     """A part of GatewaySettings. Times are seconds, sizes bytes."""
 
@@ -148,6 +180,11 @@ class RealtimeSettings(BaseModel):
     )
     realtime_max_message_bytes: int = Field(
         default=4 * 1024 * 1024, ge=1024, description="Largest event that a realtime client sends."
+    )
+    realtime_max_audio_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Audio of a realtime session that is not committed; longer speech is cut.",
     )
     realtime_idle_timeout_s: float = Field(
         default=900.0, gt=0, description="A realtime session without an event or response ends."

@@ -172,6 +172,18 @@ class MediaSettings(BaseModel):
     decode_queue: int = Field(
         default=1024, ge=1, description="Images that wait for a process; above: overloaded."
     )
+    max_audio_bytes: int = Field(
+        default=25 * 1024 * 1024, ge=1, description="Size of one audio file."
+    )
+    max_audio_s: float = Field(
+        default=3600.0, gt=0, description="Length of one recording, before it is decoded."
+    )
+    audio_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Time to decode a recording and preprocess some of its clips; the process is "
+        "killed after it.",
+    )
     ttl_s: int = Field(
         default=900, ge=1, description="How long pixels stay in Redis for encoder and retries."
     )

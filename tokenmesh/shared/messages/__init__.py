@@ -11,6 +11,7 @@ from tokenmesh.shared.messages.adapters import (
     LoadAdapter,
     UnloadAdapter,
 )
+from tokenmesh.shared.messages.audio import AudioPrepared, PrepareAudio
 from tokenmesh.shared.messages.beat import Heartbeat
 from tokenmesh.shared.messages.blocks import (
     BlockEvents,
@@ -79,6 +80,8 @@ Message = (
     | TokenizerRead
     | ReadTokenizerConfig
     | TokenizerConfigRead
+    | PrepareAudio
+    | AudioPrepared
     | Encode
     | Encoded
     | Place
@@ -125,6 +128,7 @@ __all__ = [
     "Accepted",
     "AdapterLoaded",
     "AdapterUnloaded",
+    "AudioPrepared",
     "BlockEvents",
     "BlockEventsReplayed",
     "BlocksHeld",
@@ -149,6 +153,7 @@ __all__ = [
     "Placed",
     "Pool",
     "PoolAnswer",
+    "PrepareAudio",
     "Profiled",
     "PromptRead",
     "Queued",

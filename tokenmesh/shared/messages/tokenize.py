@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId
+from tokenmesh.shared.messages.audio import SpeechFacts
 from tokenmesh.shared.messages.media import MediaItem
 
 PROMPT_PART_BYTES: Final = 256 * 1024
@@ -177,6 +178,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """Name of the parser that separates tool calls from content; empty: the model has none."""
     prompts: dict[str, str] = {}
     """What sentence-transformers puts before a text, by the purpose of its embedding."""
+    speech: SpeechFacts | None = None
+    """How it transcribes recordings; None: it does not."""
 
 
 class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -204,6 +204,7 @@ _EDGE: Final = (
     _counter("cancelled_requests", "Requests whose client left."),
     _gauge("websocket_connections_active", "Realtime sessions that are open."),
     _counter("websocket_connections", "Realtime sessions opened."),
+    _counter("audio_seconds", "Seconds of recordings that were transcribed.", "model_name"),
     _histogram("websocket_connection_duration_seconds", "A realtime session.", _REQUEST_S),
     _gauge("responses_running", "Responses that this gateway makes now, kept ones and others."),
     _counter(

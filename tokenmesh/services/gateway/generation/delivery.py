@@ -1,7 +1,7 @@
 """Delivery: all prompts of a response run through the mesh, and their output arrives as chunks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Protocol
 
@@ -10,10 +10,17 @@ from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.inbox import Inbox, Output
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt, PromptJob
 from tokenmesh.services.gateway.generation.usage import Usage, count_usage
-from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
+
+
+class Charges(Protocol):
+    """Counts usage; `tenancy.admission.Admission` implements it."""
+
+    def charge(self, tenant: Tenant, model: str, usages: Iterable[Usage], name: str = "") -> None:
+        """Count the usage of a response that has ended."""
 
 
 class PromptRunner(Protocol):
@@ -90,7 +97,7 @@ class Delivery:
 
 @asynccontextmanager
 async def deliver(
-    pipeline: PromptRunner, request: GenerationRequest, max_tokens: int, admission: Admission
+    pipeline: PromptRunner, request: GenerationRequest, max_tokens: int, admission: Charges
 ) -> AsyncIterator[Delivery]:
     """Inside the block the request's jobs run; leaving it cancels those that still do.
 
@@ -115,7 +122,7 @@ async def deliver(
 
 
 @contextmanager
-def _charged(delivery: Delivery, job: PromptJob, admission: Admission) -> Iterator[None]:
+def _charged(delivery: Delivery, job: PromptJob, admission: Charges) -> Iterator[None]:
     """Charge the tenant when the block ends.
 
     A response that failed on our side before its first token is not charged.

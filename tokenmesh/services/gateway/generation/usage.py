@@ -119,6 +119,9 @@ class Meters:
         """Measure a request that arrived at `started_s` (monotonic)."""
         return Meter(self, model, started_s)
 
+    def count_audio(self, model: str, seconds: float) -> None:
+        self._metrics.counter("audio_seconds", model_name=model).inc(seconds)
+
     def series(self, model: str, engine: str) -> _Series:
         """The metric objects of a model on a worker."""
         found = self._series.get((model, engine))
@@ -148,6 +151,10 @@ class Meter:
         else:
             self._series.next_token.observe(now - self._last_s)
         self._last_s = now
+
+    def count_audio(self, seconds: float) -> None:
+        """Record the length of a recording that was transcribed."""
+        self._meters.count_audio(self._model, seconds)
 
     def finish(self, prompts: Sequence[Prompt], choices: Sequence[Choice]) -> None:
         """Record that the last byte was sent."""

@@ -111,12 +111,12 @@ class ResponseSender:
             await self._begin(_STREAM_HEADERS)
         await self._write(data, more=False)
 
-    async def answer(self, data: bytes) -> None:
-        """Send a whole JSON body."""
+    async def answer(self, data: bytes, media_type: bytes = b"application/json") -> None:
+        """Send a whole body."""
         self.stop()
         self._is_whole = True
         length = str(len(data)).encode()
-        await self._begin([(b"content-type", b"application/json"), (b"content-length", length)])
+        await self._begin([(b"content-type", media_type), (b"content-length", length)])
         await self._write(data, more=False)
 
     async def send_parts(

@@ -48,8 +48,9 @@ class GenerationFields(Bounded):
     reasoning: RealtimeReasoning | None = None
 
     audio: Json | None = None
+    """Read by `audio_config`; of a response it is refused."""
     prompt: Json | None = None
-    """Refused by `check_served`, as is `audio`."""
+    """Refused by `check_served`."""
 
 
 class SessionFields(GenerationFields):
@@ -114,6 +115,20 @@ class ResponseCreate(ClientEvent):
     response: ResponseFields | None = None
 
 
+class AudioAppend(ClientEvent):
+    """More input audio, as base64."""
+
+    audio: str
+
+
+class AudioCommit(ClientEvent):
+    """What was appended becomes an item."""
+
+
+class AudioClear(ClientEvent):
+    """Forget what was appended."""
+
+
 class ResponseCancel(ClientEvent):
     response_id: str | None = None
 
@@ -138,8 +153,11 @@ _MODEL_BY_TYPE: Final[dict[str, type[ClientEvent]]] = {
     "conversation.item.truncate": ItemTruncate,
     "response.create": ResponseCreate,
     "response.cancel": ResponseCancel,
+    "input_audio_buffer.append": AudioAppend,
+    "input_audio_buffer.commit": AudioCommit,
+    "input_audio_buffer.clear": AudioClear,
 }
-_AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")
+_AUDIO: Final = "output_audio_buffer."
 
 
 async def decode_event(text: str, settings: GatewaySettings) -> Json:
@@ -161,7 +179,7 @@ def read_event(value: Json) -> ClientEvent:
     if not isinstance(kind, str):
         raise invalid("type", "is missing")
     if kind.startswith(_AUDIO):
-        raise invalid("type", f"{kind[:64]!r}: audio is not supported yet", NotSupported)
+        raise invalid("type", f"{kind[:64]!r}: answers are text", NotSupported)
     if kind not in _MODEL_BY_TYPE:
         known = ", ".join(_MODEL_BY_TYPE)
         raise invalid("type", f"{kind[:64]!r} is unknown; known types: {known}", UnknownEvent)
@@ -170,19 +188,16 @@ def read_event(value: Json) -> ClientEvent:
 
 def check_served(fields: GenerationFields, path: str) -> None:
     """Raises NotSupported for fields and values that this version does not serve."""
-    if fields.audio:
+    if fields.audio and not isinstance(fields, SessionFields):
         raise _not_supported(f"{path}.audio")
     if fields.output_modalities not in (None, ["text"]):
-        problem = "must be ['text']: audio is not supported yet"
+        problem = "must be ['text']: answers are text"
         raise invalid(f"{path}.output_modalities", problem, NotSupported)
     for name in ("prompt", "include", "tracing"):
         if getattr(fields, name, None):
             raise _not_supported(f"{path}.{name}")
-    if isinstance(fields, SessionFields):
-        if fields.type != "realtime":
-            raise _not_supported(f"{path}.type", "'transcription' ")
-        if fields.truncation not in (None, "disabled"):
-            raise _not_supported(f"{path}.truncation", "other than 'disabled' ")
+    if isinstance(fields, SessionFields) and fields.truncation not in (None, "disabled"):
+        raise _not_supported(f"{path}.truncation", "other than 'disabled' ")
     _check_choice(fields.tool_choice, f"{path}.tool_choice")
     names = [tool.name for tool in fields.tools or ()]
     if len(set(names)) < len(names):

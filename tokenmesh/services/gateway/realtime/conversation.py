@@ -85,6 +85,17 @@ class RealtimeConversation:
         self._items.append(item)
         return previous_id
 
+    def truncate(self, item_id: str, content_index: int) -> None:
+        """Remove the text of a part that the model wrote. Raises NotFound and InvalidInput."""
+        item = self.get(item_id)
+        content = [*(item.view.get("content") or [])]
+        if item.view.get("role") != "assistant" or content_index >= len(content):
+            raise InvalidInput(
+                "content_index matches no part that the model wrote", param="content_index"
+            )
+        content[content_index] = {**content[content_index], "text": ""}
+        item.change(content=content)
+
     def remove(self, item_id: str) -> None:
         self._items.remove(self.get(item_id))
 
@@ -192,7 +203,7 @@ def _read_part(part: Json, role: str, path: str) -> Json:
     kind, allowed = part.get("type"), _PARTS_BY_ROLE[role]
     if kind not in allowed:
         is_audio = kind in ("input_audio", "output_audio", "audio")
-        why = "audio is not supported yet" if is_audio else "not allowed here"
+        why = "append audio to the input_audio_buffer" if is_audio else "not allowed here"
         problem = f"{str(kind)[:64]!r}: {why}; allowed for {role}: {', '.join(allowed)}"
         raise invalid(f"{path}.type", problem, NotSupported)
     model = _Image if kind == "input_image" else _Text

@@ -55,6 +55,11 @@ class RealtimeResponse:
         """Whether response.done has not been sent yet."""
         return self._task is not None and not self._task.done()
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` has ended it, or is about to."""
+        return self._is_cancelled
+
     async def start(self, group: asyncio.TaskGroup) -> None:
         """Begin, in a task that raises Cancelled when the client has disconnected.
 

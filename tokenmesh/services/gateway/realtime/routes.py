@@ -79,7 +79,8 @@ class Sessions:
         max_sessions = tenant.max_sessions
         if max_sessions is not None and self._num_open[tenant.name] >= max_sessions:
             raise refusal(tenant, "sessions", _RETRY_AFTER_S)
-        return SessionConfig(model=model or card.name)
+        is_transcription = query.get("intent") == "transcription"
+        return SessionConfig(model=model or card.name, is_transcription=is_transcription)
 
     async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:
         gateway, session_id = self._gateway, new_request_id("sess")

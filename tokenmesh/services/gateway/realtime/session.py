@@ -19,6 +19,7 @@ from tokenmesh.services.gateway.realtime.conversation import (
 from tokenmesh.services.gateway.realtime.output import ResponseOutput
 from tokenmesh.services.gateway.realtime.response import RealtimeResponse
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig, translate
+from tokenmesh.services.gateway.realtime.speech_input import SpeechInput
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import (
@@ -65,6 +66,10 @@ class RealtimeSession:
         self._conversation = RealtimeConversation(gateway.settings)
         self._conversation_id = new_request_id("conv")
         self._response: RealtimeResponse | None = None
+        self._lock = asyncio.Lock()  # held while an event is handled, or speech is answered
+        self._speech = SpeechInput(
+            gateway, channel, self._conversation, access, config, self._interrupt, self._answer
+        )
         self._group = asyncio.TaskGroup()
         self._ends_s = monotonic_s() + self._settings.realtime_session_timeout_s
         self._expires_at_s = int(wall_s() + self._settings.realtime_session_timeout_s)
@@ -77,6 +82,9 @@ class RealtimeSession:
             events.ItemTruncate: self._truncate_item,
             events.ResponseCreate: self._create_response,
             events.ResponseCancel: self._cancel_response,
+            events.AudioAppend: lambda event: self._speech.append(event.audio),
+            events.AudioCommit: lambda _: self._speech.commit(),
+            events.AudioClear: lambda _: self._speech.clear(),
         }
 
     async def run(self) -> None:
@@ -84,6 +92,7 @@ class RealtimeSession:
         try:
             async with self._group:
                 self._group.create_task(self._end_when_draining())
+                self._group.create_task(self._speech.run())
                 await self._serve()
         except* Cancelled:
             pass
@@ -136,7 +145,8 @@ class RealtimeSession:
             given_id = value.get("event_id")
             event_id = given_id if isinstance(given_id, str) else None
             event = events.read_event(value)
-            await self._handlers[type(event)](event)
+            async with self._lock:
+                await self._handlers[type(event)](event)
         except (Cancelled, SessionOver):
             raise
         except TokenMeshError as error:
@@ -152,7 +162,26 @@ class RealtimeSession:
         config = self._config.updated(event.session)
         await self._gateway.catalog.find_soon(config.model)
         self._config = config
+        self._speech.configure(config)
         await self._send_session("session.updated")
+
+    def _interrupt(self) -> None:
+        """Speech has begun: the answer to what was said before is no longer wanted."""
+        if self._response is not None and self._response.is_active:
+            self._response.cancel()
+
+    async def _answer(self) -> None:
+        if self._config.is_transcription:
+            return
+        try:
+            if self._response is not None and self._response.is_cancelled:
+                await self._response.done()
+            async with self._lock:
+                await self._create_response(events.ResponseCreate(type="response.create"))
+        except (Cancelled, SessionOver):
+            raise
+        except TokenMeshError as error:
+            await self._channel.send_error(error)
 
     async def _create_item(self, event: events.ItemCreate) -> None:
         item = read_item(event.item, "item")
@@ -175,16 +204,7 @@ class RealtimeSession:
         await self._channel.send({"type": "conversation.item.deleted", "item_id": event.item_id})
 
     async def _truncate_item(self, event: events.ItemTruncate) -> None:
-        item = self._conversation.get(event.item_id)
-        content = item.view.get("content") or []
-        if item.view.get("role") != "assistant" or event.content_index >= len(content):
-            raise InvalidInput(
-                "content_index matches no part that the model wrote",
-                param="content_index",
-            )
-        content = [*content]
-        content[event.content_index] = {**content[event.content_index], "text": ""}
-        item.change(content=content)
+        self._conversation.truncate(event.item_id, event.content_index)
         await self._channel.send(
             {
                 "type": "conversation.item.truncated",
@@ -197,6 +217,8 @@ class RealtimeSession:
     async def _create_response(self, event: events.ResponseCreate) -> None:
         if self._gateway.draining.is_set():
             raise Draining("this gateway is about to stop: open a new session")
+        if self._config.is_transcription:
+            raise InvalidInput("a transcription session has no responses", param="type")
         if self._response is not None and self._response.is_active:
             raise Conflict(
                 f"response {self._response.id} is still active: wait for response.done or "

@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.openai.translation import (
     invalid,
     validate_chat,
 )
+from tokenmesh.services.gateway.realtime.audio_config import DEFAULT_AUDIO, AudioConfig
 from tokenmesh.services.gateway.realtime.client_events import (
     GenerationFields,
     ResponseFields,
@@ -52,11 +53,19 @@ class SessionConfig:
     max_output_tokens: int | str = "inf"
     temperature: float | None = None
     reasoning: Json | None = None
+    audio: AudioConfig = DEFAULT_AUDIO
+    is_transcription: bool = False
+    """Whether the session only transcribes."""
 
     def updated(self, fields: SessionFields) -> "SessionConfig":
         """The configuration after a session.update. Raises NotSupported."""
         check_served(fields, "session")
-        return replace(self._changed(fields), model=fields.model or self.model)
+        return replace(
+            self._changed(fields),
+            model=fields.model or self.model,
+            audio=self.audio.updated(fields.audio, "session.audio"),
+            is_transcription=_kind_of(fields, self) == "transcription",
+        )
 
     def for_response(self, fields: ResponseFields) -> "SessionConfig":
         """The configuration of one response. Raises NotSupported."""
@@ -69,6 +78,14 @@ class SessionConfig:
 
     def view(self, session_id: str, expires_at_s: int) -> Json:
         """The session of session.created and session.updated."""
+        if self.is_transcription:
+            return {
+                "type": "transcription",
+                "object": "realtime.transcription_session",
+                "id": session_id,
+                "expires_at": expires_at_s,
+                "audio": self.audio.view(),
+            }
         return {
             "type": "realtime",
             "object": "realtime.session",
@@ -84,7 +101,14 @@ class SessionConfig:
             "temperature": self.temperature,
             "reasoning": self.reasoning,
             "truncation": "disabled",
+            "audio": self.audio.view(),
         }
+
+
+def _kind_of(fields: SessionFields, config: SessionConfig) -> str:
+    if "type" in fields.model_fields_set:
+        return fields.type
+    return "transcription" if config.is_transcription else "realtime"
 
 
 def translate(config: SessionConfig, items: Iterable[Item]) -> TranslatedChat:
@@ -122,9 +146,20 @@ def _add_item(messages: ChatMessages, item: Item, tool_by_call: dict[str, str]) 
 
 
 def _part(part: Json) -> Json:
+    if part["type"] == "input_audio":
+        return {"type": "text", "text": _spoken(part)}
     if part["type"] == "input_image":
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
     return {"type": "text", "text": part["text"]}
+
+
+def _spoken(part: Json) -> str:
+    if part.get("transcript") is None:
+        raise invalid(
+            "response.input",
+            "holds audio without a transcript: set session.audio.input.transcription",
+        )
+    return str(part["transcript"])
 
 
 def _generation(config: SessionConfig) -> Json:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
+from tokenmesh.services.gateway.audio.shapes import Transcription, VerboseTranscription
 from tokenmesh.services.gateway.http.body import SCHEMA_REF
 from tokenmesh.services.gateway.http.errors import ErrorBody
 from tokenmesh.services.gateway.openai import shapes
@@ -78,15 +79,30 @@ _SEVERAL: Final[dict[tuple[str, str], Callable[[], dict[str, Any]]]] = {
     ("post", "/v1/completions/derender"): lambda: {
         "anyOf": [_ref(DerenderedCompletion), _ref(DerenderedChunk)]
     },
+    ("post", "/v1/audio/transcriptions"): lambda: {
+        "anyOf": [_ref(Transcription), _ref(VerboseTranscription)]
+    },
+    ("post", "/v1/audio/translations"): lambda: {
+        "anyOf": [_ref(Transcription), _ref(VerboseTranscription)]
+    },
 }
 """Schemas of responses that are not one struct."""
-_MEMBERS: Final = (RenderedRequest, DerenderedChat, DerenderedCompletion, DerenderedChunk)
+_MEMBERS: Final = (
+    Transcription,
+    VerboseTranscription,
+    RenderedRequest,
+    DerenderedChat,
+    DerenderedCompletion,
+    DerenderedChunk,
+)
 _STREAMED: Final = frozenset(
     [
         ("post", "/v1/chat/completions"),
         ("post", "/v1/completions"),
         ("post", "/v1/messages"),
         ("post", "/v1/responses"),
+        ("post", "/v1/audio/transcriptions"),
+        ("post", "/v1/audio/translations"),
         ("post", "/inference/v1/generate"),
         ("get", "/v1/responses/{response_id}"),
     ]

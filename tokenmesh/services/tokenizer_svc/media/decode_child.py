@@ -6,7 +6,6 @@ and refuses memory beyond its address space, files, connections and further proc
 """
 
 import io
-import resource
 import struct
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Final
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tokenmesh.services.tokenizer_svc.loading import forbid_torch
+from tokenmesh.services.tokenizer_svc.media.confine import confine
 from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor, read_options
 from tokenmesh.shared.child_pool import serve
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
@@ -125,23 +125,12 @@ def _load_ahead(processor: ItemProcessor, max_pixels: int) -> None:
         answer(job_of(file.getvalue(), b""), processor, max_pixels)
 
 
-def _confine(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    for limit in (
-        resource.RLIMIT_FSIZE,
-        resource.RLIMIT_CORE,
-        resource.RLIMIT_NOFILE,
-        resource.RLIMIT_NPROC,
-    ):
-        resource.setrlimit(limit, (0, 0))
-
-
 def main(time_s: float, memory_bytes: int, max_pixels: int, checkpoint: Path) -> None:
     """Serve until stdin ends."""
     forbid_torch()
     processor = ItemProcessor(checkpoint)
     _load_ahead(processor, max_pixels)
-    _confine(memory_bytes)
+    confine(memory_bytes)
 
     def prepare(data: bytes) -> Callable[[], bytes]:
         return lambda: answer(data, processor, max_pixels)

@@ -79,6 +79,10 @@ class RunnableModel:
         return self.facts.media
 
     @property
+    def encoder_states(self) -> int:
+        return self.facts.encoder_states
+
+    @property
     def rope_boundary(self) -> int | None:
         return self.facts.rope_boundary
 

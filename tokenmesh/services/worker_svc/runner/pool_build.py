@@ -48,6 +48,7 @@ class LoadedPooler:
     has_grammars: bool = False
     media: MediaFacts = TEXT_ONLY
     adapters: None = None
+    encoder_states: int = 0
     eos_token_ids: frozenset[int] = frozenset()
 
     @property

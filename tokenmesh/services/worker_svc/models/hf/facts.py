@@ -25,6 +25,7 @@ from tokenmesh.services.worker_svc.models.quantization import Quantization, read
 from tokenmesh.services.worker_svc.models.quantization.read import KEYS
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.messages.media import AUDIO
 
 UNBOUNDED: Final = 32768
 """Longest sequence of a model that has no such limit itself; max_model_len may be less."""
@@ -185,7 +186,7 @@ def hf_facts_of(
         directory=directory,
         config=config,
         kind=type(tree),
-        media=media_facts(tree),
+        media=MediaFacts(frozenset({AUDIO})) if architecture in DECODERS else media_facts(tree),
         quantization=quantization,
         encoder_states=config.max_source_positions if architecture in DECODERS else 0,
         left_out=ENCODERS.get(architecture),

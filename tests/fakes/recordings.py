@@ -1,0 +1,51 @@
+"""Synthetic recordings in the formats that clients send."""
+
+import io
+from typing import Any, Final
+
+import numpy
+import numpy.typing as npt
+import soundfile
+
+RATE: Final = 16000
+
+
+def tones(seconds: float, rate: int = RATE, seed: int = 0) -> npt.NDArray[numpy.float32]:
+    """A chord that swells and fades several times a second."""
+    time_s = numpy.arange(int(seconds * rate)) / rate
+    pitches = 150.0 + 40.0 * numpy.random.default_rng(seed).random(3)
+    chord = sum(
+        numpy.sin(2 * numpy.pi * pitch * (n + 1) * time_s) / (n + 1)
+        for n, pitch in enumerate(pitches)
+    )
+    swell = 0.6 + 0.4 * numpy.sin(2 * numpy.pi * 3 * time_s + seed)
+    return numpy.asarray(0.15 * chord * swell, dtype=numpy.float32)
+
+
+def audio_file(
+    samples: npt.NDArray[numpy.float32], kind: str = "WAV", rate: int = RATE, **options: Any
+) -> bytes:
+    """samples [n] or [n, channels]; kind: soundfile's name, OPUS, m4a or webm."""
+    if kind in ("m4a", "webm"):
+        return _with_ffmpeg(samples, kind, rate)
+    file = io.BytesIO()
+    if kind == "OPUS":
+        kind, options = "OGG", {"subtype": "OPUS"}
+    soundfile.write(file, samples, rate, format=kind, **options)
+    return file.getvalue()
+
+
+def _with_ffmpeg(samples: npt.NDArray[numpy.float32], kind: str, rate: int) -> bytes:
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format={"m4a": "mp4", "webm": "webm"}[kind]) as container:
+        stream: Any = container.add_stream({"m4a": "aac", "webm": "libopus"}[kind], rate=rate)
+        stream.layout = "mono"
+        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(stream.format, "mono", rate, stream.codec_context.frame_size)
+        for part in [*resampler.resample(frame), *resampler.resample(None)]:
+            container.mux(stream.encode(part))
+        container.mux(stream.encode(None))
+    return file.getvalue()

@@ -1,0 +1,85 @@
+"""SpeechMesh: all five services in this process, serving a tiny whisper."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from tests.fakes.service_mesh import running
+from tests.servers import free_port
+from tokenmesh.services.gateway.main import build as build_gateway
+from tokenmesh.services.mm_encoder_svc.main import build as build_encoder
+from tokenmesh.services.scheduler_svc.main import build as build_scheduler
+from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
+from tokenmesh.services.worker_svc.main import build as build_worker
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.config.model import (
+    EncoderSettings,
+    MediaSettings,
+    ModelSettings,
+    TokenizerSettings,
+)
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.service import Mesh
+
+NAME: Final = "whisper-tiny"
+
+
+class SpeechMesh:
+    """Use as `async with`; `client` talks to the gateway."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        bus: BusSettings,
+        redis: RedisSettings,
+        gateway: dict[str, Any] | None = None,
+    ) -> None:
+        model = ModelSettings(model=str(checkpoint), served_model_name=(NAME,), dtype="float32")
+        worker = {"device": "cpu", "num_gpu_blocks_override": 256, "max_num_seqs": 8}
+        self.settings = Settings(
+            models=(model,),
+            bus=bus,
+            redis=redis,
+            tokenizer=TokenizerSettings(media=MediaSettings(decode_processes=1, max_audio_s=120.0)),
+            encoder=EncoderSettings(device="cpu"),
+            worker=WorkerSettings.model_validate(worker),
+            gateway=GatewaySettings.model_validate({"port": free_port(), **(gateway or {})}),
+        )
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "SpeechMesh":
+        self.services: dict[str, Mesh] = {}
+        for name, build in (
+            ("tokenizer", build_tokenizer),
+            ("encoder", build_encoder),
+            ("scheduler", build_scheduler),
+            ("worker", build_worker),
+            ("gateway", build_gateway),
+        ):
+            service = running(name, self.settings, build)
+            self.services[name] = await self._stack.enter_async_context(service)
+        self.client = await self._stack.enter_async_context(
+            httpx.AsyncClient(base_url=self.url, timeout=30)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def url(self) -> str:
+        """Of the gateway."""
+        return f"http://127.0.0.1:{self.settings.gateway.port}"
+
+    async def transcribe(
+        self, file: bytes, route: str = "transcriptions", **fields: Any
+    ) -> httpx.Response:
+        """The response to a form."""
+        data = {"model": NAME, **fields}
+        return await self.client.post(
+            f"/v1/audio/{route}", data=data, files={"file": ("speech.wav", file)}
+        )

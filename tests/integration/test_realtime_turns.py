@@ -1,0 +1,55 @@
+"""Turns of a realtime session that are spoken, and answered by their transcript."""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.fakes.back_end import BackEnd
+from tests.fakes.recordings import tones
+from tests.integration.test_realtime import TEXT, talking
+from tokenmesh.services.gateway.realtime.speech_input import SpeechInput
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.messages.tokenize import ChatPrompt
+
+
+@pytest.fixture
+async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
+    async with BackEnd(bus_settings, redis_settings) as back_end:
+        yield back_end
+
+
+async def test_a_turn_is_answered_by_what_was_said(
+    mesh: BackEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hear(_self: SpeechInput, turn: Any, _wanted: object) -> None:
+        seconds = len(turn.audio) / 2 / turn.config.rate
+        content = {"type": "input_audio", "transcript": f"{seconds:.0f} s of tones"}
+        turn.item.change(content=[content])
+
+    monkeypatch.setattr(SpeechInput, "_transcribe", hear)
+    quiet = bytes(2 * 24000)
+    sound = (tones(1.0, 24000) * 32767).astype("<i2").tobytes()
+    audio = base64.b64encode(quiet + sound + quiet).decode()
+    for transcription in (None, {"language": "en"}):
+        async with talking(mesh) as talk:
+            session: Any = {
+                "type": "realtime",
+                "audio": {"input": {"transcription": transcription}},
+            }
+            await talk.connection.session.update(session=session)
+            await talk.until("session.updated")
+            await talk.connection.input_audio_buffer.append(audio=audio)
+            if transcription is None:
+                events = await talk.until("conversation.item.done")
+                error = await talk.next()
+                assert "audio without a transcript" in error.error.message
+                continue
+            events = await talk.until("response.done")
+    assert events[-1].response.output[0].content[0].text == TEXT
+    (received,) = mesh.tokenizer.received
+    assert isinstance(received.prompt, ChatPrompt)
+    messages = json.loads(received.prompt.messages_json)
+    assert [each["content"] for each in messages] == ["2 s of tones"]

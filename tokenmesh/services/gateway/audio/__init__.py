@@ -1,0 +1,1 @@
+"""Transcriptions and translations of recordings: the form, the clips, the formats."""

@@ -1,0 +1,90 @@
+"""The prompts of clips: which tokens ask a model for what."""
+
+from dataclasses import dataclass
+
+from tokenmesh.services.gateway.generation.parsing import ModelText
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.audio import AudioClip, SpeechFacts
+from tokenmesh.shared.messages.media import AUDIO, MediaItem
+from tokenmesh.shared.messages.sampling import SpeechRule
+from tokenmesh.shared.messages.tokenize import Tokenized
+from tokenmesh.shared.tokens import pack_ids
+
+_FALLBACK: str = "en"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechTask:
+    """What is wanted of every clip."""
+
+    facts: SpeechFacts
+    translates: bool = False
+    has_timestamps: bool = False
+    previous_ids: tuple[int, ...] = ()
+    """Of the text before the recording."""
+    language: str | None = None
+    """None: not detected yet, or a model of one language."""
+
+    def prompt(self) -> list[int]:
+        """The ids of a clip's prompt."""
+        facts, ids = self.facts, []
+        if self.previous_ids:
+            ids += [facts.previous_id, *self.previous_ids]
+        ids.append(facts.start_id)
+        if self.language is not None:
+            ids.append(facts.languages[self.language])
+            ids.append(facts.translate_id if self.translates else facts.transcribe_id)
+        if not self.has_timestamps:
+            ids.append(facts.no_timestamps_id)
+        return ids
+
+    def rule(self) -> SpeechRule:
+        """Which tokens may be drawn."""
+        facts = self.facts
+        return SpeechRule(
+            suppress_ids=facts.suppress_ids,
+            begin_suppress_ids=facts.begin_suppress_ids,
+            end_id=facts.end_id,
+            no_timestamps_id=facts.no_timestamps_id,
+            first_timestamp_id=facts.first_timestamp_id if self.has_timestamps else -1,
+            max_initial_timestamp=facts.max_initial_timestamp,
+        )
+
+
+def tokenized(ids: list[int], clip: AudioClip) -> Tokenized:
+    """A prompt about a clip. Its item lies at the first token: all blocks depend on the clip."""
+    item = MediaItem(
+        kind=AUDIO, content_hash=clip.content_hash, offset=0, length=1, features=clip.features
+    )
+    return Tokenized(token_ids=pack_ids(ids), media=[item])
+
+
+def fallback_language(facts: SpeechFacts) -> str:
+    """For a recording whose language cannot be detected."""
+    return _FALLBACK if _FALLBACK in facts.languages else next(iter(facts.languages))
+
+
+def check_language(language: str | None, facts: SpeechFacts) -> str | None:
+    """The code in the model's spelling; None for none. Raises InvalidInput."""
+    if not language:
+        return None
+    code = language.strip().lower()
+    if not facts.languages and code == _FALLBACK:
+        return None
+    if code not in facts.languages:
+        known = ", ".join(sorted(facts.languages)) or _FALLBACK
+        raise InvalidInput(
+            f"language {language[:40]!r} is not one of the model's languages: {known}",
+            param="language",
+        )
+    return code
+
+
+def previous_ids(prompt: str, text: ModelText, facts: SpeechFacts) -> tuple[int, ...]:
+    """The last tokens of the text before a recording. Raises InvalidInput."""
+    if not prompt.strip() or facts.previous_id < 0:
+        return ()
+    ids = text.vocabulary.encode(" " + prompt.strip())
+    if any(token >= facts.end_id for token in ids):
+        raise InvalidInput("prompt holds special tokens of the model", param="prompt")
+    return tuple(ids[-facts.max_previous_tokens :])

@@ -1,0 +1,165 @@
+"""TranscriptionResponse: a recording's transcript as an HTTP response, streamed or whole."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmesh.services.gateway.audio.request import SpeechFields
+from tokenmesh.services.gateway.audio.segments import (
+    Segment,
+    Transcript,
+    compression_ratio,
+    segments_of,
+    to_srt,
+    to_vtt,
+)
+from tokenmesh.services.gateway.audio.shapes import (
+    AudioTokenUsage,
+    DurationUsage,
+    InputTokenDetails,
+    TextDelta,
+    TextDone,
+    Transcription,
+    TranscriptionSegment,
+    VerboseTranscription,
+)
+from tokenmesh.services.gateway.audio.text_stream import TextStream
+from tokenmesh.services.gateway.audio.transcriber import Transcriber
+from tokenmesh.services.gateway.context import RequestContext, context_of
+from tokenmesh.services.gateway.generation.answer import LoadHeaders, forget_frames
+from tokenmesh.services.gateway.http import sse
+from tokenmesh.services.gateway.http.client_watch import ClientWatch
+from tokenmesh.services.gateway.http.response_sender import ResponseSender
+from tokenmesh.shared.errors import Cancelled, TokenMeshError
+from tokenmesh.shared.telemetry import REQUEST_ID, Tally
+
+_TEXT_TYPES = {"text": b"text/plain; charset=utf-8", "srt": b"application/x-subrip; charset=utf-8"}
+_TEXT_TYPES["vtt"] = b"text/vtt; charset=utf-8"
+
+
+class TranscriptionResponse(Response):
+    """Runs a Transcriber when it is called."""
+
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        fields: SpeechFields,
+        task: str,
+        load_headers: LoadHeaders,
+        on_end: Callable[[], None],
+    ) -> None:
+        """`on_end` is called when the recording is no longer needed."""
+        super().__init__()
+        self._transcriber = transcriber
+        self._fields = fields
+        self._task = task
+        self._load_headers = load_headers
+        self._on_end = on_end
+        self._flushing = Tally("flush")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context, transcriber = context_of(scope), self._transcriber
+        headers = partial(self._load_headers, scope, transcriber.recording.job.card.name)
+        try:
+            patience_s = transcriber.settings.write_timeout_s
+            async with ClientWatch(receive, patience_s) as watch:
+                await self._run(ResponseSender(send, watch, self._flushing, headers), context)
+        except Cancelled:
+            context.has_client_left = True
+        finally:
+            self._on_end()
+
+    async def _run(self, sender: ResponseSender, context: RequestContext) -> None:
+        if self._fields.stream:
+            interval_s = self._transcriber.settings.sse_keep_alive_s
+            sender.keep_alive(interval_s, sse.COMMENT)
+        try:
+            with sender.until_draining():
+                async with aclosing(self._transcriber.run(context)) as transcripts:
+                    if self._fields.stream:
+                        await self._stream(sender, transcripts)
+                        return
+                    done = [each async for each, is_done in transcripts if is_done]
+                await self._answer(sender, done)
+        except TokenMeshError as error:
+            if not sender.has_begun or isinstance(error, Cancelled):
+                raise
+            forget_frames(error)
+            await sender.end(sse.error_frames(error))
+        finally:
+            sender.stop()
+            self._flushing.record({REQUEST_ID: self._transcriber.recording.job.request_id})
+
+    async def _stream(
+        self, sender: ResponseSender, transcripts: AsyncIterator[tuple[Transcript, bool]]
+    ) -> None:
+        stream = TextStream(self._transcriber)
+        async for transcript, is_done in transcripts:
+            if delta := stream.push(transcript, is_done):
+                has_usage = self._fields.stream_continuous_usage_stats
+                usage = self._usage() if has_usage else None
+                await sender.write(sse.frame(TextDelta(delta, usage)))
+        await sender.end(sse.frame(TextDone(stream.text, self._usage())) + sse.DONE)
+
+    def _usage(self) -> AudioTokenUsage:
+        charges, audio = self._transcriber.charges, self._transcriber.audio_tokens
+        given, made = charges.prompt_tokens + audio, charges.completion_tokens
+        details = InputTokenDetails(audio_tokens=audio, text_tokens=charges.prompt_tokens)
+        return AudioTokenUsage(given, made, given + made, details)
+
+    async def _answer(self, sender: ResponseSender, transcripts: list[Transcript]) -> None:
+        kind = self._fields.response_format
+        if kind in _TEXT_TYPES:
+            await sender.answer(self._as_text(transcripts).encode(), _TEXT_TYPES[kind])
+        else:
+            await sender.answer(sse.encode_json(self._body(transcripts)))
+
+    def _as_text(self, transcripts: list[Transcript]) -> str:
+        kind, decode = self._fields.response_format, self._decode
+        if kind == "text":
+            return self._text(transcripts) + "\n"
+        return (to_srt if kind == "srt" else to_vtt)(self._segments(transcripts), decode)
+
+    def _body(self, transcripts: list[Transcript]) -> Any:
+        recording = self._transcriber.recording
+        usage = DurationUsage(round(recording.duration_s, 3))
+        text = self._text(transcripts)
+        if self._fields.response_format == "json":
+            return Transcription(text, usage)
+        segments = [
+            self._segment(number, each) for number, each in enumerate(self._segments(transcripts))
+        ]
+        language = recording.task.language or "en"
+        return VerboseTranscription(
+            self._task, language, round(recording.duration_s, 3), text, segments, usage
+        )
+
+    def _segment(self, number: int, segment: Segment) -> TranscriptionSegment:
+        transcript, text = segment.transcript, self._decode(segment.token_ids)
+        return TranscriptionSegment(
+            id=number,
+            seek=round(transcript.clip.start_s * 100),
+            start=round(segment.start_s, 3),
+            end=round(segment.end_s, 3),
+            text=text,
+            tokens=list(segment.token_ids),
+            temperature=self._fields.temperature,
+            avg_logprob=segment.logprob,
+            compression_ratio=compression_ratio(text),
+            no_speech_prob=transcript.no_speech,
+        )
+
+    def _segments(self, transcripts: list[Transcript]) -> list[Segment]:
+        facts = self._transcriber.recording.task.facts
+        return [each for transcript in transcripts for each in segments_of(transcript, facts)]
+
+    def _text(self, transcripts: list[Transcript]) -> str:
+        stream = TextStream(self._transcriber)
+        return "".join(stream.push(each, True) for each in transcripts).strip()
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._transcriber.recording.text.vocabulary.decode(ids)

@@ -1,0 +1,150 @@
+"""Transcriptions: what the routes of recordings share."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tokenmesh.services.gateway.audio.form import SpeechForm
+from tokenmesh.services.gateway.audio.prompts import SpeechTask, check_language, previous_ids
+from tokenmesh.services.gateway.audio.request import (
+    TIMED,
+    SpeechFields,
+    TranscriptionRequest,
+    TranslationRequest,
+    read_fields,
+)
+from tokenmesh.services.gateway.audio.response import TranscriptionResponse
+from tokenmesh.services.gateway.audio.transcriber import Recording, Transcriber, stored_s
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.generation.answer import LoadHeaders
+from tokenmesh.services.gateway.generation.usage import Meters
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.mesh.pipeline import Pipeline
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder, head_of
+from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.ids import BlobKey, new_request_id
+from tokenmesh.shared.messages.audio import SpeechFacts
+from tokenmesh.shared.messages.tokenize import IdsPrompt
+
+TRANSCRIBE: Final = "transcribe"
+TRANSLATE: Final = "translate"
+_KINDS: Final[dict[str, type[SpeechFields]]] = {
+    TRANSCRIBE: TranscriptionRequest,
+    TRANSLATE: TranslationRequest,
+}
+
+
+@dataclass(slots=True)
+class Transcriptions:
+    """Makes the response of a form."""
+
+    builder: RequestBuilder
+    calls: ServiceCalls
+    pipeline: Pipeline
+    admission: Admission
+    meters: Meters
+    load_headers: LoadHeaders
+
+    async def respond(
+        self, form: SpeechForm, task: str, context: RequestContext
+    ) -> TranscriptionResponse:
+        """Store the recording and check what does not need it. Raises InvalidInput."""
+        fields, unknown = read_fields(_KINDS[task], form.fields)
+        if unknown:
+            names = ", ".join(name[:64] for name in unknown[:16])
+            context.warnings.append(f"unknown fields ignored: {names}")
+        recording = await self._recording(fields, task, context)
+        transcriber = await self._begin(recording, form.data, context)
+        context.hand_on()
+        on_end = partial(self._forget, recording.source)
+        return TranscriptionResponse(transcriber, fields, task, self.load_headers, on_end)
+
+    @asynccontextmanager
+    async def running(
+        self, fields: TranscriptionRequest, context: RequestContext, samples: bytes, rate: int
+    ) -> AsyncIterator[Transcriber]:
+        """Inside the block raw samples, 16 bits, little-endian, mono, can be transcribed."""
+        recording = await self._recording(fields, TRANSCRIBE, context)
+        recording.rate = rate
+        try:
+            yield await self._begin(recording, samples, context)
+        finally:
+            self._forget(recording.source)
+
+    async def _begin(
+        self, recording: Recording, data: bytes, context: RequestContext
+    ) -> Transcriber:
+        """Store the data of a recording."""
+        settings, blobs = self.builder.settings, self.builder.blobs
+        await blobs.put(data, key=recording.source, ttl_s=stored_s(settings))
+        return Transcriber(
+            recording,
+            self.calls,
+            self.pipeline,
+            self.admission,
+            blobs,
+            settings,
+            self.meters.start(recording.head.model, context.started_s),
+        )
+
+    async def _recording(
+        self, fields: SpeechFields, task: str, context: RequestContext
+    ) -> Recording:
+        body = fields.sampling
+        card, text = await self.builder.begin(body, context, fields.max_completion_tokens)
+        facts = text.described.speech
+        if facts is None:
+            raise InvalidInput(
+                f"the model {card.name} does not transcribe recordings", param="model"
+            )
+        language = check_language(getattr(fields, "language", None), facts)
+        if task == TRANSLATE and (facts.translate_id < 0 or not facts.languages):
+            raise InvalidInput(f"the model {card.name} does not translate", param="model")
+        sampling = self.builder.sampling(body, text, logprobs=None, prompt_logprobs=None)
+        job = self.builder.job(
+            body,
+            card,
+            IdsPrompt(token_ids=b""),
+            sampling,
+            fields.max_completion_tokens,
+            context,
+        )
+        is_timed, is_verbose = fields.response_format in TIMED, fields.response_format == TIMED[0]
+        return Recording(
+            job=job,
+            head=head_of(body, context, card),
+            text=text,
+            task=SpeechTask(
+                facts=facts,
+                translates=task == TRANSLATE,
+                has_timestamps=is_timed and _has_timestamps(facts),
+                previous_ids=previous_ids(fields.prompt, text, facts),
+                language=language,
+            ),
+            source=BlobKey(f"tm:audio:{new_request_id('audio')}"),
+            needs_logprobs=is_verbose,
+            needs_no_speech=is_verbose,
+            detects_language=bool(facts.languages) and language is None,
+        )
+
+    def _forget(self, source: BlobKey) -> None:
+        task = asyncio.create_task(self._remove(source))
+        _removing.add(task)
+        task.add_done_callback(_removing.discard)
+
+    async def _remove(self, source: BlobKey) -> None:
+        """During an outage of Redis the recording expires there."""
+        with suppress(TokenMeshError):
+            await self.builder.blobs.remove(source)
+
+
+_removing: Final[set["asyncio.Task[None]"]] = set()
+"""Keeps the tasks alive."""
+
+
+def _has_timestamps(facts: SpeechFacts) -> bool:
+    return facts.num_timestamps > 0

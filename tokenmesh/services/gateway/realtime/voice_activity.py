@@ -1,0 +1,158 @@
+"""InputBuffer: audio that a client appends, and where speech begins and ends in it, by its energy.
+
+A frame of 20 ms is voiced when it is louder than the threshold and than the noise before it.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import sqrt
+from operator import mul
+from typing import Final
+
+from tokenmesh.shared.errors import InvalidInput
+
+assert sys.byteorder == "little"  # of the samples, as they are sent
+
+_FRAME_S: Final = 0.02
+_STEP: Final = 3
+"""Every third sample is enough to measure a level."""
+_FULL_SCALE: Final = 32768.0
+_VOICED_FRAMES: Final = 3
+"""In a row: speech begins."""
+_QUIETEST: Final = 0.001
+"""Level of the threshold 0, as a share of full scale; that of 1 is 100 times as much."""
+_OVER_NOISE: Final = 2.5
+_ADAPTATION: Final = 0.05
+"""Share of a frame in the level of the noise."""
+BYTES_PER_SAMPLE: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDetection:
+    """When speech begins and ends by itself."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    create_response: bool = True
+    interrupt_response: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechStarted:
+    at_ms: int
+    """From the beginning of the session; with the padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechStopped:
+    at_ms: int
+    audio: bytes
+
+
+class EmptyBuffer(InvalidInput):
+    """A commit without audio."""
+
+    code = "input_audio_buffer_commit_empty"
+
+
+@dataclass(slots=True)
+class InputBuffer:
+    """Samples of 16 bits, little-endian, mono, that are not committed yet."""
+
+    rate: int
+    max_s: float
+    """Of audio that is not committed; speech that goes on longer is cut."""
+    detection: TurnDetection | None
+    _data: bytearray = field(default_factory=bytearray)
+    _num_dropped: int = 0
+    """Samples of the session before `_data`."""
+    _num_seen: int = 0
+    """Samples of `_data` in frames that were measured."""
+    _voiced: int = 0
+    _silent: int = 0
+    _noise: float = 0.0
+    is_speech: bool = False
+
+    def append(self, data: bytes) -> Iterator[SpeechStarted | SpeechStopped | None]:
+        """What happens in the audio; None after each measured frame. Raises InvalidInput."""
+        if len(data) % BYTES_PER_SAMPLE:
+            raise InvalidInput("audio holds half a sample of 16 bits", param="audio")
+        most = int(self.max_s * self.rate) * BYTES_PER_SAMPLE
+        if len(data) > most or (self.detection is None and len(self._data) + len(data) > most):
+            raise InvalidInput(
+                f"the input audio buffer holds at most {self.max_s:g} s: commit or clear it",
+                param="audio",
+            )
+        self._data += data
+        if self.detection is not None:
+            yield from self._measured(self.detection, most)
+
+    def _measured(
+        self, detection: TurnDetection, most: int
+    ) -> Iterator[SpeechStarted | SpeechStopped | None]:
+        frame = int(self.rate * _FRAME_S)
+        while (self._num_seen + frame) * BYTES_PER_SAMPLE <= len(self._data):
+            start = self._num_seen * BYTES_PER_SAMPLE
+            samples = array("h", self._data[start : start + frame * BYTES_PER_SAMPLE])[::_STEP]
+            self._num_seen += frame
+            self._count(_level(samples), detection)
+            if not self.is_speech and self._voiced >= _VOICED_FRAMES:
+                self.is_speech = True
+                self._drop_before(self._num_seen - self._voiced * frame, detection)
+                yield SpeechStarted(self._ms(0))
+            silence = self._silent * _FRAME_S * 1000
+            is_full = self._num_seen * BYTES_PER_SAMPLE >= most
+            if self.is_speech and (silence >= detection.silence_duration_ms or is_full):
+                yield self._stopped()
+            yield None
+        if not self.is_speech:
+            self._drop_before(self._num_seen - self._voiced * frame, detection)
+
+    def _count(self, level: float, detection: TurnDetection) -> None:
+        needed = max(_QUIETEST * 100**detection.threshold, _OVER_NOISE * self._noise)
+        if level >= needed:
+            self._voiced, self._silent = self._voiced + 1, 0
+            return
+        self._voiced, self._silent = 0, self._silent + 1
+        if not self.is_speech:
+            self._noise += _ADAPTATION * (level - self._noise)
+
+    def _stopped(self) -> SpeechStopped:
+        at_ms = self._ms(self._num_seen)
+        return SpeechStopped(at_ms, self._taken(self._num_seen))
+
+    def commit(self) -> bytes:
+        """All audio that is there. Raises EmptyBuffer."""
+        if not self._data:
+            raise EmptyBuffer("the input audio buffer is empty: append audio before the commit")
+        return self._taken(len(self._data) // BYTES_PER_SAMPLE)
+
+    def clear(self) -> None:
+        self._taken(len(self._data) // BYTES_PER_SAMPLE)
+
+    def _taken(self, count: int) -> bytes:
+        data = bytes(self._data[: count * BYTES_PER_SAMPLE])
+        del self._data[: count * BYTES_PER_SAMPLE]
+        self._num_dropped += count
+        self._num_seen = max(0, self._num_seen - count)
+        self._voiced = self._silent = 0
+        self.is_speech = False
+        return data
+
+    def _drop_before(self, sample: int, detection: TurnDetection) -> None:
+        """Forget what is before a sample, but for the padding."""
+        count = max(0, sample - self.rate * detection.prefix_padding_ms // 1000)
+        del self._data[: count * BYTES_PER_SAMPLE]
+        self._num_dropped += count
+        self._num_seen -= count
+
+    def _ms(self, sample: int) -> int:
+        return (self._num_dropped + sample) * 1000 // self.rate
+
+
+def _level(samples: "array[int]") -> float:
+    """Root of the mean square, as a share of full scale."""
+    return sqrt(sum(map(mul, samples, samples)) / len(samples)) / _FULL_SCALE

@@ -1,0 +1,101 @@
+"""AudioPreparer: a recording in the blob store becomes clips whose features are stored there."""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tokenmesh.services.tokenizer_svc.media.audio_child import (
+    DONE,
+    INVALID,
+    TOO_LARGE,
+    AudioJob,
+    Clips,
+)
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
+from tokenmesh.shared.config.model import MediaSettings
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, ProtocolError
+from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.messages.audio import AudioClip, AudioPrepared, PrepareAudio
+from tokenmesh.shared.telemetry.span import span
+
+_CHILD: Final = "tokenmesh.services.tokenizer_svc.media.audio_child"
+_FEATURES: Final = "audio:"
+_MAX_CLIPS: Final = 64
+"""Of one message."""
+
+
+class AudioPreparer:
+    """Of one model. Files are read in processes that are killed when late; tenants take turns."""
+
+    def __init__(self, limits: MediaSettings, blobs: Blobs, checkpoint: Path) -> None:
+        self._limits = limits
+        self._blobs = blobs
+        self._pool = ChildPool(
+            "recordings to be decoded",
+            _CHILD,
+            (
+                str(limits.audio_timeout_s),
+                str(limits.decode_memory_bytes),
+                str(limits.max_audio_s),
+                str(checkpoint),
+            ),
+            ChildLimits(
+                limits.decode_processes,
+                limits.decode_queue,
+                limits.audio_timeout_s,
+                most_each=limits.decode_processes,
+            ),
+            b"",
+        )
+
+    async def start(self) -> None:
+        """Start the processes before the first recording needs one. Raises Unavailable."""
+        await self._pool.start()
+
+    async def stop(self) -> None:
+        await self._pool.stop()
+
+    async def prepare(self, message: PrepareAudio) -> AudioPrepared:
+        """Raises InvalidInput, PayloadTooLarge, Overloaded, and NotFound for an expired file."""
+        if not message.first >= 0 or not 1 <= message.count <= _MAX_CLIPS or message.rate < 0:
+            raise ProtocolError("first, count or rate is out of range")
+        data = await self._blobs.get(message.source)
+        if len(data) > self._limits.max_audio_bytes:
+            raise PayloadTooLarge(
+                f"the file has {len(data)} bytes, at most {self._limits.max_audio_bytes}"
+            )
+        job = AudioJob(data, message.first, message.count, message.rate)
+        with span("decode_audio", {"tokenmesh.bytes": len(data)}):
+            found = await self._decode(job, message.tenant)
+        clips = []
+        for clip in found.clips:
+            key = BlobKey(_FEATURES + clip.content_hash)
+            if not await self._blobs.renew(key, self._limits.ttl_s):
+                await self._blobs.put(clip.features, key=key, ttl_s=self._limits.ttl_s)
+            clips.append(
+                AudioClip(
+                    start_s=clip.start_s,
+                    end_s=clip.end_s,
+                    content_hash=clip.content_hash,
+                    features=key,
+                )
+            )
+        return AudioPrepared(duration_s=found.duration_s, total=found.total, clips=clips)
+
+    async def _decode(self, job: AudioJob, tenant: str) -> Clips:
+        try:
+            answer = await self._pool.ask(msgspec.msgpack.encode(job), tenant, len(job.data))
+        except ChildLate as error:
+            raise PayloadTooLarge(f"the audio cannot be decoded: {error.message}") from error
+        except ChildDied as error:
+            raise PayloadTooLarge("the audio exceeds the limits of decoding") from error
+        kind, rest = answer[:1], answer[1:]
+        if kind == DONE:
+            return msgspec.msgpack.decode(rest, type=Clips)
+        if kind == TOO_LARGE:
+            raise PayloadTooLarge(rest.decode())
+        if kind == INVALID:
+            raise InvalidInput(rest.decode())
+        raise ProtocolError(f"unknown answer of a decoding process: {kind!r}")

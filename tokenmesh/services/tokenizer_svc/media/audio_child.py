@@ -1,0 +1,154 @@
+"""The process that reads audio: files from stdin, features of clips to stdout, until stdin ends.
+
+`python -m ...audio_child <seconds> <bytes of memory> <seconds of audio> <checkpoint>`. The kernel
+enforces its limits for any file, as in `decode_child`.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy
+
+from tokenmesh.services.tokenizer_svc.loading import forbid_torch
+from tokenmesh.services.tokenizer_svc.media.audio_cuts import cut_points
+from tokenmesh.services.tokenizer_svc.media.audio_file import AudioLimits, Samples, decode_audio
+from tokenmesh.services.tokenizer_svc.media.confine import confine
+from tokenmesh.services.tokenizer_svc.media.features import load_audio_features
+from tokenmesh.shared.child_pool import serve
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+from tokenmesh.shared.tensor_blob import TensorBlob, encode_named
+
+DONE: Final = b"d"
+INVALID: Final = b"i"
+TOO_LARGE: Final = b"l"
+"""First byte of an answer; a Clips follows the first, a text the others."""
+
+
+class AudioJob(msgspec.Struct, frozen=True):
+    """A file and which of its clips are wanted."""
+
+    data: bytes
+    first: int
+    count: int
+    rate: int = 0
+    """Of raw samples, 16-bit little-endian mono; 0: `data` is a file."""
+
+
+class Clip(msgspec.Struct, frozen=True):
+    start_s: float
+    end_s: float
+    content_hash: str
+    """Of the samples and the extractor's options."""
+    features: bytes
+    """A blob of named tensors: `input_features` [1, bins, frames]."""
+
+
+class Clips(msgspec.Struct, frozen=True):
+    duration_s: float
+    total: int
+    """Clips of the whole file."""
+    clips: list[Clip]
+
+
+class AudioFeatures(Protocol):
+    """A checkpoint's preprocessing of one clip."""
+
+    rate: int
+    """Samples a second."""
+    window_s: float
+    """Longest clip."""
+    options: bytes
+    """All options that change its result."""
+
+    def __call__(self, samples: Samples) -> Any:
+        """Features of the samples of a clip: float32 [bins, frames]."""
+
+
+def clips_of(job: AudioJob, extract: AudioFeatures, limits: AudioLimits) -> Clips:
+    """Raises InvalidInput or PayloadTooLarge."""
+    rate = extract.rate
+    samples = _samples_of(job, rate, limits)
+    cuts = cut_points(samples, rate, extract.window_s)
+    clips = []
+    for start, end in cuts[job.first : job.first + job.count]:
+        part = samples[start:end]
+        digest = hashlib.sha256(len(extract.options).to_bytes(8, "little"))
+        digest.update(extract.options)
+        digest.update(part.tobytes())
+        features = numpy.ascontiguousarray(extract(part), dtype="<f4")[None]
+        named = {"input_features": TensorBlob("float32", features.shape, features.tobytes())}
+        data = encode_named(named)
+        clips.append(Clip(start / rate, end / rate, digest.hexdigest(), data))
+    return Clips(len(samples) / rate, len(cuts), clips)
+
+
+def _samples_of(job: AudioJob, rate: int, limits: AudioLimits) -> Samples:
+    if not job.rate:
+        return decode_audio(job.data, rate, limits)
+    import soxr
+
+    raw = numpy.frombuffer(job.data[: len(job.data) // 2 * 2], "<i2")
+    if not len(raw):
+        raise InvalidInput("the audio holds no samples")
+    if len(raw) / job.rate > limits.max_s:
+        raise PayloadTooLarge(f"the audio is longer than {limits.max_s:g} s")
+    samples: Samples = raw.astype(numpy.float32)
+    samples /= 32768
+    if job.rate == rate:
+        return samples
+    return numpy.asarray(soxr.resample(samples, job.rate, rate), dtype=numpy.float32)
+
+
+def answer(data: bytes, extract: AudioFeatures, limits: AudioLimits) -> bytes:
+    """Execute one job; every failure is an answer."""
+    try:
+        job = msgspec.msgpack.decode(data, type=AudioJob)
+        return DONE + msgspec.msgpack.encode(clips_of(job, extract, limits))
+    except PayloadTooLarge as error:
+        return TOO_LARGE + error.message.encode()
+    except InvalidInput as error:
+        return INVALID + error.message.encode()
+    except msgspec.DecodeError:
+        return INVALID + b"the job cannot be read"
+    except MemoryError:
+        return TOO_LARGE + b"the audio needs more memory than decoding may use"
+
+
+def _load_ahead(extract: AudioFeatures, limits: AudioLimits) -> None:
+    """Import what is loaded lazily: later no file can be opened."""
+    import io
+
+    import soundfile
+
+    silence = numpy.zeros(extract.rate // 10, numpy.float32)
+    for kind in ("WAV", "FLAC", "OGG", "MP3"):
+        file = io.BytesIO()
+        soundfile.write(file, silence, extract.rate, format=kind)
+        answer(msgspec.msgpack.encode(AudioJob(file.getvalue(), 0, 1)), extract, limits)
+    try:
+        import av
+    except ImportError:
+        return
+    with av.open(io.BytesIO(), "w", format="mp4") as container:
+        container.add_stream("aac", rate=extract.rate)
+
+
+def main(time_s: float, memory_bytes: int, max_s: float, checkpoint: Path) -> None:
+    """Serve until stdin ends."""
+    forbid_torch()
+    extract, limits = load_audio_features(checkpoint), AudioLimits(max_s)
+    _load_ahead(extract, limits)
+    confine(memory_bytes)
+
+    def prepare(data: bytes) -> Callable[[], bytes]:
+        return lambda: answer(data, extract, limits)
+
+    serve(sys.stdin.buffer, sys.stdout.buffer, time_s, prepare)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,207 @@
+"""Audio files to samples: which containers and codecs are read, and within which bounds.
+
+libsndfile reads WAV, FLAC, Ogg and MP3; FFmpeg, where PyAV is installed, MP4 and WebM. A file is
+given only to the reader of the container that its first bytes name.
+"""
+
+import io
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+
+if TYPE_CHECKING:
+    import av.container
+
+Samples = npt.NDArray[numpy.float32]
+"""Mono, [-1, 1] in most files."""
+
+NAMES: Final = "WAV, FLAC, Ogg (Opus or Vorbis), MP3, MP4 (m4a) and WebM"
+_MAX_CHANNELS: Final = 8
+_MIN_RATE: Final = 4_000
+_MAX_RATE: Final = 192_000
+_BLOCK_FRAMES: Final = 1 << 16
+_SNDFILE_FORMATS: Final = {
+    "wav": ("WAV", "WAVEX"),
+    "flac": ("FLAC",),
+    "ogg": ("OGG",),
+    "mp3": ("MP3",),
+}
+_SUBTYPES: Final = frozenset(
+    {
+        *("PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"),
+        *("VORBIS", "OPUS", "MPEG_LAYER_III"),
+    }
+)
+_AV_FORMATS: Final = {"mp4": "mov", "webm": "matroska"}
+_AV_CODECS: Final = frozenset(
+    {"aac", "alac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac"}
+)
+_UNKNOWN_SIZES: Final = (0, 0xFFFFFFFF)
+"""Of the samples of a WAV file that was written as a stream."""
+_LOUDEST: Final = 1e6
+
+
+class AudioLimits(msgspec.Struct, frozen=True):
+    """What one file may hold."""
+
+    max_s: float
+
+
+def container_of(data: bytes) -> str | None:
+    """The container that the first bytes name; None: no known one."""
+    if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
+        return "wav"
+    if data[:4] == b"fLaC":
+        return "flac"
+    if data[:4] == b"OggS":
+        return "ogg"
+    if data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE6 == 0xE2):
+        return "mp3"
+    if data[4:8] == b"ftyp":
+        return "mp4"
+    if data[:4] == b"\x1a\x45\xdf\xa3":
+        return "webm"
+    return None
+
+
+def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> Samples:
+    """All samples, mono, at `rate` a second. Raises InvalidInput or PayloadTooLarge."""
+    container = container_of(data)
+    if container is None:
+        raise InvalidInput(f"the file is not audio of a known format ({NAMES})")
+    try:
+        if container in _AV_FORMATS:
+            return _joined(_read_with_ffmpeg(data, container, limits), rate, limits)
+        if container == "wav":
+            _check_wav(data)
+        return _joined(_read_with_sndfile(data, container, limits), rate, limits)
+    except (soundfile.LibsndfileError, RuntimeError, ValueError, OSError, struct.error) as error:
+        raise InvalidInput(f"the {container} file is damaged: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    samples: Samples
+    rate: int
+
+
+def _read_with_sndfile(data: bytes, container: str, limits: AudioLimits) -> Iterator[_Block]:
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        if file.format not in _SNDFILE_FORMATS[container] or file.subtype not in _SUBTYPES:
+            raise InvalidInput(
+                f"the codec {file.subtype} in {file.format} is not supported; supported are {NAMES}"
+            )
+        _check_shape(file.samplerate, file.channels)
+        _check_length(file.frames / file.samplerate, limits)
+        num_read = 0
+        while True:
+            frames = file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)
+            if not len(frames):
+                break
+            num_read += len(frames)
+            yield _Block(frames.mean(axis=1), file.samplerate)
+        if container == "flac" and num_read < file.frames:
+            raise InvalidInput(
+                f"the flac file is cut off: it declares {file.frames} samples and holds {num_read}"
+            )
+
+
+def _check_wav(data: bytes) -> None:
+    """Refuse a header that declares more samples than there are: the rest did not arrive."""
+    place = 12
+    while place + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, place)
+        place += 8
+        if name == b"data":
+            if size not in _UNKNOWN_SIZES and size > len(data) - place:
+                raise InvalidInput(
+                    f"the wav file is cut off: its header declares {size} bytes of samples and "
+                    f"{len(data) - place} follow"
+                )
+            return
+        place += size + size % 2
+    raise InvalidInput("the wav file is damaged: it holds no samples")
+
+
+def _read_with_ffmpeg(data: bytes, container: str, limits: AudioLimits) -> Iterator[_Block]:
+    try:
+        import av
+    except ImportError as error:
+        raise InvalidInput(
+            f"{container} files are not read by this server: it lacks PyAV, which "
+            "tokenmesh-server[media] installs; send WAV, FLAC, Ogg or MP3"
+        ) from error
+    try:
+        with av.open(io.BytesIO(data), "r", format=_AV_FORMATS[container]) as file:
+            yield from _frames_of(file, limits)
+    except av.FFmpegError as error:
+        raise InvalidInput(f"the {container} file is damaged: {error.strerror}") from error
+
+
+def _frames_of(file: "av.container.InputContainer", limits: AudioLimits) -> Iterator[_Block]:
+    import av
+
+    if not file.streams.audio:
+        raise InvalidInput("the file holds no audio")
+    stream = file.streams.audio[0]
+    codec = stream.codec_context
+    if codec.name not in _AV_CODECS:
+        raise InvalidInput(f"the codec {codec.name} is not supported; supported are {NAMES}")
+    codec.thread_count = 1  # a confined process starts no threads
+    _check_shape(codec.sample_rate, codec.channels)
+    if stream.duration is not None and stream.time_base is not None:
+        _check_length(float(stream.duration * stream.time_base), limits)
+    rate = codec.sample_rate
+    planes = av.AudioResampler(format="fltp", rate=rate)
+    for frame in file.decode(stream):
+        _check_shape(frame.sample_rate, frame.layout.nb_channels)
+        for each in planes.resample(frame):
+            yield _Block(each.to_ndarray().mean(axis=0, dtype=numpy.float32), rate)
+
+
+def _joined(blocks: Iterator[_Block], rate: int, limits: AudioLimits) -> Samples:
+    """At `rate`, all of it. Memory grows with what was decoded, at most `max_s`."""
+    resampler: soxr.ResampleStream | None = None
+    parts: list[Samples] = []
+    seconds = 0.0
+    for block in blocks:
+        seconds += len(block.samples) / block.rate
+        _check_length(seconds, limits)
+        if not numpy.abs(block.samples).max(initial=0.0) < _LOUDEST:
+            raise InvalidInput("the file holds samples that are not finite, or far out of range")
+        if block.rate != rate and resampler is None:
+            resampler = soxr.ResampleStream(block.rate, rate, 1, dtype="float32")
+        parts.append(
+            block.samples if resampler is None else resampler.resample_chunk(block.samples)
+        )
+    if resampler is not None:
+        parts.append(resampler.resample_chunk(numpy.zeros(0, numpy.float32), last=True))
+    samples = numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.float32)
+    if not len(samples):
+        raise InvalidInput("the file holds no audio")
+    return samples
+
+
+def _check_shape(rate: int, channels: int) -> None:
+    if not _MIN_RATE <= rate <= _MAX_RATE:
+        raise InvalidInput(
+            f"the sample rate {rate} is not supported: it must be {_MIN_RATE} to {_MAX_RATE}"
+        )
+    if not 1 <= channels <= _MAX_CHANNELS:
+        raise InvalidInput(f"the file has {channels} channels, at most {_MAX_CHANNELS}")
+
+
+def _check_length(seconds: float, limits: AudioLimits) -> None:
+    if seconds > limits.max_s:
+        raise PayloadTooLarge(
+            f"the audio is {seconds:.0f} s long or longer, at most {limits.max_s:g} s"
+        )

@@ -1,0 +1,39 @@
+"""WhisperFeatures: a checkpoint's feature extractor, in numpy. Imports transformers late."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+
+from tokenmesh.shared.errors import CheckpointError
+
+
+def load_audio_features(directory: Path) -> "WhisperFeatures":
+    """The checkpoint's feature extractor, in numpy. Raises CheckpointError."""
+    from transformers import AutoFeatureExtractor
+
+    try:
+        extractor = AutoFeatureExtractor.from_pretrained(
+            directory, trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{directory}: its feature extractor cannot be loaded: {error}"
+        ) from error
+    return WhisperFeatures(extractor)
+
+
+class WhisperFeatures:
+    """Log-mel spectrograms of clips, padded with silence to a window."""
+
+    def __init__(self, extractor: Any) -> None:
+        self._extractor = extractor
+        self.rate = int(extractor.sampling_rate)
+        self.window_s = float(extractor.chunk_length)
+        self.options = msgspec.json.encode(extractor.to_dict(), order="sorted")
+
+    def __call__(self, samples: numpy.ndarray) -> numpy.ndarray:
+        """float32 samples of a clip -> float32 [bins, frames]"""
+        batch = self._extractor(samples, sampling_rate=self.rate, return_tensors="np")
+        return numpy.asarray(batch["input_features"][0], dtype=numpy.float32)

@@ -1,0 +1,81 @@
+"""Messages to tokenizer_svc about recordings, and what it knows of a model that transcribes them.
+
+A recording is cut into clips, each at most as long as the model's window. Their features travel by
+reference into the blob store, a few clips at a time.
+"""
+
+import msgspec
+
+from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
+
+
+class SpeechFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model is prompted to transcribe a clip; ids are token ids, -1 where there is none."""
+
+    start_id: int
+    """The first token of every prompt."""
+    end_id: int = -1
+    """Ends a transcript. Text has smaller ids; -1: so has everything else."""
+    languages: dict[str, int] = {}
+    """Code -> id; empty: the model knows one language, which its prompt does not name."""
+    transcribe_id: int = -1
+    translate_id: int = -1
+    previous_id: int = -1
+    """Before text that came before the clip."""
+    no_speech_id: int = -1
+    no_timestamps_id: int = -1
+    first_timestamp_id: int = -1
+    num_timestamps: int = 0
+    timestamp_s: float = 0.02
+    """Between two timestamps."""
+    max_initial_timestamp: int = -1
+    """Number of the latest timestamp that an output may begin with; -1: any."""
+    suppress_ids: list[int] = []
+    """Never drawn."""
+    begin_suppress_ids: list[int] = []
+    """Not drawn as the first token."""
+    window_s: float = 30.0
+    """Longest clip."""
+    rate: int = 16000
+    """Samples a second."""
+    max_previous_tokens: int = 223
+    """Of the text before the clip."""
+
+
+class PrepareAudio(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Decode a recording and store the features of some of its clips.
+
+    Answered with AudioPrepared or Failed. The cuts are the same each time.
+    """
+
+    request_id: RequestId
+    model: ModelName
+    source: BlobKey
+    """The file, or raw samples where `rate` is set."""
+    rate: int = 0
+    """Of raw samples, 16 bits, little-endian, mono; 0: the blob is a file."""
+    first: int = 0
+    """The first clip whose features are stored."""
+    count: int = 1
+    tenant: str = ""
+    """Whose request it is: tenants take turns."""
+
+
+class AudioClip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One clip of a recording."""
+
+    start_s: float
+    end_s: float
+    content_hash: str
+    """Hex digest of its samples plus preprocessing options: the identity for every cache."""
+    features: BlobKey
+
+
+class AudioPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The requested clips, in order."""
+
+    duration_s: float
+    """Of the whole recording."""
+    total: int
+    """Clips of the whole recording."""
+    clips: list[AudioClip]
