@@ -45,7 +45,9 @@ EXEMPT = {
     ("POST", "/sleep"),
     ("POST", "/start_profile"),
     ("POST", "/stop_profile"),
+    ("POST", "/v1/load_lora_adapter"),
     ("POST", "/v1/responses/{response_id}/cancel"),
+    ("POST", "/v1/unload_lora_adapter"),
     ("POST", "/wake_up"),
 }
 """A route that is to be limited does not belong here, and one that is not needs a reason."""

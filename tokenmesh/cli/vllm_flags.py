@@ -19,7 +19,6 @@ _ONE_DEVICE: Final = "a worker uses one device; --workers N starts N replicas"
 FIXED: Final = {
     "chat-template-content-format": Fixed("read from the template", ("auto",)),
     "config-format": Fixed("checkpoints are in Hugging Face's format", ("auto", "hf")),
-    "convert": Fixed("only generation is served: no embeddings, no pooling", ("auto", "none")),
     "cpu-offload-gb": Fixed("weights are on one device", ("0",)),
     "data-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
     "disable-cascade-attn": Fixed("cascade attention is not implemented"),
@@ -44,13 +43,12 @@ FIXED: Final = {
     "nnodes": Fixed("a model uses one machine; more workers may join from others", ("1",)),
     "pipeline-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
     "response-role": Fixed("answers are the assistant's", ("assistant",)),
-    "runner": Fixed("only generation is served: no embeddings, no pooling", ("auto", "generate")),
     "scheduling-policy": Fixed(
         "requests go by their `priority`, then by their arrival", ("fcfs", "priority")
     ),
     "show-hidden-metrics-for-version": Fixed("no metric is hidden", ()),
     "stream-interval": Fixed("a request may set `stream_interval`", ("1",)),
-    "task": Fixed("only generation is served: no embeddings, no pooling", ("auto", "generate")),
+    "task": Fixed("`--runner` and `--convert` choose what a model does", ("auto", "generate")),
     "tensor-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
     "tokenizer-mode": Fixed("tokenizers are Hugging Face's", ("auto", "hf")),
 }

@@ -122,7 +122,7 @@ def test_a_short_flag_is_that_of_its_setting() -> None:
         ("--lora-extra-vocab-size=9", "TokenMesh does not have: adapters with a vocabulary"),
         ("--no-enable-chunked-prefill", "prefill is always chunked"),
         ("--tensor-parallel-size=2", "can only be 1: a worker uses one device"),
-        ("--runner=pooling", "can only be auto or generate: only generation is served"),
+        ("--task=embed", "can only be auto or generate: `--runner` and `--convert`"),
         ("--max-num", "may be any of --max-num-batched-tokens, --max-num-partial-prefills"),
         ("--structured-outputs-config.disable-any-whitespace", "of its keys there is `backend`"),
         ("--max-modle-len", "unknown flag --max-modle-len; did you mean --max-model-len?"),
@@ -150,7 +150,7 @@ def test_no_flag_of_vllm_is_taken_for_another_one(flag: str) -> None:
 def test_flags_of_vllm_for_what_is_so_anyway_are_taken() -> None:
     line = (
         "m --enable-auto-tool-choice --enable-chunked-prefill --enable-prompt-tokens-details "
-        "--enable-server-load-tracking --runner generate --show-hidden-metrics-for-version 0.1 "
+        "--enable-server-load-tracking --task generate --show-hidden-metrics-for-version 0.1 "
         "--enable-request-id-headers -tp 1 --kv-cache-dtype=auto --no-enable-eplb "
         "--disable_log_requests --tokenizer-mode auto"
     )

@@ -37,6 +37,7 @@ from tokenmesh.services.gateway.routes import anthropic as messages
 from tokenmesh.services.gateway.routes import batch_chat
 from tokenmesh.services.gateway.routes import openai as openai
 from tokenmesh.services.gateway.routes import responses as responses
+from tokenmesh.services.gateway.routes.adapters import BODIES as ADAPTER_BODIES
 from tokenmesh.services.gateway.routes.adapters import adapters_router
 from tokenmesh.services.gateway.routes.admin import admin_router
 from tokenmesh.services.gateway.routes.admitted import AdmittedRoutes
@@ -163,10 +164,11 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
         app.include_router(docs_router(gateway))
     if gateway.settings.tokenizer_info:
         app.include_router(tokenizer_info_router(gateway))
+    bodies = [*_BODIES.values(), *_OTHER_BODIES]
     if gateway.settings.admin_routes:
         app.include_router(admin_router(gateway))
         app.include_router(adapters_router(gateway))
-    bodies = [*_BODIES.values(), *_OTHER_BODIES]
+        bodies += ADAPTER_BODIES
     if gateway.scale_out.is_enabled:
         bodies += SCALE_OUT_BODIES.values()
     complete(app, list(dict.fromkeys(bodies)), has_keys=bool(gateway.keys))

@@ -38,6 +38,9 @@ class UnloadLoraAdapter(Bounded):
     model: str | None = Field(default=None, description="Its base model.")
 
 
+BODIES: Final = (LoadLoraAdapter, UnloadLoraAdapter)
+
+
 def adapters_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["admin"], dependencies=[Depends(require_admin)])
 
