@@ -8,12 +8,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tests.e2e.mesh_process import mesh
+from tests.fakes.adapters import write_adapter
 from tests.fakes.pages import ROOT
 from tests.fakes.sim_poolers import sim_poolers
 from tests.servers import Server
 from tokenmesh.cli.embedded.ports import free_port
+from tokenmesh.demo_model import PATH as DEMO_MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -22,7 +25,12 @@ BLOCK = re.compile(r"^```(sh|python|json|text)\n(.*?)^```$", re.MULTILINE | re.D
 ADDRESS = "127.0.0.1:8000"
 POOLERS = "127.0.0.1:8001"
 BETWEEN = "\x1e"
-FLAGS = ("--enable-admin-routes", "--enable-scale-out", "--enable-tokenizer-info-endpoint")
+FLAGS = (
+    "--enable-admin-routes",
+    "--enable-lora",
+    "--enable-scale-out",
+    "--enable-tokenizer-info-endpoint",
+)
 TIMEOUT_S = 60.0
 
 
@@ -56,11 +64,15 @@ def test_requests_get_the_answers_that_are_shown(
 ) -> None:
     text = PAGE.read_text(encoding="utf-8")
     port = free_port()
+    adapters = tmp_path / "adapters"
+    write_adapter(AutoModelForCausalLM.from_pretrained(DEMO_MODEL), adapters / "sql")
+    folders = ("--profiler-dir", str(tmp_path / "profiles"), "--lora-allowed-dirs", str(adapters))
     with (
-        mesh(port, *FLAGS, "--profiler-dir", str(tmp_path / "profiles")) as running,
+        mesh(port, *FLAGS, *folders) as running,
         sim_poolers(tmp_path, nats_server, redis_server) as poolers,
     ):
         sent = text.replace(ADDRESS, running.url.removeprefix("http://"))
+        sent = sent.replace('"/adapters/', f'"{adapters}/')
         found = BLOCK.findall(sent.replace(POOLERS, poolers))
         outputs = run(found, tmp_path)
         routes = httpx.get(f"{running.url}/openapi.json").json()["paths"]

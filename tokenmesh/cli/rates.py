@@ -12,9 +12,9 @@ WINDOW_S: Final = 10.0
 HISTORY: Final = 40
 """Values of the sparkline."""
 _BARS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-_SAMPLE: Final = re.compile(r"^\w+:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+_SAMPLE: Final = re.compile(r"^\w++:(\w++)\{(.*)\} (\S+)$", re.MULTILINE)
 """A line of Prometheus' text format: name without its prefix, labels, value."""
-_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+_LABEL: Final = re.compile(r'(?<!\w)(\w++)="([^"]*+)"')
 _TTFT: Final = "time_to_first_token_seconds_bucket"
 _HTTP: Final = "http_requests_total"
 

@@ -41,7 +41,8 @@ def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:
     """Whether the model is served for pooling; else it generates.
 
     By its settings, else by what the checkpoint is: one with modules of sentence-transformers, and
-    any that is not made for generating text.
+    any that is not made for generating text. One that does not say what it is made for generates,
+    which only the simulated engine does without `architectures`.
     """
     if model.runner != "auto":
         return model.runner == "pooling"
@@ -49,7 +50,7 @@ def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:
         return True
     if read_modules(directory) is not None:
         return True
-    return not architecture_of(raw).endswith(_GENERATORS)
+    return bool(raw.get("architectures")) and not architecture_of(raw).endswith(_GENERATORS)
 
 
 def modules_of(directory: Path, is_causal: bool) -> SentenceModules:
