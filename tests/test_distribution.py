@@ -69,7 +69,7 @@ def test_the_wheel_installs_without_torch_unless_an_extra_wants_it(dist: Path) -
     assert always
     assert [each for each in always if each.startswith(heavy)] == []
     extras = set(metadata.get_all("Provides-Extra", []))
-    assert extras == {"cpu", "gpu", "dev", "gpu-tests", "embedded", *SERVICE_BY_NAME}
+    assert extras == {"cpu", "gpu", "dev", "gpu-tests", "embedded", "media", *SERVICE_BY_NAME}
 
 
 def test_the_sdist_builds_the_package_and_has_no_tests(dist: Path) -> None:

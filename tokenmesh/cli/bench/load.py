@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from tokenmesh.cli.bench.client import Connection, Reply, Target
 from tokenmesh.cli.bench.workload import PATHS, Ask, RequestShape
@@ -23,6 +24,9 @@ class Outcome:
     error: str | None = None
     """The kind: http_429, timeout, hung_up, truncated, wrong_count, ..."""
 
+
+_EARLY_S: Final = 0.001
+"""How much too early a timer of the event loop may be: no request is sent before it is due."""
 
 OnOutcome = Callable[[Outcome], None]
 
@@ -75,7 +79,7 @@ class Load:
         due_s = perf_s()
         async with asyncio.TaskGroup() as group:
             for ask in asks:
-                await asyncio.sleep(due_s - perf_s())
+                await asyncio.sleep(max(0.0, due_s - perf_s()) + _EARLY_S)
                 outcome = Outcome(due_s)
                 outcomes.append(outcome)
                 group.create_task(self._wait_and_run(ask, outcome))

@@ -8,7 +8,9 @@ import httpx
 from tokenmesh.cli.embedded.plan import MeshPlan
 from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.messages.beat import ModelCard
 
 OnProgress = Callable[[Mapping[str, int]], None]
 """Called with the number of processes that send heartbeats, by service."""
@@ -39,8 +41,11 @@ def _probe(settings: GatewaySettings) -> httpx.AsyncClient:
     )
 
 
-async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> None:
-    """Return when the mesh answers requests; the caller bounds the wait."""
+async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> ModelCard | None:
+    """Return when the mesh answers requests, with a card of the first model; None: it has none.
+
+    The caller bounds the wait.
+    """
     settings = plan.settings
     limits = settings.service
     bus = await connect(settings.bus, "up")
@@ -54,7 +59,8 @@ async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> None:
                 if _all_alive(plan, members, on_progress) and (
                     is_closed or await _all_ready(client, plan.counts["gateway"])
                 ):
-                    return
+                    workers = members.workers(ModelName(settings.models[0].name))
+                    return next((each.beat.models[0] for each in workers), None)
                 await asyncio.sleep(settings.up.poll_s)
     finally:
         await members.stop()

@@ -1,11 +1,12 @@
 """run_mesh: start the servers, then the services, watch over them, and leave nothing behind."""
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from tokenmesh.cli.api import DEFAULT_URL
 from tokenmesh.cli.embedded.plan import (
@@ -27,6 +28,7 @@ from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.errors import BusLost
+from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.service.lifecycle import ExitCode, StopSignals
 
 
@@ -88,9 +90,9 @@ async def _live(
     try:
         done = await _first_of(plan.settings.up.ready_s, starting, stop, supervisor.dead)
         if starting in done:
-            starting.result()
+            card = starting.result()
             supervisor.never_give_up()
-            _show_ready(plan, screen)
+            _show_ready(plan, screen, card)
             watching = _watch_store(plan, supervisor, screen)
             async with running("the watch over JetStream", watching, screen):
                 done = await _first_of(None, stop, supervisor.dead)
@@ -109,10 +111,10 @@ async def _live(
     return ExitCode.CRASHED
 
 
-async def _start(plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen) -> None:
+async def _start(plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen) -> ModelCard | None:
     await supervisor.start(plan.servers)
     await supervisor.start(plan.services)
-    await wait_ready(plan, screen.progress)
+    return await wait_ready(plan, screen.progress)
 
 
 async def _watch_store(plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen) -> None:
@@ -142,18 +144,32 @@ async def _first_of(
     return done
 
 
-def _show_ready(plan: MeshPlan, screen: Screen) -> None:
+_EXAMPLES: Final[dict[str, tuple[str, dict[str, object]]]] = {
+    "embed": ("/v1/embeddings", {"input": "What is 17 + 25?"}),
+    "score": ("/score", {"text_1": "What is 17 + 25?", "text_2": ["42", "Paris"]}),
+    "classify": ("/classify", {"input": "What is 17 + 25?"}),
+    "token_embed": ("/pooling", {"task": "token_embed", "input": "What is 17 + 25?"}),
+    "token_classify": ("/pooling", {"task": "token_classify", "input": "What is 17 + 25?"}),
+}
+"""Route and body of a request for each task of a model that does not generate."""
+_CHAT: Final[tuple[str, dict[str, object]]] = (
+    "/v1/chat/completions",
+    {"messages": [{"role": "user", "content": "What is 17 + 25?"}]},
+)
+
+
+def _show_ready(plan: MeshPlan, screen: Screen, card: ModelCard | None) -> None:
     settings = plan.settings
     url = base_url(settings.gateway)
-    names = ", ".join(model.name for model in settings.models)
     where = "" if url == DEFAULT_URL else f" --url {url}"
+    generates = card is None or card.generates
     facts = {
         "API": f"{url}/v1",
         "Docs": f"{url}/docs",
-        "Model": names,
-        "Chat": f"tokenmesh chat{where}",
+        "Model": ", ".join(model.name for model in settings.models),
+        **({"Chat": f"tokenmesh chat{where}"} if generates else {}),
         "Console": f"{url}/console",
-        "Trace": f"tokenmesh trace ID{where}",
+        "Trace": f"tokenmesh trace{where}",
         "Stop": "Ctrl-C",
     }
     if plan.events_url is not None:
@@ -165,10 +181,10 @@ def _show_ready(plan: MeshPlan, screen: Screen) -> None:
     )
     uds = settings.gateway.uds
     program = "curl" if uds is None else f"curl --unix-socket {uds}"
+    tasks = () if card is None or card.generates else card.tasks
+    path, body = next((_EXAMPLES[task] for task in tasks), _CHAT)
+    request = json.dumps({"model": settings.models[0].name, **body})
     curl = (
-        f"{program} {url}/v1/chat/completions \\\n{key}"
-        "  -H 'Content-Type: application/json' \\\n"
-        f'  -d \'{{"model": "{settings.models[0].name}", '
-        '"messages": [{"role": "user", "content": "What is 17 + 25?"}]}\''
+        f"{program} {url}{path} \\\n{key}  -H 'Content-Type: application/json' \\\n  -d '{request}'"
     )
     screen.ready(facts, curl)

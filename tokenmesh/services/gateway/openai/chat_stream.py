@@ -92,9 +92,14 @@ class ChatStream(ChunkStream):
             reasons += b',"stop_reason":' + encode_json(chunk.stop_reason)
         if self._options.token_ids:
             reasons += b',"token_ids":' + encode_json(chunk.token_ids)
-        delta = encode_json(self._delta(chunk))
+        delta = self._delta(chunk)
         usage = self._running_usage(self._prompt_tokens, count)
-        return self._chunk(chunk.choice, delta, logprobs, reasons, usage)
+        before = b""
+        if chunk.finish_reason is not None and "tool_calls" in delta:
+            # openai's stream helper misses the end of a call in the chunk that ends the choice
+            before = self._chunk(chunk.choice, encode_json(delta), logprobs, NULL, b"")
+            delta, logprobs = {}, NULL
+        return before + self._chunk(chunk.choice, encode_json(delta), logprobs, reasons, usage)
 
     def _delta(self, chunk: OutputChunk) -> dict[str, Any]:
         if chunk.events is not None:
