@@ -1,12 +1,68 @@
 """Text to ids and back for one model: truncation, checks, bad words. Safe to call from threads."""
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from tokenizers import Encoding, Tokenizer
 
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import CheckpointError, InvalidInput
 
 Side = Literal["left", "right"]
+Ids = list[int]
+_PROBE: Final = "a 0"
+"""Any text with tokens: shows which special tokens stand around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The special tokens around a text, or around the two texts of a pair, and all type ids."""
+
+    before: Ids
+    between: Ids
+    """Empty for a single text."""
+    after: Ids
+    special_types: tuple[bytes, bytes, bytes]
+    """Of the three above."""
+    first_type: int
+    second_type: int
+
+    @property
+    def num_special(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def ids(self, first: Ids, second: Ids) -> Ids:
+        return [*self.before, *first, *self.between, *second, *self.after]
+
+    def types(self, num_first: int, num_second: int) -> bytes:
+        """One byte for each token of `ids`."""
+        before, between, after = self.special_types
+        first = bytes([self.first_type]) * num_first
+        second = bytes([self.second_type]) * num_second
+        return before + first + between + second + after
+
+
+def read_frame(tokenizer: Tokenizer, *, is_pair: bool, with_special: bool) -> Frame:
+    """How the tokenizer's post-processor puts texts together. Raises CheckpointError."""
+    length = len(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
+    other = _PROBE if is_pair else None
+    whole: Encoding = tokenizer.encode(_PROBE, other, add_special_tokens=with_special)
+    sequences: list[int | None] = whole.sequence_ids
+    begin = sequences.index(0) if length else 0
+    middle = sequences.index(1) if length and is_pair else begin + length
+    end = middle + length if is_pair else middle
+    in_order = [0] * length + [None] * (middle - begin - length) + [1] * (end - middle)
+    around = {*sequences[:begin], *sequences[end:]}
+    if not length or sequences[begin:end] != in_order or around - {None}:
+        raise CheckpointError("the tokenizer's post-processor does not keep texts in their order")
+    types = whole.type_ids
+    return Frame(
+        whole.ids[:begin],
+        whole.ids[begin + length : middle],
+        whole.ids[end:],
+        (bytes(types[:begin]), bytes(types[begin + length : middle]), bytes(types[end:])),
+        types[begin],
+        types[middle] if is_pair else 0,
+    )
 
 
 def encode_text(
@@ -23,19 +79,17 @@ def encode_text(
     """
     if max_tokens is None:
         return _encode(tokenizer, text, add_special_tokens).ids
-    encoding = _encode(tokenizer, text, False)
-    num_special = tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
-    encoding.truncate(max(0, max_tokens - num_special), direction=side)
-    if add_special_tokens:
-        encoding = tokenizer.post_process(encoding)
-    return encoding.ids
+    # `Encoding.truncate` would keep what it cuts off, as an object for each piece
+    frame = read_frame(tokenizer, is_pair=False, with_special=add_special_tokens)
+    ids = _encode(tokenizer, text, False).ids
+    return frame.ids(truncate_ids(ids, max(0, max_tokens - frame.num_special), side), [])
 
 
 def truncate_ids(ids: list[int], max_tokens: int | None, side: Side) -> list[int]:
     """At most `max_tokens` of the ids; `side` names the end that is cut off."""
     if max_tokens is None or len(ids) <= max_tokens:
         return ids
-    return ids[-max_tokens:] if side == "left" else ids[:max_tokens]
+    return ids[len(ids) - max_tokens :] if side == "left" else ids[:max_tokens]
 
 
 def check_ids(ids: list[int], vocab_size: int, param: str = "prompt") -> None:

@@ -6,19 +6,17 @@ truncation leaves no encodings of what was cut off.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
-from tokenmesh.services.tokenizer_svc.encoding import Side, truncate_ids
+from tokenmesh.services.tokenizer_svc.encoding import Frame, Ids, Side, read_frame, truncate_ids
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.token_length import LengthBound
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import (
-    CheckpointError,
     DeadlineExceeded,
     InvalidInput,
     PayloadTooLarge,
@@ -31,62 +29,6 @@ from tokenmesh.shared.tokens import pack_ids
 
 _PORTION_CHARS: Final = 32 * 1024
 """Texts that are encoded in one go; a longer text is a portion by itself."""
-_PROBE: Final = "a 0"
-"""Any text with tokens: shows which special tokens stand around it."""
-
-Ids = list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The special tokens around a text, or around the two texts of a pair, and all type ids."""
-
-    before: Ids
-    between: Ids
-    """Empty for a single text."""
-    after: Ids
-    special_types: tuple[bytes, bytes, bytes]
-    """Of the three above."""
-    first_type: int
-    second_type: int
-
-    @property
-    def num_special(self) -> int:
-        return len(self.before) + len(self.between) + len(self.after)
-
-    def ids(self, first: Ids, second: Ids) -> Ids:
-        return [*self.before, *first, *self.between, *second, *self.after]
-
-    def types(self, num_first: int, num_second: int) -> bytes:
-        """One byte for each token of `ids`."""
-        before, between, after = self.special_types
-        first = bytes([self.first_type]) * num_first
-        second = bytes([self.second_type]) * num_second
-        return before + first + between + second + after
-
-
-def read_frame(tokenizer: Tokenizer, *, is_pair: bool, with_special: bool) -> Frame:
-    """How the tokenizer's post-processor puts texts together. Raises CheckpointError."""
-    length = len(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
-    other = _PROBE if is_pair else None
-    whole: Encoding = tokenizer.encode(_PROBE, other, add_special_tokens=with_special)
-    sequences: list[int | None] = whole.sequence_ids
-    begin = sequences.index(0) if length else 0
-    middle = sequences.index(1) if length and is_pair else begin + length
-    end = middle + length if is_pair else middle
-    in_order = [0] * length + [None] * (middle - begin - length) + [1] * (end - middle)
-    around = {*sequences[:begin], *sequences[end:]}
-    if not length or sequences[begin:end] != in_order or around - {None}:
-        raise CheckpointError("the tokenizer's post-processor does not keep texts in their order")
-    types = whole.type_ids
-    return Frame(
-        whole.ids[:begin],
-        whole.ids[begin + length : middle],
-        whole.ids[end:],
-        (bytes(types[:begin]), bytes(types[begin + length : middle]), bytes(types[end:])),
-        types[begin],
-        types[middle] if is_pair else 0,
-    )
 
 
 class TextBatch:
