@@ -4,7 +4,6 @@ PEFT stores the matrices of all experts of a parameter in one pair and not the p
 shapes say which product it is for.
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +15,7 @@ from tokenmesh.services.worker_svc.adapters.sites import ExpertsSite
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.tensor_file import TensorFile
 
-_NESTED: Final = re.compile(r"(\.base_layer)*$")
+_WRAPPED: Final = ".base_layer"
 """Behind the path where both parameters are adapted: PEFT wraps one wrapper in the other."""
 _CLEAR_VERSION: Final = (0, 21)
 """Of PEFT, from which on outputs and inputs of stacked parameters are known not to be swapped."""
@@ -40,7 +39,9 @@ class ExpertsParts:
 
 def experts_path(module: str) -> str:
     """The path of a module of experts, from that of its wrappers."""
-    return _NESTED.sub("", module)
+    while module.endswith(_WRAPPED):
+        module = module.removesuffix(_WRAPPED)
+    return module
 
 
 def is_first_product(
