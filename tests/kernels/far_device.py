@@ -77,6 +77,8 @@ class FarDevice(TorchFunctionMode):
             if isinstance(value, torch.Tensor):
                 there, dtype = is_far(value), value.dtype
             elif isinstance(value, torch.device | str):
+                if torch.device(value).type == "meta":
+                    return tensor.to(*args[1:], **kwargs)
                 there = _is_there(value)
             elif isinstance(value, torch.dtype):
                 dtype = value

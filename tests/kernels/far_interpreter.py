@@ -34,6 +34,8 @@ def far_device_interpreted() -> Iterator[FarDevice]:
         patch.object(GridExecutor, "__call__", launched),
         patch.object(torch.nn.Parameter, "__new__", parameter),
         patch.object(torch, "Generator", FarGenerator),
+        patch.object(torch.cuda, "get_device_capability", lambda _device: (9, 0)),
+        patch.object(torch.cuda, "mem_get_info", lambda _device: (1 << 40, 1 << 40)),
         FarDevice() as device,
     ):
         yield device

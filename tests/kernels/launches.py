@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from unittest.mock import patch
 
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
@@ -75,6 +76,7 @@ class Launches:
             patch.object(JITFunction, "run", launched),
             patch.object(JITFunction, "_do_compile", compile_it),
             patch.object(driver, "_active", _Driver()),
+            patch.object(torch.cuda, "get_device_capability", lambda _device: (9, 0)),
         ]
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ from tokenmesh.kernels.staged_writes import staged_writes
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.keeps import make_store
+from tokenmesh.services.worker_svc.models.kv_store import make_store
 from tokenmesh.services.worker_svc.models.load import load_model, read_model_facts
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.raw_config import read_json

@@ -200,7 +200,7 @@ def test_an_op_that_is_wrong_on_one_batch_loses_all_its_lines(
 def test_a_bad_batch_is_reported_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench_ops.parse(["--batches", "q1", "nonsense"])
-    assert "'nonsense' in 'nonsense' is no group of sequences" in capsys.readouterr().err
+    assert "'nonsense' in 'nonsense' is not a group of sequences" in capsys.readouterr().err
 
 
 def test_the_limit_that_binds_is_the_slower_one() -> None:

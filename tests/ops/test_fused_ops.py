@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmesh.kernels import gelu_mul, qk_norm_rope_kv_write, rms_norm
-from tokenmesh.kernels.kv_write import kv_write, slot_rows
+from tokenmesh.kernels.kv_write import slot_rows
 from tokenmesh.kernels.qk_norm_rope_kv_write import HeadNorm
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -65,11 +65,3 @@ def test_qk_norm_rope_kv_write_equals_the_reference(
     tolerance = qk_norm_rope_kv_write.TOLERANCE[dtype]
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(pages, expected_pages, atol=tolerance, rtol=tolerance)
-
-
-def test_scaled_pages_are_refused_on_the_cpu() -> None:
-    pages, slots = torch.zeros(2, 2, 1, 16, 4), torch.tensor([[16, 48]])
-    with pytest.raises(NotImplementedError):
-        kv_write(torch.ones(1, 2, 4), pages, slots, k_scale=0.5)
-    with pytest.raises(NotImplementedError):
-        qk_norm_rope_kv_write.qk_norm_rope_kv_write(torch.ones(1, 3, 4), pages, slots, v_scale=0.5)

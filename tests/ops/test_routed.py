@@ -12,14 +12,15 @@ from tokenmesh.kernels.moe import (
     TOLERANCE,
     ExpertsSpec,
     Routing,
+    Weights,
     experts_reference,
     pack,
     route,
     routed,
 )
 from tokenmesh.kernels.native import (
+    AnyExperts,
     Kind,
-    NativeExperts,
     NativeWeight,
     Op,
     Program,
@@ -55,10 +56,13 @@ class Layer:
         ids, weights = route(logits, self.correction, routing)
         return experts_reference(x, ids, weights, self.w13, self.w2, self.spec)
 
+    def packed(self) -> tuple[Weights, Weights, ExpertsSpec]:
+        return pack(self.w13.clone(), self.w2.clone(), self.spec, True)
+
     def program(self, routing: Routing) -> Program:
-        w13, w2, spec = pack(self.w13.clone(), self.w2.clone(), self.spec, True)
-        assert isinstance(w13, NativeExperts)
-        assert isinstance(w2, NativeExperts)
+        w13, w2, spec = self.packed()
+        assert isinstance(w13, AnyExperts)
+        assert isinstance(w2, AnyExperts)
         own = routed(
             NativeWeight.pack(self.router, self.bias), self.correction, routing, w13, w2, spec
         )

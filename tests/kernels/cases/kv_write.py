@@ -13,6 +13,7 @@ def cases() -> list[KernelCase]:
         _case("5x1x16", 5, 1, 16),
         _case("3x5x48", 3, 5, 48),
         _case("fp8", 4, 2, 64, torch.float8_e4m3fn, (0.25, 2.0)),
+        _case("fp8-e5m2", 4, 2, 16, torch.float8_e5m2, (0.25, 2.0)),
         _case("empty", 0, 2, 16),
     ]
 
@@ -29,7 +30,8 @@ def _case(
         wide = normal((tokens, 2 * kv_heads + 1, 64), dtype, device, generator)
         if pages_dtype is not None:
             # The interpreter rounds to 8 bits wrongly: give it what needs no rounding.
-            wide = (150 * wide).clamp(-448, 448).to(pages_dtype).to(dtype) * 2
+            limit = torch.finfo(pages_dtype).max
+            wide = (limit / 3 * wide).clamp(-limit, limit).to(pages_dtype).to(dtype) * 2
         pages = normal((2, 4, kv_heads, 16, head_dim), torch.float32, device, generator)
         slots = torch.tensor([0, 63, 47, 17, 32], device=device)[:tokens]
         return {
@@ -52,7 +54,11 @@ def _case(
 
 def compilations() -> list[Compilation]:
     """bfloat16 and 8-bit pages of 16 slots, as Llama 8B has them."""
-    return [_compilation("bf16", "*bf16", 0.0), _compilation("fp8", "*fp8e4nv", 448.0)]
+    return [
+        _compilation("bf16", "*bf16", 0.0),
+        _compilation("fp8", "*fp8e4nv", 448.0),
+        _compilation("fp8-e5m2", "*fp8e5", 57344.0),
+    ]
 
 
 def _compilation(name: str, pages_type: str, limit: float) -> Compilation:

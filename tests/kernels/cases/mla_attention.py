@@ -18,9 +18,22 @@ CASES = (
     Case("drafts", short=((260, 3), (0, 4), (62, 2), (5, 0)), head_dim=16, splits=2, heads=3),
     Case("prompts", long=((0, 33), (0, 1), (100, 40), (-5, 5)), head_dim=32, heads=5),
     Case("many-heads", short=((70, 1),), long=((20, 9),), head_dim=32, heads=100, page_size=64),
+    Case("fp8", short=((140, 1), (3, 1)), long=((20, 9),), head_dim=32, heads=5, splits=2,
+         pages_dtype=torch.float8_e4m3fn, scales=(0.5, 0.5)),
+    Case("fp8-e5m2", short=((40, 1),), long=((0, 9),), head_dim=16, heads=3,
+         pages_dtype=torch.float8_e5m2, scales=(2.0, 2.0)),
 )  # fmt: skip
 SPARSE = (
     Case("sparse", short=((70, 1), (-1, 1), (3, 2)), long=((20, 9),), head_dim=32, heads=5),
+    Case(
+        "sparse-fp8",
+        short=((70, 1),),
+        long=((20, 9),),
+        head_dim=32,
+        heads=5,
+        pages_dtype=torch.float8_e4m3fn,
+        scales=(0.5, 0.5),
+    ),
     Case("sparse-many-heads", short=((300, 1),), long=((0, 3),), head_dim=16, heads=70),
 )
 NUM_INDICES = 48
@@ -60,7 +73,9 @@ def _run(case: Case, inputs: Inputs) -> Outputs:
     )
     lse = query.new_empty(query.shape[:2], dtype=torch.float32)
     indices = inputs["indices"]
-    out = mla_attention(query, inputs["pages"], rows, case.head_dim, 0.2, indices, lse)
+    out = mla_attention(
+        query, inputs["pages"], rows, case.head_dim, 0.2, indices, lse, case.scales[0]
+    )
     return {"out": out, "lse": lse}
 
 
@@ -68,7 +83,8 @@ def _reference(case: Case, inputs: Inputs) -> Outputs:
     starts, lengths = zip(*case.rows, strict=True)
     rows = Rows(starts, lengths, inputs["block_tables"].long())
     out, lse = mla_attention_reference(
-        inputs["query"], inputs["pages"], rows, case.head_dim, 0.2, inputs["indices"]
+        *(inputs["query"], inputs["pages"], rows, case.head_dim, 0.2, inputs["indices"]),
+        case.scales[0],
     )
     return {"out": out, "lse": lse}
 
@@ -93,7 +109,7 @@ def _inputs(
     pages = torch.where(seen.to(device).unsqueeze(-1), numbers, torch.nan)
     return {
         "query": randn(sum(lengths), case.heads + 2, width).to(dtype)[:, : case.heads],
-        "pages": pages.to(dtype),
+        "pages": pages.to(case.pages_dtype or dtype),
         "cu_q": int32([0, *torch.tensor(lengths).cumsum(0).tolist()]),
         "seq_lens": int32([start + length if length else 0 for start, length in case.rows]),
         "block_tables": tables.to(device)[:, :columns],
@@ -124,6 +140,8 @@ def compilations() -> list[Compilation]:
         _compilation("prefill-16-heads", 16, max_query=0),
         _compilation("prefill-128-heads", 128, max_query=0),
         _compilation("sparse-128-heads", 128, is_indexed=True),
+        _compilation("decode-16-heads-fp8", 16, is_split=True, pages="*fp8e4nv", max_spills=2),
+        _compilation("prefill-128-heads-fp8", 128, max_query=0, pages="*fp8e4nv"),
     ]
 
 
@@ -134,6 +152,8 @@ def _compilation(
     max_query: int = 1,
     is_split: bool = False,
     is_indexed: bool = False,
+    pages: str = "*bf16",
+    max_spills: int = 0,
 ) -> Compilation:
     tile = latent_tile(heads if max_query else 64, 512, torch.bfloat16)
     registers = 65_536 // (tile["num_warps"] * 32)
@@ -142,11 +162,11 @@ def _compilation(
         kernel=latent_kernel,
         signature={
             "query": "*bf16",
-            "pages": "*bf16",
+            "pages": pages,
             "out": "*fp32" if is_split else "*bf16",
             "lse": "*fp32",
             **dict.fromkeys(TABLES, "*i32"),
-            "scale": "fp32",
+            **dict.fromkeys(("scale", "page_scale"), "fp32"),
             **dict.fromkeys((*STRIDES, *NUMBERS), "i32"),
         },
         constants={
@@ -164,7 +184,7 @@ def _compilation(
             "SPLIT": is_split,
             "MIN_KEYS": MIN_SPLIT_KEYS,
         },
-        limits=CompileLimits(min(registers, 255), 227 << 10),
+        limits=CompileLimits(min(registers, 255), 227 << 10, max_spills),
         divisible_by_16=("query", "pages", "out", "lse", *TABLES, *STRIDES),
         num_warps=tile["num_warps"],
         num_stages=tile["num_stages"],

@@ -15,13 +15,14 @@ from tests.kernels.case import (
     Outputs,
     normal,
 )
+from tests.kernels.cases.coded_experts import coded_cases
 from tokenmesh.kernels.alignment import padded
 from tokenmesh.kernels.moe.reference import experts_reference
 from tokenmesh.kernels.moe.spec import ExpertsSpec
 from tokenmesh.kernels.moe.triton import experts
 from tokenmesh.kernels.moe.triton_align import count_kernel, place_kernel, start_kernel
 from tokenmesh.kernels.moe.triton_products import first_kernel, second_kernel, sum_kernel
-from tokenmesh.kernels.moe.triton_tiles import DEFAULT, Tile, read_tiles
+from tokenmesh.kernels.moe.triton_tiles import DEFAULT, Tile, Tiles, for_codes, read_tiles
 
 Run = Callable[..., torch.Tensor]
 _GPT_OSS: Final = ExpertsSpec(alpha=1.702, limit=1.5, up_offset=1.0)
@@ -51,6 +52,7 @@ def cases() -> list[KernelCase]:
     sizes = (9, 2, 4, 32, 32)
     return [
         *cases,
+        *coded_cases(),
         _case("all-on-one", ExpertsSpec(), True, sizes, [[2, 2]] * 9),
         _case("nowhere", ExpertsSpec(), True, sizes, [[-1, 4], [4, 4], [-1, -1]] * 3),
     ]
@@ -105,12 +107,33 @@ def _make(
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What makes a first product of its own."""
+    """What makes a product distinct."""
 
     is_gated: bool = True
     activation: str = "silu"
     limits: str = "nothing"
     has_bias: bool = False
+    numbers: str = ""
+    """Triton's type of codes; none: weights are plain."""
+    group: int = 0
+    has_offsets: bool = False
+    has_table: bool = False
+    scales: str = "*fp32"
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Arguments of codes that are None."""
+        is_there = {
+            "scales_ptr": bool(self.numbers),
+            "offsets_ptr": self.has_offsets,
+            "table_ptr": self.has_table,
+            "order_ptr": False,
+        }
+        return tuple(name for name, there in is_there.items() if not there)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {"IS_NARROW": self.numbers == "*u8", "GROUP": self.group}
 
 
 _TYPES: Final[Mapping[str, str]] = {
@@ -121,7 +144,8 @@ _TYPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("weights_ptr", "parts_ptr"), "*fp32"),
     **dict.fromkeys(("x_stride", "w_stride", "out_stride", "parts_stride", "hidden"), "i32"),
     **dict.fromkeys(("expert_stride", "inner", "num_experts", "num_pairs"), "i32"),
-    **dict.fromkeys(("alpha", "limit", "up_offset"), "fp32"),
+    **dict.fromkeys(("shift", "alpha", "limit", "up_offset"), "fp32"),
+    **dict.fromkeys(("scales_ptr", "offsets_ptr", "table_ptr"), "*fp32"),
     "ids_ptr": "*i64",
     "out_ptr": "*bf16",
 }
@@ -141,8 +165,9 @@ def compilations() -> list[Compilation]:
         _first("first-many", _Form(), many.block_m, many.first),
         _first("first-many-gpt-oss", gpt_oss, many.block_m, many.first),
         _first("first-many-no-gate", no_gate, many.block_m, many.first),
-        _second("second-few", few.block_m, few.second),
-        _second("second-many", many.block_m, many.second),
+        _second("second-few", _Form(), few.block_m, few.second),
+        _second("second-many", _Form(), many.block_m, many.second),
+        *_coded(few, many),
         _other("count", count_kernel, {"BLOCK": 256}),
         _other("start", start_kernel, {"EXPERTS": _EXPERTS, "BLOCK_M": 64}),
         _other("place", place_kernel, {"BLOCK": 256}),
@@ -153,22 +178,56 @@ def compilations() -> list[Compilation]:
     ]
 
 
+_MXFP4: Final = _Form(
+    limits="gate", has_bias=True, numbers="*u8", group=32, has_table=True, scales="*bf16"
+)
+_CODED: Final[Mapping[str, _Form]] = {
+    "mxfp4": _MXFP4,
+    "awq": _Form(numbers="*u8", group=128, has_offsets=True),
+    "int8": _Form(numbers="*i8"),
+    "fp8": _Form(numbers="*fp8e4nv", group=128),
+}
+
+
+def _coded(few: Tiles, many: Tiles) -> list[Compilation]:
+    """Every kind of codes in the first product, what takes most registers in the second."""
+    height = many.block_m
+    first, second = for_codes(many.first), for_codes(many.second)
+    return [
+        _first("first-few-mxfp4", _MXFP4, few.block_m, for_codes(few.first)),
+        _second("second-few-mxfp4", _MXFP4, few.block_m, for_codes(few.second)),
+        *(_first(f"first-many-{name}", form, height, first) for name, form in _CODED.items()),
+        _second("second-many-mxfp4", _MXFP4, height, second),
+        _second("second-many-awq", _CODED["awq"], height, second),
+    ]
+
+
 def _first(name: str, form: _Form, block_m: int, tile: Tile) -> Compilation:
-    constants = {
+    constants: dict[str, Any] = {
         "TOP_K": 8,
         "EXPERTS": _EXPERTS,
         "IS_GATED": form.is_gated,
         "ACTIVATION": form.activation,
         "LIMITS": form.limits,
     }
-    absent = () if form.has_bias else ("b13_ptr",)
-    return _product(name, first_kernel, block_m, tile, constants, absent)
+    absent: tuple[str, ...] = () if form.has_bias else ("b13_ptr",)
+    constants |= form.constants
+    compilation = _product(name, first_kernel, block_m, tile, constants, absent + form.absent)
+    return _with_codes(compilation, form, "w13_ptr")
 
 
-def _second(name: str, block_m: int, tile: Tile) -> Compilation:
-    constants = {"EXPERTS": _EXPERTS}
-    compilation = _product(name, second_kernel, block_m, tile, constants, ("b2_ptr",))
-    return replace(compilation, signature={**compilation.signature, "out_ptr": "*fp32"})
+def _second(name: str, form: _Form, block_m: int, tile: Tile) -> Compilation:
+    constants = {"EXPERTS": _EXPERTS, **form.constants}
+    compilation = _product(name, second_kernel, block_m, tile, constants, ("b2_ptr", *form.absent))
+    compilation = replace(compilation, signature={**compilation.signature, "out_ptr": "*fp32"})
+    return _with_codes(compilation, form, "w2_ptr")
+
+
+def _with_codes(compilation: Compilation, form: _Form, weights: str) -> Compilation:
+    if not form.numbers:
+        return compilation
+    own = {weights: form.numbers, "scales_ptr": form.scales}
+    return replace(compilation, signature={**compilation.signature, **own})
 
 
 def _product(

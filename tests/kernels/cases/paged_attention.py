@@ -82,6 +82,10 @@ CASES = (
         "fp8-prefill", long=((64, 64), (0, 20)), page_size=128,
         pages_dtype=torch.float8_e4m3fn, scales=(2.0, 0.5),
     ),
+    Case(
+        "fp8-e5m2", short=((100, 1), (15, 2)), long=((20, 30),), heads=4, kv_heads=2, splits=2,
+        pages_dtype=torch.float8_e5m2, scales=(0.5, 1.5), window=40,
+    ),
     Case("narrow-values", short=((130, 1), (9, 2)), long=((20, 50),), head_dim=80, value_dim=32,
          splits=2),
     Case("wide-values", short=((40, 1),), long=((0, 40),), head_dim=16, value_dim=96, window=11),
@@ -227,7 +231,12 @@ GROUP = 4
 KV_HEADS = 8
 ASYNC_COPY = r"LDGSTS|UTMALDG"
 WARPGROUP_PRODUCT = r"HGMMA"
-TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float8_e4m3fn: "*fp8e4nv"}
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
+}
 TENSORS = (
     "query", "keys", "values", "out", "lse", "cu_q", "seq_lens", "tables", "sinks", "token_stride",
     "head_stride", "table_stride",
@@ -287,13 +296,14 @@ class _Form:
 
 def compilations() -> list[Compilation]:
     """Both page sizes, all types, small and large heads, plain and with everything."""
-    half, byte = torch.float16, torch.float8_e4m3fn
+    half, byte, wide_byte = torch.float16, torch.float8_e4m3fn, torch.float8_e5m2
     everything = _Form(half, half, page_size=64, has_everything=True)
     return [
         _decode("decode", _Form(is_split=True), 3),
         _decode("decode-page-64", _Form(page_size=64, is_split=True), 4),
         _decode("decode-everything", everything, 3),
         _decode("decode-fp8", _Form(pages=byte, is_split=True), 2),
+        _decode("decode-fp8-e5m2", _Form(pages=wide_byte, is_split=True), 2),
         _decode("decode-head-80", _Form(head_dim=80, is_split=True), 3),
         _decode("decode-head-256", _Form(head_dim=256, is_split=True), 3),
         _decode("decode-values-128-of-192", _Form(head_dim=192, value_dim=128, is_split=True), 2),
@@ -301,6 +311,7 @@ def compilations() -> list[Compilation]:
         _prefill("prefill", _Form()),
         _prefill("prefill-everything", everything),
         _prefill("prefill-fp8", _Form(pages=byte)),
+        _prefill("prefill-fp8-e5m2", _Form(pages=wide_byte)),
         _prefill("prefill-head-256", _Form(head_dim=256)),
         _prefill("prefill-values-128-of-192", _Form(head_dim=192, value_dim=128)),
         _merge(),

@@ -1,12 +1,13 @@
 """kv_write: store this step's keys and values into their pages.
 
-pages  [2, blocks, kv_heads, page_size, head_dim]   keys in pages[0], values in pages[1]
+pages  [2, blocks, kv_heads, page_size, elements of a row]   keys in pages[0], values in pages[1]
 keys_values  [tokens, 2 * kv_heads, head_dim]       each token's key heads, then its value heads
 slots        from `slot_rows`, once a step. On a CPU [tokens, 2 * kv_heads] rows of the pool; on a
              GPU [tokens] int64, block * page_size + offset. Slots of block 0, which no request
              owns, take what padding writes.
 
-8-bit pages hold keys / k_scale and values / v_scale, saturated; on a GPU only.
+8-bit floats hold keys / k_scale and values / v_scale, saturated; int8 a factor for each head of a
+token, on a CPU only: see `page_codes`.
 """
 
 from typing import Final
@@ -43,6 +44,4 @@ def kv_write(
 
         triton.kv_write(keys_values, pages, slots, k_scale, v_scale)
         return
-    if (k_scale, v_scale) != (1.0, 1.0):
-        raise NotImplementedError("pages on the CPU are not scaled")
-    kv_write_on_cpu(keys_values, pages, slots)
+    kv_write_on_cpu(keys_values, pages, slots, k_scale, v_scale)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tokenmesh.kernels.page_codes import encode
+
 
 def kv_write_reference(
     keys_values: torch.Tensor,
@@ -12,16 +14,10 @@ def kv_write_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """slots: (block, offset in the page) of each token."""
+    """slots: (block, offset in the page) of each token. 8-bit formats saturate; the others overflow
+    to infinity as torch does."""
     kv_heads = pages.shape[2]
     for token, (block, offset) in enumerate(slots):
-        pages[0, block, :, offset] = _stored(keys_values[token, :kv_heads] / k_scale, pages.dtype)
-        pages[1, block, :, offset] = _stored(keys_values[token, kv_heads:] / v_scale, pages.dtype)
-
-
-def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """8-bit formats saturate; the others overflow to infinity as torch does."""
-    if dtype.itemsize == 1:
-        limit = torch.finfo(dtype).max
-        return x.double().clamp(-limit, limit).to(dtype)
-    return x.to(dtype)
+        keys, values = keys_values[token, :kv_heads], keys_values[token, kv_heads:]
+        pages[0, block, :, offset] = encode(keys, pages.dtype, k_scale)
+        pages[1, block, :, offset] = encode(values, pages.dtype, v_scale)

@@ -7,9 +7,9 @@ import torch
 
 from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.cpu import OneDnnWeight, PlainWeight, can_pack
-from tokenmesh.kernels.linear.formats.round import Rounding, rounded
 from tokenmesh.kernels.lora import LoraBank, add_lora
 from tokenmesh.kernels.native import NativeCodes, NativeWeight
+from tokenmesh.kernels.quantized_linear import DeviceCodes, quantized_linear
 
 
 class Weight(Protocol):
@@ -22,6 +22,16 @@ class Weight(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceWeight:
+    """A weight that stays codes on a GPU."""
+
+    codes: DeviceCodes
+
+    def product(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        return quantized_linear(x, self.codes, out_dtype or x.dtype)
+
+
 @dataclass(slots=True, eq=False)
 class Linear:
     """A layer ready for `linear`; made by `pack`."""
@@ -31,19 +41,12 @@ class Linear:
     """Its place in the adapters of its model; set while that is built."""
 
 
-def pack(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    native: bool = False,
-    rounding: Rounding | None = None,
-) -> Linear:
+def pack(weight: torch.Tensor, bias: torch.Tensor | None, native: bool = False) -> Linear:
     """Take over weight [O, I] and bias [O] in the fastest form for their device and dtype.
 
     native: the C kernels have been started. They read a bfloat16 weight 1.6 times as fast as oneDNN
-    on one token. rounding: what the weight is rounded to before.
+    on one token.
     """
-    if rounding is not None:
-        return pack_codes(rounded(weight, rounding), bias, weight.dtype, native)
     if native and NativeWeight.fits(weight):
         return Linear(NativeWeight.pack(weight, bias))
     if weight.is_cuda or not can_pack(weight.dtype):
@@ -57,12 +60,14 @@ def pack_codes(
     """Take over codes for products with x of `dtype`: in their format where a kernel computes in
     it, else as a plain weight.
 
-    In float32 products are those of the decoded weight. In bfloat16 the kernel rounds x to int8,
-    with a scale for at most 64 inputs.
+    In float32 products are those of the decoded weight. In bfloat16 the C kernel rounds x to int8,
+    with a scale for at most 64 inputs; for E4M3 it multiplies numbers of bfloat16. A GPU computes
+    with codes that it has a kernel for, see `DeviceCodes.problem`.
     """
+    if codes.numbers.is_cuda and DeviceCodes.problem(codes) is None:
+        return Linear(DeviceWeight(DeviceCodes.pack(codes, bias)))
     is_exact = dtype == torch.float32
-    is_known = is_exact or (dtype == torch.bfloat16 and codes.kind != "e4m3")
-    if native and is_known and NativeCodes.fits(codes):
+    if native and dtype in (torch.float32, torch.bfloat16) and NativeCodes.fits(codes, is_exact):
         return Linear(NativeCodes.pack(codes, bias, is_exact))
     return pack(codes.decoded().to(dtype), bias, native)
 

@@ -21,6 +21,7 @@ from tokenmesh.kernels.lora.reference import lora_reference
 from tokenmesh.kernels.lora.weights import (
     MAX_RANK,
     AdapterRows,
+    HeadChange,
     LoraExperts,
     LoraPart,
     LoraWeights,
@@ -34,6 +35,7 @@ __all__ = [
     "AdapterRows",
     "DeviceAdapterRows",
     "DeviceBank",
+    "HeadChange",
     "LoraBank",
     "LoraExperts",
     "LoraPart",

@@ -10,8 +10,7 @@ import torch
 
 from tokenmesh.kernels.lora.bank import LoraBank
 from tokenmesh.kernels.lora.weights import AdapterRows, LoraExperts
-from tokenmesh.kernels.moe import ExpertsSpec, Weights, activated, experts
-from tokenmesh.kernels.native import NativeExperts, NativeWeight, native_linear
+from tokenmesh.kernels.moe import DeviceExperts, ExpertsSpec, Weights, activated, experts, weight_of
 
 
 def experts_with_lora(
@@ -80,19 +79,8 @@ def _product(
     weights: Weights, expert: int, x: torch.Tensor, bias: torch.Tensor | None, spec: ExpertsSpec
 ) -> torch.Tensor:
     """One expert: x [T, I] -> [T, O], in the order of `spec`."""
-    if isinstance(weights, NativeExperts):
-        return _in_c(weights, expert, x, bias)
-    own = weights[expert]
-    return torch.nn.functional.linear(x, own.t() if spec.is_transposed else own, bias)
-
-
-def _in_c(
-    weights: NativeExperts, expert: int, x: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    parts, size = weights.num_slices, weights.out_features // weights.num_slices
-    made = []
-    for part in range(parts):
-        panels = weights.panels[expert, part::parts].contiguous()
-        made.append(native_linear(x, NativeWeight(panels, None, size, weights.in_features)))
-    out = made[0] if parts == 1 else torch.cat(made, dim=1)
+    if isinstance(weights, torch.Tensor):
+        return torch.nn.functional.linear(x, weight_of(weights, expert, spec), bias)
+    assert not isinstance(weights, DeviceExperts)
+    out = weights.product(expert, x)
     return out if bias is None else out + bias

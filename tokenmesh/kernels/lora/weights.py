@@ -49,6 +49,31 @@ class LoraExperts:
         return sum(each.nbytes for each in parts if each is not None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadChange:
+    """What an adapter does to one parameter of a head: replaces it, or adds b.T @ a to it."""
+
+    whole: torch.Tensor | None = None
+    """Of the parameter's shape; None: a and b count."""
+    a: torch.Tensor | None = None
+    """[r, I]"""
+    b: torch.Tensor | None = None
+    """[r, O]; the adapter's scaling is in it."""
+
+    def of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The parameter with the change, a new tensor of its dtype."""
+        if self.whole is not None:
+            return self.whole.to(parameter.dtype)
+        assert self.a is not None
+        assert self.b is not None
+        added = self.b.float().t() @ self.a.float()
+        return (parameter.float() + added).to(parameter.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (self.whole, self.a, self.b) if each is not None)
+
+
 @dataclass(frozen=True, eq=False)
 class LoraWeights:
     """One adapter, for all layers of a model. Compared by identity."""
@@ -60,6 +85,8 @@ class LoraWeights:
     """Another content has another one."""
     experts: Mapping[int, LoraExperts] = field(default_factory=dict)
     """By the number of a bank of experts."""
+    head: Mapping[str, HeadChange] = field(default_factory=dict)
+    """By the name of a parameter behind the states of a model that pools."""
 
     @cached_property
     def native(self) -> "NativeSites":
@@ -71,7 +98,8 @@ class LoraWeights:
         """Memory of all matrices."""
         pairs = (each for parts in self.parts.values() for each in parts)
         linear = sum(each.a.nbytes + each.b.nbytes for each in pairs)
-        return linear + sum(each.nbytes for each in self.experts.values())
+        experts = sum(each.nbytes for each in self.experts.values())
+        return linear + experts + sum(each.nbytes for each in self.head.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +136,17 @@ class AdapterRows:
     def has_experts(self) -> bool:
         """Whether an adapter of the step changes experts, which no program in C does."""
         return any(each.experts for each in self.adapters)
+
+    def within(self, first: int, end: int) -> "AdapterRows | None":
+        """Of the tokens [first, end) of the batch, counted from `first`; None: none of them."""
+        adapters: list[LoraWeights] = []
+        tokens: list[list[int]] = []
+        for adapter, own in zip(self.adapters, self.tokens, strict=True):
+            found = [each - first for each in own if first <= each < end]
+            if found:
+                adapters.append(adapter)
+                tokens.append(found)
+        return AdapterRows(adapters, tokens) if adapters else None
 
     def touches(self, number: int) -> bool:
         """Whether an adapter of the step changes the layer of a bank."""

@@ -2,6 +2,7 @@
 
 import torch
 
+from tokenmesh.kernels.page_codes import decode, is_coded, stored
 from tokenmesh.kernels.paged_attention.cpu_variant import paged_attention
 from tokenmesh.kernels.paged_attention.variant import Variant
 from tokenmesh.kernels.paged_attention.work import SCRATCH_BYTES, Prepared, Rows
@@ -15,12 +16,14 @@ def mla_attention(
     scale: float,
     indices: torch.Tensor | None,
     lse: torch.Tensor | None,
+    page_scale: float = 1.0,
 ) -> torch.Tensor:
     """query [T, H, rank + rope_dim] -> [T, H * rank]; fills lse, if there is one."""
     if indices is None:
         one_head = pages.view(1, pages.shape[0], 1, *pages.shape[1:])
-        return paged_attention(query, one_head, prepared, scale, Variant(value_dim=rank), lse)
-    return _sparse(query, pages, prepared.rows, rank, scale, indices, lse)
+        variant = Variant(k_scale=page_scale, v_scale=page_scale, value_dim=rank)
+        return paged_attention(query, one_head, prepared, scale, variant, lse)
+    return _sparse(query, pages, prepared.rows, rank, scale, indices, lse, page_scale)
 
 
 def _sparse(
@@ -31,16 +34,19 @@ def _sparse(
     scale: float,
     indices: torch.Tensor,
     lse: torch.Tensor | None,
+    page_scale: float,
 ) -> torch.Tensor:
     """Each token gathers its own latents: as many tokens at a time as fit the scratch size."""
     tokens, heads, width = query.shape
     out = query.new_empty(tokens, heads * rank)
     slots = _slots(rows, indices, pages.shape[1])
-    latents_of = pages.view(-1, width)
-    size = max(1, SCRATCH_BYTES // (indices.shape[1] * width * pages.itemsize))
+    latents_of = stored(pages).view(-1, pages.shape[2])
+    size = max(1, SCRATCH_BYTES // (indices.shape[1] * width * query.itemsize))
     for start in range(0, tokens, size):
         part = slice(start, start + size)
         latents = latents_of.index_select(0, slots[part].flatten())
+        if is_coded(pages.dtype):
+            latents = decode(latents.view(pages.dtype), query.dtype) * page_scale
         latents = latents.view(-1, indices.shape[1], width)
         hidden = (indices[part] < 0).unsqueeze(1)
         scores = torch.bmm(query[part], latents.transpose(1, 2)).float().mul_(scale)

@@ -29,6 +29,7 @@ def mla_attention(
     scale: float,
     indices: torch.Tensor | None,
     lse: torch.Tensor | None,
+    page_scale: float = 1.0,
 ) -> torch.Tensor:
     """query [T, H, rank + rope_dim] -> [T, H * rank]; fills lse, if there is one."""
     assert_aligned_rows(query, rows.block_tables)
@@ -36,9 +37,9 @@ def mla_attention(
     assert rows.window is None, "latents have no window"
     out = query.new_empty(*query.shape[:2], rank)
     if rows.num_short:
-        _short(query, pages, rows, scale, indices, out, lse)
+        _short(query, pages, rows, (scale, page_scale), indices, out, lse)
     if rows.num_short < len(rows.seq_lens):
-        _long(query, pages, rows, scale, indices, out, lse)
+        _long(query, pages, rows, (scale, page_scale), indices, out, lse)
     return out.flatten(1)
 
 
@@ -46,7 +47,7 @@ def _short(
     query: torch.Tensor,
     pages: torch.Tensor,
     rows: DeviceRows,
-    scale: float,
+    scales: tuple[float, float],
     indices: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
@@ -61,7 +62,7 @@ def _short(
         parts = out.new_empty((most, splits, heads, rank), dtype=torch.float32)
         part_lse = out.new_empty((most, splits, heads), dtype=torch.float32)
     latent_kernel[(most, triton.cdiv(heads, tile["M"]), splits)](
-        *_arguments(query, pages, rows, scale, indices, parts, part_lse),
+        *_arguments(query, pages, rows, scales, indices, parts, part_lse),
         0,
         rows.num_short,
         **_constants(query, pages, rank, indices, lse),
@@ -98,7 +99,7 @@ def _long(
     query: torch.Tensor,
     pages: torch.Tensor,
     rows: DeviceRows,
-    scale: float,
+    scales: tuple[float, float],
     indices: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
@@ -113,7 +114,7 @@ def _long(
     tokens = tile["M"] // heads_of_tile
     grid = (rows.num_long_tokens // tokens + num_long, triton.cdiv(heads, heads_of_tile), 1)
     latent_kernel[grid](
-        *_arguments(query, pages, rows, scale, indices, out, lse),
+        *_arguments(query, pages, rows, scales, indices, out, lse),
         rows.num_short,
         num_long,
         **_constants(query, pages, rank, indices, lse),
@@ -130,12 +131,16 @@ def _arguments(
     query: torch.Tensor,
     pages: torch.Tensor,
     rows: DeviceRows,
-    scale: float,
+    scales: tuple[float, float],
     indices: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> tuple[Any, ...]:
-    """Arguments in the kernel's order; an absent one is a tensor that the kernel does not read."""
+    """Arguments in the kernel's order; an absent one is a tensor that the kernel does not read.
+
+    scales: of logits, and of stored latents.
+    """
+    scale, page_scale = scales
     return (
         query,
         pages,
@@ -146,7 +151,8 @@ def _arguments(
         rows.block_tables,
         rows.cu_q if rows.ends is None else rows.ends,
         rows.cu_q if indices is None else indices,
-        scale * LOG2_E,
+        scale * page_scale * LOG2_E,
+        page_scale,
         query.stride(0),
         query.stride(1),
         rows.block_tables.stride(0),

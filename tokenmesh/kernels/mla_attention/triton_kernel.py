@@ -44,9 +44,9 @@ def attend_latents(
         block = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
         at = pages + (block * PAGE + key % PAGE) * (R + E)
         # what no row may see is zero: NaN times a weight of zero would not be
-        latent = tl.load(at[:, None] + column[None, :], mask=known[:, None], other=0.0)
+        latent = tl.load(at[:, None] + column[None, :], mask=known[:, None], other=0.0).to(q.dtype)
         rope_at = at[None, :] + R + tl.arange(0, E)[:, None]
-        turned = tl.load(rope_at, mask=known[None, :], other=0.0)
+        turned = tl.load(rope_at, mask=known[None, :], other=0.0).to(q.dtype)
         score = tl.dot(q, tl.trans(latent), input_precision="tf32x3")
         score = tl.dot(q_rope, turned, score, input_precision="tf32x3")
         seen = known[None, :] & (last >= 0)[:, None]
@@ -74,7 +74,8 @@ def latent_kernel(
     tables,  # [rows, columns] int32
     ends,  # [T] int32, when ENDS
     indices,  # [T, num_indices] int32, when INDEXED
-    scale,
+    scale,  # of logits in base 2, times that of stored latents
+    page_scale,
     token_stride,
     head_stride,
     table_stride,
@@ -151,4 +152,4 @@ def latent_kernel(
     elif LSE:
         tl.store(lse + cell, logsum * LN_2, mask=real)
     to = out + (cell * R)[:, None] + tl.arange(0, R)[None, :]
-    tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+    tl.store(to, (acc * (page_scale / total)[:, None]).to(out.dtype.element_ty), mask=real[:, None])

@@ -11,7 +11,8 @@ returns  [tokens, hidden]                a new tensor in x's dtype: the sum over
                                          weight * w2(activation(w13(x))); ExpertsSpec has the rest
 
 `pack` brings the weights into the form that the processor reads fastest: on a CPU with C kernels
-into panels, on a GPU into the order above. Experts that are transposed or interleaved must be
+into panels, of weights or of codes, on a GPU into the order above or into DeviceExperts, whose
+codes are decoded to x's dtype in registers. Experts that are transposed or interleaved must be
 packed before they run on a GPU.
 
 Tolerance against the reference: see TOLERANCE, relative to the largest output or 1. A token's
@@ -24,8 +25,17 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
-from tokenmesh.kernels.moe.cpu import Weights, activated, pack, routed
+from tokenmesh.kernels.moe.cpu import (
+    ExpertCodes,
+    Weights,
+    activated,
+    pack,
+    routed,
+    slices_of,
+    weight_of,
+)
 from tokenmesh.kernels.moe.cpu import experts as experts_on_cpu
+from tokenmesh.kernels.moe.device_experts import DeviceExperts
 from tokenmesh.kernels.moe.reference import experts_reference
 from tokenmesh.kernels.moe.routing import SCORES, Routing, Scores, route
 from tokenmesh.kernels.moe.spec import ACTIVATIONS, Activation, ExpertsSpec
@@ -37,6 +47,8 @@ __all__ = [
     "SCORES",
     "TOLERANCE",
     "Activation",
+    "DeviceExperts",
+    "ExpertCodes",
     "ExpertsSpec",
     "Routing",
     "Scores",
@@ -47,6 +59,8 @@ __all__ = [
     "pack",
     "route",
     "routed",
+    "slices_of",
+    "weight_of",
 ]
 
 
@@ -64,7 +78,7 @@ def experts(
     if uses_triton(x):
         from tokenmesh.kernels.moe import triton
 
-        assert isinstance(w13, torch.Tensor)
-        assert isinstance(w2, torch.Tensor)
+        assert isinstance(w13, torch.Tensor | DeviceExperts)
+        assert isinstance(w2, torch.Tensor | DeviceExperts)
         return triton.experts(x, ids, weights, w13, w2, spec)
     return experts_on_cpu(x, ids, weights, w13, w2, spec)

@@ -4,7 +4,9 @@ The C kernels do all of it in one call, on panels that replace the plain weights
 two products of torch for each expert that is hit.
 """
 
+import logging
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -12,10 +14,14 @@ import torch
 from torch.nn import functional
 
 from tokenmesh.kernels.alignment import padded
+from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.dispatch import uses_triton
+from tokenmesh.kernels.moe.device_experts import DeviceExperts, Unfit
 from tokenmesh.kernels.moe.routing import SCORES, Routing
 from tokenmesh.kernels.moe.spec import ACTIVATIONS, ExpertsSpec
 from tokenmesh.kernels.native import (
+    AnyExperts,
+    CodedExperts,
     Gate,
     NativeExperts,
     NativeWeight,
@@ -24,17 +30,28 @@ from tokenmesh.kernels.native import (
     native_experts,
 )
 
-Weights = torch.Tensor | NativeExperts
+Weights = torch.Tensor | AnyExperts | DeviceExperts
+ExpertCodes = Callable[[int], Sequence[Codes] | None]
+"""The codes [outputs, inputs] of an expert by its number: of gate and up, or of its one weight in
+a product. None where an expert has none."""
 MAX_PAIRS: Final = 4096
 """At a time, which bounds the memory between the two products."""
 
+logger = logging.getLogger(__name__)
+
 
 def pack(
-    w13: torch.Tensor, w2: torch.Tensor, spec: ExpertsSpec, native: bool = False
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    spec: ExpertsSpec,
+    native: bool = False,
+    codes: tuple[ExpertCodes | None, ExpertCodes | None] = (None, None),
 ) -> tuple[Weights, Weights, ExpertsSpec]:
     """The same experts as `experts` reads them fastest; the arguments may be dropped.
 
-    `native`: the C kernels have been started. Raises ValueError for shapes that do not fit.
+    `native`: the C kernels have been started. They, and those of a GPU, compute with codes in place
+    of the weights where all experts have some that fit. Raises ValueError for shapes that do not
+    fit.
     """
     _check(w13, w2, spec)
     straight13, straight2 = w13, w2
@@ -42,15 +59,74 @@ def pack(
         straight13, straight2 = w13.transpose(1, 2), w2.transpose(1, 2)
     b13 = spec.b13
     if spec.is_interleaved:
-        straight13 = torch.cat((straight13[:, 0::2], straight13[:, 1::2]), dim=1)
         b13 = None if b13 is None else torch.cat((b13[:, 0::2], b13[:, 1::2]), dim=1)
     straight = replace(spec, is_transposed=False, is_interleaved=False, b13=b13)
     if uses_triton(w13):
-        return _aligned(straight13), _aligned(straight2), straight
+        on_device13, on_device2 = (_on_device(*each) for each in zip(codes, (w13, w2), strict=True))
+        if on_device13 is None:
+            on_device13 = _aligned(_gates_first(straight13, spec))
+        if on_device2 is None:
+            on_device2 = _aligned(straight2)
+        return on_device13, on_device2, straight
     if native and NativeExperts.fits(straight13) and NativeExperts.fits(straight2):
-        slices = 2 if spec.is_gated else 1
-        return NativeExperts.pack(straight13, slices), NativeExperts.pack(straight2, 1), straight
+        first: Weights | None = _coded(codes[0], w13)
+        if first is None:
+            slices = 2 if spec.is_gated else 1
+            first = NativeExperts.pack(_gates_first(straight13, spec), slices)
+        second: Weights | None = _coded(codes[1], w2)
+        if second is None:
+            second = NativeExperts.pack(straight2, 1)
+        return first, second, straight
     return w13, w2, spec
+
+
+def slices_of(stack: torch.Tensor, expert: int, spec: ExpertsSpec) -> tuple[torch.Tensor, ...]:
+    """Views [outputs, inputs] of gate and up of an expert; of its one weight without a gate."""
+    own = weight_of(stack, expert, spec)
+    if not spec.is_gated:
+        return (own,)
+    return (own[0::2], own[1::2]) if spec.is_interleaved else tuple(own.chunk(2))
+
+
+def weight_of(stack: torch.Tensor, expert: int, spec: ExpertsSpec) -> torch.Tensor:
+    """A view [outputs, inputs] of one expert."""
+    return stack[expert].t() if spec.is_transposed else stack[expert]
+
+
+def _gates_first(stack: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
+    """[E, 2I, H] with gate and up by turns, where they are so -> with all gates first."""
+    if not spec.is_interleaved:
+        return stack
+    return torch.cat((stack[:, 0::2], stack[:, 1::2]), dim=1)
+
+
+def _coded(codes: ExpertCodes | None, stack: torch.Tensor) -> CodedExperts | None:
+    if codes is None:
+        return None
+    count = len(stack)
+
+    def each() -> Iterator[Sequence[Codes]]:
+        for expert in range(count):
+            slices = codes(expert)
+            if slices is None or not all(CodedExperts.fits(one, stack.dtype) for one in slices):
+                raise Unfit
+            yield slices
+
+    try:
+        return CodedExperts.pack(each(), stack.dtype, count)
+    except Unfit:
+        return None
+
+
+def _on_device(codes: ExpertCodes | None, stack: torch.Tensor) -> Weights | None:
+    if codes is None:
+        return None
+    try:
+        each = (codes(expert) for expert in range(len(stack)))
+        return DeviceExperts.pack(each, len(stack), stack.device)
+    except Unfit as error:
+        logger.warning("the weights of experts are decoded, which saves no memory: %s", error)
+        return None
 
 
 def _aligned(stack: torch.Tensor) -> torch.Tensor:
@@ -97,8 +173,8 @@ def _some(
 ) -> torch.Tensor:
     if isinstance(w13, torch.Tensor) and isinstance(w2, torch.Tensor):
         return _by_torch(x, ids, weights, w13, w2, spec)
-    assert isinstance(w13, NativeExperts)
-    assert isinstance(w2, NativeExperts)
+    assert isinstance(w13, AnyExperts)
+    assert isinstance(w2, AnyExperts)
     return native_experts(x, ids, weights, w13, spec.b13, w2, spec.b2, _gate_of(spec))
 
 
@@ -116,8 +192,8 @@ def routed(
     router: NativeWeight,
     correction: torch.Tensor | None,
     routing: Routing,
-    w13: NativeExperts,
-    w2: NativeExperts,
+    w13: AnyExperts,
+    w2: AnyExperts,
     spec: ExpertsSpec,
 ) -> Routed:
     """`route` and `experts` as one operation of a program; router and correction as in `route`.

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from tokenmesh.kernels.moe.device_experts import DeviceExperts
 from tokenmesh.kernels.moe.spec import ExpertsSpec
 
 
@@ -10,11 +11,15 @@ def experts_reference(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    w13: torch.Tensor | DeviceExperts,
+    w2: torch.Tensor | DeviceExperts,
     spec: ExpertsSpec,
 ) -> torch.Tensor:
-    """As the package's `experts`, rounded once to x's dtype; takes plain weights only."""
+    """As the package's `experts`, rounded once to x's dtype; takes plain weights and DeviceExperts,
+    whose numbers are rounded to x's dtype first."""
+    w13, w2 = (
+        each if isinstance(each, torch.Tensor) else each.decoded().to(x.dtype) for each in (w13, w2)
+    )
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(x.shape[0]):
         for expert, weight in zip(ids[token].tolist(), weights[token].double(), strict=True):

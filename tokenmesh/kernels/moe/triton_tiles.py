@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from tokenmesh.kernels.quantized_linear.device_codes import CHUNK
+
 PATH: Final = Path(__file__).with_name("tiles.json")
 DEFAULT: Final = "default"
 
@@ -77,3 +79,9 @@ def for_float32(tiles: Tiles) -> Tiles:
         return replace(tile, BLOCK_N=32, BLOCK_K=32, num_stages=2)
 
     return replace(tiles, first=smaller(tiles.first), second=smaller(tiles.second))
+
+
+def for_codes(tile: Tile) -> Tile:
+    """The tile of a product whose weights are codes: a step reads whole chunks of them, and a
+    decoded tile takes registers."""
+    return replace(tile, BLOCK_N=min(tile.BLOCK_N, 64), BLOCK_K=CHUNK, num_stages=3)

@@ -31,6 +31,8 @@ _FLAGS: Final = (
         "-mbmi2",
     ),
 )
+_EXTRA_FLAGS: Final = {"avx512vbmi": "-mavx512vbmi"}
+"""Flags of instructions that some kernels need, by the processor's name for them."""
 _SOURCES: Final = (
     "pool.c",
     "gemm.c",
@@ -42,6 +44,8 @@ _SOURCES: Final = (
     "program.c",
     "states.c",
     "lora.c",
+    "rows.c",
+    "shorts.c",
 )
 _HERE: Final = Path(__file__).parent
 
@@ -72,7 +76,8 @@ def compiled(folder: Path) -> Path:
     Raises OSError or subprocess.SubprocessError.
     """
     sources = sorted(p for p in _HERE.iterdir() if p.suffix in {".c", ".h", ".inc"})
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+    flags = (*_FLAGS, *extra_flags())
+    digest = hashlib.sha256(" ".join((*flags, *_SOURCES)).encode())
     for source in sources:
         digest.update(source.read_bytes())
     _check(folder)
@@ -80,7 +85,7 @@ def compiled(folder: Path) -> Path:
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / target.name
-            command = [_compiler(), *_FLAGS, "-o", str(made)]
+            command = [_compiler(), *flags, "-o", str(made)]
             command += [str(_HERE / name) for name in _SOURCES] + ["-lpthread", "-lm"]
             subprocess.run(
                 command, check=True, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True
@@ -88,6 +93,13 @@ def compiled(folder: Path) -> Path:
             made.replace(target)
         logger.info("compiled the C kernels into %s", target)
     return target
+
+
+def extra_flags() -> tuple[str, ...]:
+    """For the instructions that this processor has."""
+    text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    there = set(next((x for x in text.splitlines() if x.startswith("flags")), "").split())
+    return tuple(flag for name, flag in _EXTRA_FLAGS.items() if name in there)
 
 
 def _compiler() -> str:

@@ -1,7 +1,7 @@
 """NativeCodes: a quantized weight in the panels that quantized.c reads."""
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Self
 
 import torch
@@ -15,9 +15,15 @@ _BLOCKS: Final = (64, 32, 16)
 """Columns that may share an activation's scale, the fastest first."""
 _FOUR: Final = 4
 """Columns of a panel that lie beside each other."""
+_LOWER_BITS: Final = 0x0F0F0F0F
+"""Of each byte of a word."""
+_FIRST_BITS: Final = 0x0101010101010101
+_TO_HIGHEST_BYTE: Final = 0x0102040810204080
 _PANELS_AT_ONCE: Final = 256
 """Which bounds the memory while packing."""
 _KINDS: Final = ("integers", "table", "e4m3")
+_FLOATS, _INT8, _BFLOAT16 = range(3)
+"""`enum tm_activations`."""
 _I = ctypes.c_int64
 _P = ctypes.c_void_p
 
@@ -27,7 +33,7 @@ class CodesArguments(ctypes.Structure):
         *((name, _P) for name in ("codes", "scales", "offsets", "channel", "bias", "order")),
         *((name, _I) for name in ("outputs", "inputs", "block", "blocks", "groups")),
         *((name, _I) for name in ("group_blocks", "bits", "kind", "center", "scales_are_half")),
-        ("rounds_activations", _I),
+        ("activations", _I),
         ("table", ctypes.c_uint8 * 16),
     )
 
@@ -49,20 +55,21 @@ class NativeCodes:
     """int32 [I]"""
     out_features: int
     in_features: int
-    like: Codes
-    """The same without its tensors."""
     arguments: CodesArguments
 
     @staticmethod
-    def fits(codes: Codes) -> bool:
-        """Whether the kernels take groups of this size."""
+    def fits(codes: Codes, is_exact: bool) -> bool:
+        """Whether the kernels take groups of this size, and this processor the codes."""
+        if codes.kind == "e4m3" and not is_exact and not library().tm_has_e4m3():
+            return False
         return codes.group_size >= codes.shape[1] or codes.group_size % _BLOCKS[-1] == 0
 
     @classmethod
     def pack(cls, codes: Codes, bias: torch.Tensor | None, is_exact: bool) -> Self:
         """Copy codes; see `fits`. is_exact: activations stay float, and scales float32.
 
-        Else activations are rounded to int8 in blocks of at most 64 inputs, and scales to 11 bits.
+        Else activations are rounded, to bfloat16 for E4M3 and to int8 in blocks of at most 64
+        inputs for others, and scales to 11 bits.
         """
         outputs, inputs = codes.shape
         is_one = codes.group_size >= inputs
@@ -74,7 +81,8 @@ class NativeCodes:
         channel, scales, offsets = _factors(codes, is_half and not is_one)
         kept = None if bias is None else bias.float().contiguous()
         order = None if codes.order is None else codes.order.int().contiguous()
-        packed = _panels(codes, columns)
+        is_narrowed = not is_exact and codes.kind == "e4m3"
+        packed = _panels(codes, columns, is_narrowed)
         arguments = CodesArguments(
             codes=packed.data_ptr(),
             scales=None if scales is None else scales.data_ptr(),
@@ -92,12 +100,10 @@ class NativeCodes:
             kind=_KINDS.index(codes.kind),
             center=codes.center,
             scales_are_half=is_half and not is_one,
-            rounds_activations=not is_exact and codes.kind != "e4m3",
+            activations=_FLOATS if is_exact else _BFLOAT16 if is_narrowed else _INT8,
         )
         arguments.table[:] = codes.table or (0,) * len(arguments.table)
-        none = torch.empty(0)
-        like = replace(codes, numbers=none, scales=none, offsets=None, order=None)
-        return cls(packed, scales, offsets, channel, kept, order, outputs, inputs, like, arguments)
+        return cls(packed, scales, offsets, channel, kept, order, outputs, inputs, arguments)
 
     def product(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32."""
@@ -124,45 +130,62 @@ class NativeCodes:
         return ctypes.addressof(self.arguments)
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rows of the decoded weight: index [N] -> [N, I]."""
-        panel, lane = index // PANEL, index % PANEL
-        found = self.panels[panel, :, lane].flatten(1)
-        numbers = found if self.like.bits == 8 else _from_nibbles(found)
-        scales = self.channel[index, None]
-        offsets = None
-        if self.offsets is not None:
-            offsets = self.offsets[panel, :, lane].float() * scales
-        if self.scales is not None:
-            scales = self.scales[panel, :, lane].float() * scales
-        codes = replace(
-            self.like, numbers=numbers[:, : self.in_features], scales=scales, offsets=offsets,
-            order=None if self.order is None else self.order.long(),
-        )  # fmt: skip
-        return codes.decoded().to(dtype)
+        """Rows of the decoded weight: index [N] -> [N, I]. Raises IndexError for one that is not
+        an output."""
+        index = index.long().contiguous()
+        out = torch.empty((len(index), self.in_features), dtype=dtype)
+        assert dtype in (torch.float32, torch.bfloat16)
+        problem = library().tm_quantized_rows(
+            ctypes.byref(self.arguments),
+            _P(index.data_ptr()),
+            ctypes.c_long(len(index)),
+            _P(out.data_ptr()),
+            ctypes.c_int(dtype == torch.bfloat16),
+        )
+        if problem:
+            raise IndexError(f"an index is not from 0 to {self.out_features - 1}")
+        return out
 
 
-def _from_nibbles(found: torch.Tensor) -> torch.Tensor:
-    """Bytes [N, columns / 2] of `_panels` -> [N, columns]."""
-    four = found.view(len(found), -1, _FOUR)
-    return torch.stack((four & 15, four >> 4), 2).flatten(1)
-
-
-def _panels(codes: Codes, columns: int) -> torch.Tensor:
-    """[panels, columns / 4, 32, 4] or, of 4 bits, [panels, columns / 8, 32, 4]."""
+def _panels(codes: Codes, columns: int, in_pairs: bool) -> torch.Tensor:
+    """uint8 [panels, bytes of a panel], as quantized.c has them; in_pairs: for bfloat16."""
     outputs, inputs = codes.shape
     count = -(-outputs // PANEL)
-    steps = columns // _FOUR
-    panels = huge_pages.empty((count, steps * codes.bits // 8, PANEL, _FOUR), torch.uint8)
+    panels = huge_pages.empty((count, PANEL * columns * codes.bits // 8), torch.uint8)
     for first in range(0, count, _PANELS_AT_ONCE):
-        some = codes.numbers[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL]
-        room = -(-len(some) // PANEL)
-        wide = some.new_zeros((room * PANEL, columns))
-        wide[: len(some), :inputs] = some
-        by_panel = wide.view(room, PANEL, steps, _FOUR).transpose(1, 2)
-        if codes.bits == 4:
-            by_panel = by_panel[:, 0::2] | (by_panel[:, 1::2] << 4)
-        panels[first : first + room] = by_panel
+        wide = codes.numbers[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL]
+        room = -(-len(wide) // PANEL)
+        if wide.shape != (room * PANEL, columns) or not wide.is_contiguous():
+            filled = wide.new_zeros((room * PANEL, columns))
+            filled[: len(wide), :inputs] = wide
+            wide = filled
+        if in_pairs:
+            # of 4 outputs: columns 0 and 1 of all of them, then columns 2 and 3
+            pairs = wide.view(torch.int16).view(room, PANEL // 4, 4, columns // _FOUR, 2)
+            laid_out = pairs.permute(0, 3, 1, 4, 2).flatten(1).view(torch.uint8)
+        else:
+            # moved as words of four codes
+            words = wide.view(torch.int32).view(room, PANEL, columns // _FOUR)
+            laid_out = _laid_out(words.transpose(1, 2).contiguous(), codes.bits)
+        panels[first : first + room] = laid_out
     return panels
+
+
+def _laid_out(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Four codes each, int32 [panels, columns / 4, 32] -> bytes [panels, *]."""
+    if bits == 8:
+        return words.flatten(1).view(torch.uint8)
+    lower = (words[:, 0::2] & _LOWER_BITS) | ((words[:, 1::2] & _LOWER_BITS) << 4)
+    if bits == 4:
+        return lower.flatten(1).view(torch.uint8)
+    # for 16 columns: 2 steps of 8, of which each has 2 parts, of 2 halves of the outputs
+    eights = words.view(torch.int64).view(len(words), -1, 2, 2, 2, PANEL // 4).transpose(3, 4)
+    pieces = [lower.view(len(lower), eights.shape[1], -1).view(torch.uint8)]
+    for bit in range(4, bits):
+        # the bits of 8 bytes, moved to the highest byte of the product
+        bytes_of_bits = ((eights >> bit) & _FIRST_BITS) * _TO_HIGHEST_BYTE
+        pieces.append((bytes_of_bits >> 56).to(torch.uint8).flatten(2))
+    return torch.cat(pieces, -1).flatten(1)
 
 
 def _factors(

@@ -2,6 +2,8 @@
  *
  * Four pieces of parallel work: x by place, w13 with the activation, w2 with the routing weight, and
  * the sum over a token's pairs in their order. Each number depends on its own token alone.
+ *
+ * Weights that are codes are multiplied by quantized.c, one expert after the other.
  */
 #include "experts.h"
 
@@ -14,6 +16,7 @@
 enum {
     CHUNKS_OF_THREAD = 8,
     ROWS_OF_CHUNK = 16,
+    HITS_OF_THREAD = 2,
 };
 
 struct work {
@@ -82,6 +85,41 @@ static int64_t divide(struct work *work, int64_t units) {
     work->units = units;
     work->parts = least(parts < 1 ? 1 : parts, units);
     return work->hits * work->parts;
+}
+
+/* Products of all places with their expert's codes. */
+struct coded {
+    const struct work *work;
+    const struct tm_quantized *const *codes; /* of the first expert */
+    int64_t step;                            /* from an expert's codes to the next */
+    const void *inputs;                      /* T [places, inputs] */
+    float *sums;                             /* [places, outputs] */
+};
+
+static void multiply_coded(void *argument, long hit) {
+    const struct coded *coded = argument;
+    const struct tm_experts *layer = coded->work->layer;
+    const int64_t expert = layer->hits[hit], place = layer->first[expert];
+    const struct tm_quantized *own = coded->codes[expert * coded->step];
+    const int64_t size = layer->is_bf16 ? sizeof(bf16) : sizeof(float);
+    tm_quantized_linear(own, (const char *)coded->inputs + place * own->inputs * size, own->inputs,
+                        coded->sums + place * own->outputs, 1, layer->first[expert + 1] - place,
+                        (int)layer->is_bf16);
+}
+
+/* Threads share the experts where there are enough of them, else each expert's outputs. */
+static void multiply_codes(struct coded coded) {
+    const int64_t hits = coded.work->hits;
+    if (hits >= (int64_t)HITS_OF_THREAD * tm_pool_threads()) {
+        tm_parallel(multiply_coded, &coded, hits);
+        return;
+    }
+    for (int64_t hit = 0; hit < hits; hit++) multiply_coded(&coded, hit);
+}
+
+int64_t tm_experts_sums(const struct tm_experts *layer) {
+    const int64_t inner = layer->codes13 ? layer->inner * (1 + layer->is_gated) : 0;
+    return layer->codes2 && layer->hidden > inner ? layer->hidden : inner;
 }
 
 #include "typed.h"

@@ -8,15 +8,22 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels import huge_pages
+from tokenmesh.kernels.native.coded_experts import CodedExperts
 from tokenmesh.kernels.native.start import library
-from tokenmesh.kernels.native.weight import PANEL, STEPS, fill_panels
+from tokenmesh.kernels.native.weight import (
+    PANEL,
+    STEPS,
+    NativeWeight,
+    fill_panels,
+    native_linear,
+)
 
 _I = ctypes.c_int64
 _P = ctypes.c_void_p
 _F = ctypes.c_float
 _POINTERS: Final = (
-    *("x", "ids", "weights", "w13", "b13", "w2", "b2", "out"),
-    *("first", "hits", "pairs", "rows", "activated", "parts"),
+    *("x", "ids", "weights", "w13", "b13", "w2", "b2", "codes13", "codes2", "out"),
+    *("first", "hits", "pairs", "rows", "activated", "parts", "sums"),
 )
 _NUMBERS: Final = (
     *("tokens", "top_k", "experts", "hidden", "inner", "is_bf16", "is_gated", "activation"),
@@ -43,6 +50,24 @@ class NativeExperts:
     num_slices: int
     """2: gate and up."""
 
+    @property
+    def num_experts(self) -> int:
+        return len(self.panels)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights and of the tokens that they are multiplied with."""
+        return self.panels.dtype
+
+    def product(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """One expert: x [T, I] -> [T, O], its slices beside each other."""
+        parts, size = self.num_slices, self.out_features // self.num_slices
+        made = []
+        for part in range(parts):
+            panels = self.panels[expert, part::parts].contiguous()
+            made.append(native_linear(x, NativeWeight(panels, None, size, self.in_features)))
+        return made[0] if parts == 1 else torch.cat(made, dim=1)
+
     @classmethod
     def pack(cls, weight: torch.Tensor, num_slices: int) -> "NativeExperts":
         """Copy weight [E, O, I], all gates before all ups; any strides. See `fits`."""
@@ -63,6 +88,9 @@ class NativeExperts:
         return step is not None and weight.shape[2] % step == 0
 
 
+AnyExperts = NativeExperts | CodedExperts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """What happens between the two products: `enum tm_activation` and the numbers of tm_experts."""
@@ -78,9 +106,9 @@ def native_experts(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    w13: NativeExperts,
+    w13: AnyExperts,
     b13: torch.Tensor | None,
-    w2: NativeExperts,
+    w2: AnyExperts,
     b2: torch.Tensor | None,
     gate: Gate,
 ) -> torch.Tensor:
@@ -88,18 +116,15 @@ def native_experts(
 
     Raises IndexError for an id that is neither -1 nor from 0 to E.
     """
-    assert x.dtype == w13.panels.dtype == w2.panels.dtype
+    assert x.dtype == w13.dtype == w2.dtype
     num_tokens, top_k = ids.shape
-    num_pairs, num_experts, inner = num_tokens * top_k, len(w13.panels), w2.in_features
+    num_pairs, num_experts, inner = num_tokens * top_k, w13.num_experts, w2.in_features
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     tensors = {
         "x": x.contiguous(),
         "ids": ids.to(torch.int64).contiguous(),
         "weights": weights.to(torch.float32).contiguous(),
-        "w13": w13.panels,
-        "b13": as_bias(b13, x.dtype),
-        "w2": w2.panels,
-        "b2": as_bias(b2, x.dtype),
+        **weight_tensors(w13, b13, w2, b2),
         "out": out,
         "first": torch.empty(num_experts + 1, dtype=torch.int64),
         "hits": torch.empty(num_experts, dtype=torch.int64),
@@ -110,26 +135,51 @@ def native_experts(
     }
     layer = arguments(tensors, top_k, w13, w2, gate)
     layer.tokens = num_tokens
+    sums = torch.empty(num_pairs * _sums_of(layer))
+    layer.sums = sums.data_ptr()
     if library().tm_experts_run(ctypes.byref(layer)) != 0:
         raise IndexError(f"an expert's id is not from -1 to {num_experts}")
     return out
 
 
+def _sums_of(layer: ExpertsArguments) -> int:
+    count = library().tm_experts_sums
+    count.restype = ctypes.c_int64
+    return int(count(ctypes.byref(layer)))
+
+
+def weight_tensors(
+    w13: AnyExperts,
+    b13: torch.Tensor | None,
+    w2: AnyExperts,
+    b2: torch.Tensor | None,
+) -> dict[str, torch.Tensor | None]:
+    """Weights and biases [E, outputs] as the struct has them."""
+    coded = {"codes13": w13, "codes2": w2}
+    plain = {"w13": w13, "w2": w2}
+    return {
+        **{name: w.panels for name, w in plain.items() if isinstance(w, NativeExperts)},
+        **{name: w.addresses for name, w in coded.items() if isinstance(w, CodedExperts)},
+        "b13": as_bias(b13, w13.dtype),
+        "b2": as_bias(b2, w13.dtype),
+    }
+
+
 def arguments(
     tensors: Mapping[str, torch.Tensor | None],
     top_k: int,
-    w13: NativeExperts,
-    w2: NativeExperts,
+    w13: AnyExperts,
+    w2: AnyExperts,
     gate: Gate,
 ) -> ExpertsArguments:
     """A layer without tokens; the caller keeps the tensors, named as in the struct."""
     return ExpertsArguments(
         **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
         top_k=top_k,
-        experts=len(w13.panels),
+        experts=w13.num_experts,
         hidden=w2.out_features,
         inner=w2.in_features,
-        is_bf16=w13.panels.dtype == torch.bfloat16,
+        is_bf16=w13.dtype == torch.bfloat16,
         is_gated=w13.num_slices == 2,
         activation=gate.activation,
         limits_activated_gate=gate.limits_activated_gate,

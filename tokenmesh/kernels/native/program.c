@@ -8,6 +8,7 @@
 #include "activations.h"
 #include "gemm.h"
 #include "lora.h"
+#include "pages.h"
 #include "pool.h"
 #include "quantized.h"
 #include "routed.h"
@@ -23,6 +24,11 @@ enum {
 /* The block ids of a token's row, of the operation's KV group. */
 static inline const int64_t *table_of(const struct tm_step *step, const struct tm_op *op, long token) {
     return step->tables[op->group] + step->rows[token] * step->columns;
+}
+
+/* The scale of a layer's keys (0) or values (1). */
+static inline float page_scale(const struct tm_step *step, const struct tm_op *op, int plane) {
+    return step->page_scales ? step->page_scales[2 * op->layer + plane] : 1.0f;
 }
 
 #include "typed.h"

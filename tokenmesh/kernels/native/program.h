@@ -19,6 +19,7 @@ struct tm_op {
     int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which slot of the pool;
                              * LORA: which layer of the adapters */
     int64_t group;          /* KV_WRITE, ATTENTION: whose tables */
+    int64_t layer;          /* KV_WRITE, ATTENTION: whose scales */
     int64_t window;         /* ATTENTION: 0 without */
     float value;            /* NORM, HEAD_NORM: eps; ATTENTION: scale; ADD: factor */
     const void *weight;     /* ATTENTION: float [heads] sinks or NULL; EXPERTS: a struct tm_routed;
@@ -32,6 +33,9 @@ struct tm_attention {
     float scale;
     float softcap;      /* scores become softcap * tanh(score / softcap); 0: they do not */
     const float *sinks; /* of each query head of the kv head: a score without a value; NULL without */
+    int64_t page_type;  /* see pages.h */
+    int64_t row_bytes;  /* of a position of one head in a page */
+    float k_scale, v_scale; /* of 8-bit floats */
 };
 
 /* What changes from step to step. All rows are contiguous. */
@@ -42,8 +46,10 @@ struct tm_step {
     const float *const *turns;     /* of each rope: [*, pairs, 2] */
     const int64_t *turns_by_position; /* of each rope: a row for each position, else for each token */
     const int64_t *pairs;          /* of each rope */
-    void *pages;                   /* [slots, 2, blocks, kv_heads, page_size, head_dim] */
+    void *pages;                   /* [slots, 2, blocks, kv_heads, page_size] rows, see pages.h */
     int64_t blocks, page_size;
+    int64_t page_type;
+    const float *page_scales;      /* [layers, 2] of keys and values as 8-bit floats; NULL: 1 */
     const int64_t *const *tables;  /* of each KV group: [*, columns] block ids */
     int64_t columns;
     const int64_t *rows;           /* [tokens] the row of each token in the tables */

@@ -9,7 +9,13 @@ import torch
 
 from tokenmesh.kernels.native.routed import Routed
 from tokenmesh.kernels.native.start import library
-from tokenmesh.kernels.native.structs import MAX_QUERIES, Op, ProgramModel, StepArguments
+from tokenmesh.kernels.native.structs import (
+    MAX_QUERIES,
+    PAGE_TYPES,
+    Op,
+    ProgramModel,
+    StepArguments,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class ProgramInputs:
     """[T] float32 for models that have SCALE operations."""
     adapters: int | None = None
     """Address of the `NativeRows` of adapters, for models that have LORA operations."""
+    page_scales: torch.Tensor | None = None
+    """float32 [layers, 2] of keys and values as 8-bit floats; None: 1."""
 
 
 class Program:
@@ -73,7 +81,7 @@ class Program:
     def run(self, hidden: torch.Tensor, inputs: ProgramInputs, pool: torch.Tensor) -> None:
         """Run over hidden [T, hidden], in place; writes keys and values into the pool.
 
-        pool is [slots, 2, blocks, kv_heads, page_size, head_dim] in hidden's dtype. Raises
+        pool is [slots, 2, blocks, kv_heads, page_size, elements of a row], see `page_codes`. Raises
         ValueError where there are tables of other KV groups than those of the operations.
         """
         num_tokens, ropes, scale = hidden.shape[0], inputs.turns, inputs.query_scale
@@ -95,6 +103,8 @@ class Program:
             pages=pool.data_ptr(),
             blocks=pool.shape[2],
             page_size=pool.shape[4],
+            page_type=PAGE_TYPES.get(pool.dtype, 0),
+            page_scales=None if inputs.page_scales is None else inputs.page_scales.data_ptr(),
             tables=ctypes.addressof(self._tables),
             columns=inputs.tables[0].stride(0),
             positions=base,

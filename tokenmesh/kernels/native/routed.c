@@ -28,7 +28,7 @@ struct room {
     float *wide;     /* [most, hidden] x in float32, for a router in float32 */
     int64_t *first, *hits, *pairs; /* of tm_experts, like the following */
     void *rows, *activated;
-    float *parts;
+    float *parts, *sums;
 };
 
 struct job {
@@ -70,6 +70,7 @@ static intptr_t divide(const struct tm_routed *routed, int64_t tokens, intptr_t 
     room->rows = take(&next, pairs * layer->hidden * size);
     room->activated = take(&next, pairs * layer->inner * size);
     room->parts = take(&next, pairs * layer->hidden * (int64_t)sizeof(float));
+    room->sums = take(&next, pairs * tm_experts_sums(layer) * (int64_t)sizeof(float));
     return next;
 }
 
@@ -185,6 +186,7 @@ static void run_some(const struct tm_routed *routed, const struct room *room, co
     layer.rows = room->rows;
     layer.activated = room->activated;
     layer.parts = room->parts;
+    layer.sums = room->sums;
     tm_experts_run(&layer); /* cannot fail: every id is an expert's */
 }
 

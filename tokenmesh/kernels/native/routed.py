@@ -7,11 +7,12 @@ from typing import Self
 import torch
 
 from tokenmesh.kernels.native.experts import (
+    AnyExperts,
     ExpertsArguments,
     Gate,
-    NativeExperts,
     arguments,
     as_bias,
+    weight_tensors,
 )
 from tokenmesh.kernels.native.start import library
 from tokenmesh.kernels.native.weight import NativeWeight
@@ -42,6 +43,7 @@ class Routed:
 
     _arguments: _Arguments
     _kept: tuple[torch.Tensor | None, ...]
+    _experts: tuple[AnyExperts, ...]
 
     @classmethod
     def of(
@@ -49,23 +51,19 @@ class Routed:
         router: NativeWeight,
         correction: torch.Tensor | None,
         choice: RoutedTokens,
-        w13: NativeExperts,
+        w13: AnyExperts,
         b13: torch.Tensor | None,
-        w2: NativeExperts,
+        w2: AnyExperts,
         b2: torch.Tensor | None,
         gate: Gate,
     ) -> Self:
         """router: in the experts' dtype or in float32; correction [E]; biases [E, outputs]."""
-        dtype = w13.panels.dtype
+        dtype = w13.dtype
+        assert dtype == w2.dtype
         assert router.panels.dtype in (dtype, torch.float32)
-        assert router.out_features == len(w13.panels) >= choice.top_k
+        assert router.out_features == w13.num_experts >= choice.top_k
         assert router.in_features == w2.out_features
-        tensors = {
-            "w13": w13.panels,
-            "b13": as_bias(b13, dtype),
-            "w2": w2.panels,
-            "b2": as_bias(b2, dtype),
-        }
+        tensors = weight_tensors(w13, b13, w2, b2)
         bias = as_bias(router.bias, router.panels.dtype)
         correction = as_bias(correction, torch.float32)
         struct = _Arguments(
@@ -78,7 +76,7 @@ class Routed:
             scale=choice.scale,
             layer=arguments(tensors, choice.top_k, w13, w2, gate),
         )
-        return cls(struct, (*tensors.values(), router.panels, bias, correction))
+        return cls(struct, (*tensors.values(), router.panels, bias, correction), (w13, w2))
 
     @property
     def address(self) -> int:

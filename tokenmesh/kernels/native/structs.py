@@ -4,9 +4,13 @@ import ctypes
 from enum import IntEnum
 from typing import Final
 
+import torch
+
 MAX_HEAD_DIM: Final = 256
 MAX_QUERIES: Final = 32
 """Query heads of one kv head, times the tokens of a tile."""
+PAGE_TYPES: Final = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
+"""Numbers of the types of 8-bit pages; 0: pages have the model's type."""
 
 _I = ctypes.c_int64
 _P = ctypes.c_void_p
@@ -44,6 +48,7 @@ class Op(ctypes.Structure):
         ("offset", _I),
         ("index", _I),
         ("group", _I),
+        ("layer", _I),
         ("window", _I),
         ("value", ctypes.c_float),
         ("weight", _P),
@@ -72,6 +77,8 @@ class StepArguments(ctypes.Structure):
         ("pages", _P),
         ("blocks", _I),
         ("page_size", _I),
+        ("page_type", _I),
+        ("page_scales", _P),
         ("tables", _P),
         ("columns", _I),
         ("rows", _P),

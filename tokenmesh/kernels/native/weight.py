@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels import huge_pages
+from tokenmesh.kernels.native.rows import native_gelu
 from tokenmesh.kernels.native.start import library
 
 PANEL: Final = 32
@@ -39,6 +40,12 @@ class NativeWeight:
         """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32."""
         return native_linear(x, self, out_dtype)
 
+    def product_into(self, x: torch.Tensor, out: torch.Tensor, has_gelu: bool = False) -> None:
+        """x [T, I] -> out [T, O] of x's dtype, contiguous, with GELU applied or without."""
+        native_linear(x, self, out=out)
+        if has_gelu:
+            native_gelu(out, out)
+
     def rows(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows of the weight: index [N] -> [N, I], a new tensor."""
         return self.panels[index // PANEL, :, index % PANEL].flatten(1).to(dtype)
@@ -62,12 +69,19 @@ def fill_panels(panels: torch.Tensor, weight: torch.Tensor) -> None:
 
 
 def native_linear(
-    x: torch.Tensor, weight: NativeWeight, out_dtype: torch.dtype | None = None
+    x: torch.Tensor,
+    weight: NativeWeight,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [T, I], contiguous rows, -> [T, O] in x's dtype or, without a rounding, in float32."""
+    """x [T, I], contiguous rows, -> [T, O] in x's dtype or, without a rounding, in float32.
+
+    out: where the result goes, contiguous; None: into a new tensor.
+    """
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = x.new_empty((x.shape[0], weight.out_features), dtype=out_dtype or x.dtype)
+    if out is None:
+        out = x.new_empty((x.shape[0], weight.out_features), dtype=out_dtype or x.dtype)
     kernels = library()
     assert x.dtype == weight.panels.dtype
     assert out.dtype in (x.dtype, torch.float32)

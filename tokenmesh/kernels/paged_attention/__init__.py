@@ -2,9 +2,10 @@
 
 query    [tokens, heads, head_dim]    the rows' tokens one after the other; may be a view of a
                                       wider buffer
-pages    [2, blocks, kv_heads, page_size, head_dim]    the new tokens are already written; in
-                                      query's dtype or float8_e4m3fn; head_dim is the wider one
-                                      where keys and values differ
+pages    [2, blocks, kv_heads, page_size, elements of a row]    the new tokens are already
+                                      written; in query's dtype or 8 bits, see `page_codes` (int8
+                                      on a CPU only); as wide as the wider one where keys and
+                                      values differ
 rows     which tokens belong to which row, each row's block table, and the window: `prepare`
          makes it on the CPU; on a GPU it is a DeviceRows
 scale    what a logit is multiplied by, above 0

@@ -7,6 +7,7 @@ matmuls over the whole group of query heads.
 
 import torch
 
+from tokenmesh.kernels.page_codes import is_coded
 from tokenmesh.kernels.paged_attention import cpu_variant
 from tokenmesh.kernels.paged_attention.gather import gather
 from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant
@@ -22,7 +23,7 @@ def paged_attention(
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """query [T, H, D] -> [T, H * D]; fills lse, float32 [T, H], if there is one."""
-    if variant is not PLAIN or lse is not None:
+    if variant is not PLAIN or lse is not None or is_coded(pages.dtype):
         return cpu_variant.paged_attention(query, pages, prepared, scale, variant, lse)
     if len(prepared.decode) == 1 and not prepared.prefill:
         return _decode(query, pages, prepared.decode[0], scale)

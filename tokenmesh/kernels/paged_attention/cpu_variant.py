@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenmesh.kernels.page_codes import decode, is_coded, stored
 from tokenmesh.kernels.paged_attention.gather import gather
 from tokenmesh.kernels.paged_attention.variant import Variant
 from tokenmesh.kernels.paged_attention.work import (
@@ -70,6 +71,7 @@ class _Call:
 
     def prefill_plain(self, query: torch.Tensor, tile: PrefillTile) -> torch.Tensor:
         """query [n, H, D] -> [n, H * value_dim], without softcap and sinks."""
+        query = query.to(self._dtype(query))
         keys, values = self._gather(tile, query.dtype)
         by_kv_head = query.unflatten(1, (len(keys), -1)).permute(1, 2, 0, 3)
         group = by_kv_head.shape[1]
@@ -89,6 +91,7 @@ class _Call:
         """query [n, H, D] -> some of its tokens, their [*, H * value_dim] and lse [*, H], again and
         again: as many tokens at a time as scores fit the scratch size."""
         heads = query.shape[1]
+        query = query.to(self._dtype(query))
         keys, values = self._gather(tile, query.dtype)
         size = max(1, SCRATCH_BYTES // (heads * tile.num_keys * torch.float32.itemsize))
         for start in range(0, len(query), size):
@@ -107,14 +110,19 @@ class _Call:
                 lse.view(len(keys), count, -1).transpose(0, 1).flatten(1),
             )
 
+    def _dtype(self, query: torch.Tensor) -> torch.dtype:
+        """To compute a tile in: codes times their factors have more digits than a half."""
+        return torch.float32 if self.pages.dtype == torch.int8 else query.dtype
+
     def _gather(self, tile: PrefillTile, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [kv_heads, num_keys, D] and values, widened where they have 8 bits."""
         planes, _, kv_heads, page_size, width = self.pages.shape
-        pages = self.pages if self.pages.itemsize > 1 else self.pages.view(torch.uint8)
-        gathered = pages.view(-1, page_size * width).index_select(0, tile.gather)
-        both = gathered.view(self.pages.dtype).view(planes, kv_heads, -1, width)
-        keys, values = both[0, :, : tile.num_keys], both[-1, :, : tile.num_keys]
-        return keys[..., : self.key_dim].to(dtype), values[..., : self.value_dim].to(dtype)
+        pages = stored(self.pages).view(-1, page_size * width)
+        gathered = pages.index_select(0, tile.gather).view(self.pages.dtype)
+        both = gathered.view(planes, kv_heads, -1, width)[:, :, : tile.num_keys]
+        if is_coded(self.pages.dtype):
+            both = decode(both, dtype)
+        return both[0, ..., : self.key_dim].to(dtype), both[-1, ..., : self.value_dim].to(dtype)
 
     def _attend(
         self,

@@ -2,16 +2,17 @@
 
 import torch
 
+from tokenmesh.kernels.page_codes import decode, stored
 from tokenmesh.kernels.paged_attention.work import DecodeGroup
 
 
 def gather(pages: torch.Tensor, group: DecodeGroup) -> None:
     """Fill `keys` and `values` of the group; what lies behind a row's last token becomes zero."""
-    source = pages if pages.itemsize > 1 else pages.view(torch.uint8)
-    source = source.view(-1, group.gathered.shape[1])
+    source = stored(pages).view(-1, group.gathered.shape[1])
     torch.index_select(source, 0, group.gather, out=group.gathered)
     if group.tails:
         # a masked key has the weight zero, which NaN times zero would not be
         torch._foreach_zero_(group.tails)
     if group.wide is not None:
-        group.wide.copy_(group.gathered.view(pages.dtype))
+        rows = group.gathered.view(pages.dtype).view(-1, pages.shape[-1])
+        group.wide.copy_(decode(rows, group.wide.dtype).view(group.wide.shape))

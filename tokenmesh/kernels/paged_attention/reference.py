@@ -4,6 +4,7 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels.page_codes import decode
 from tokenmesh.kernels.paged_attention.variant import PLAIN, Variant
 from tokenmesh.kernels.paged_attention.work import Rows
 
@@ -39,6 +40,7 @@ def attention_and_lse_reference(
     out = query.new_empty(*query.shape[:2], value_dim)
     lse = query.new_empty(query.shape[:2], dtype=torch.float32)
     page_size, group = pages.shape[3], query.shape[1] // pages.shape[2]
+    pages = decode(pages, torch.float32) if pages.dtype == torch.int8 else pages
     token = 0
     for start, length, table in zip(rows.starts, rows.lengths, rows.tables, strict=True):
         for position in range(start, start + length):

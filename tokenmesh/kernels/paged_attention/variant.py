@@ -24,6 +24,10 @@ class Variant:
 PLAIN: Final = Variant()
 
 
-def variant_of(softcap: float | None, sinks: torch.Tensor | None) -> Variant:
+def variant_of(
+    softcap: float | None, sinks: torch.Tensor | None, k_scale: float = 1.0, v_scale: float = 1.0
+) -> Variant:
     """PLAIN, which is the fastest, unless there is something to do."""
-    return PLAIN if softcap is None and sinks is None else Variant(softcap, sinks)
+    if softcap is None and sinks is None and k_scale == v_scale == 1:
+        return PLAIN
+    return Variant(softcap, sinks, k_scale, v_scale)

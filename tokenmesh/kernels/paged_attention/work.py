@@ -11,6 +11,8 @@ from typing import Final
 
 import torch
 
+from tokenmesh.kernels.page_codes import row_width
+
 SCRATCH_BYTES: Final = 8 << 20
 """Keys and values that one decode group may gather at a time; it should stay in the cache."""
 MAX_LENGTH_RATIO: Final = 2
@@ -48,12 +50,12 @@ class DecodeGroup:
     gather: torch.Tensor
     """[planes * rows * kv_heads * pages] page rows, keys before values."""
     gathered: torch.Tensor
-    """[planes * rows * kv_heads * pages, page_size * head_dim] where the pages are gathered; of the
+    """[planes * rows * kv_heads * pages, a page's elements] where the pages are gathered; of the
     pages' dtype, 8 bits as uint8. Groups share its memory."""
     tails: list[torch.Tensor]
     """The parts of `gathered` behind the rows' last tokens: they may hold anything."""
     wide: torch.Tensor | None
-    """Like `gathered`, in the dtype to compute in; None: it is the same."""
+    """What `gathered` stands for, in the dtype to compute in; None: it is the same."""
     keys: torch.Tensor
     """[rows * kv_heads, head_dim, keys], a view of the one to compute with."""
     values: torch.Tensor
@@ -144,27 +146,28 @@ def _decode(
     dtype: torch.dtype,
     window: int | None,
 ) -> list[DecodeGroup]:
-    planes, _, kv_heads, page_size, head_dim = pages_shape
+    planes, _, kv_heads, page_size, elements = pages_shape
+    head_dim = row_width(elements, dtype)
     keys = [_decode_keys(rows, group, page_size, window) for group in groups]
     most = max((mask.numel() for _, mask, _ in keys), default=0)
     stored = torch.uint8 if dtype.itemsize == 1 else dtype
-    scratch = torch.empty(planes * most * kv_heads * head_dim, dtype=stored)
+    scratch = torch.empty(planes * most * kv_heads * elements, dtype=stored)
     decode = []
     for tokens, (table, mask, ends) in zip(groups, keys, strict=True):
-        size = mask.numel() * kv_heads * head_dim
-        gathered = scratch[: planes * size].view(-1, page_size * head_dim)
+        num_rows = mask.numel() * kv_heads
+        gathered = scratch[: planes * num_rows * elements].view(-1, page_size * elements)
         wide = None
-        if size > WIDE_ELEMENTS and dtype.itemsize > 1:
+        if num_rows * head_dim > WIDE_ELEMENTS and dtype.itemsize > 1:
             mask = mask.to(dtype)
         if mask.dtype != dtype:
-            wide = torch.empty(gathered.shape, dtype=mask.dtype)
+            wide = torch.empty(len(gathered), page_size * head_dim, dtype=mask.dtype)
         both = gathered if wide is None else wide
         by_row = both.view(planes, -1, mask.shape[1], head_dim)
         group = DecodeGroup(
             tokens=tokens,
             gather=_page_rows(table, pages_shape),
             gathered=gathered,
-            tails=_tails(gathered.view(planes, len(ends), kv_heads, -1, head_dim), ends),
+            tails=_tails(gathered.view(planes, len(ends), kv_heads, -1, elements), ends),
             wide=wide,
             keys=by_row[0].transpose(1, 2),
             values=by_row[-1],
@@ -175,7 +178,7 @@ def _decode(
 
 
 def _tails(gathered: torch.Tensor, ends: list[int]) -> list[torch.Tensor]:
-    """gathered [planes, n, kv_heads, keys, head_dim] -> its parts from each row's end on."""
+    """gathered [planes, n, kv_heads, keys, *] -> its parts from each row's end on."""
     num_keys = gathered.shape[3]
     return [
         row.narrow(2, end, num_keys - end)

@@ -44,6 +44,6 @@ def qk_norm_rope_kv_write(
         return triton.qk_norm_rope_kv_write(
             qkv, pages, slots, turns, norm, query_scale, k_scale, v_scale
         )
-    if (k_scale, v_scale) != (1.0, 1.0):
-        raise NotImplementedError("pages on the CPU are not scaled")
-    return qk_norm_rope_kv_write_on_cpu(qkv, pages, slots, turns, norm, query_scale)
+    return qk_norm_rope_kv_write_on_cpu(
+        qkv, pages, slots, turns, norm, query_scale, k_scale, v_scale
+    )

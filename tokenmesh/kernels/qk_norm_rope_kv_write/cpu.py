@@ -15,6 +15,8 @@ def qk_norm_rope_kv_write(
     turns: torch.Tensor | None,
     norm: HeadNorm | None,
     query_scale: torch.Tensor | None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """slots [T, 2 * kv_heads] from `kv_write.slot_rows`; see the package."""
     first_value = qkv.shape[1] - pages.shape[2]
@@ -26,6 +28,6 @@ def qk_norm_rope_kv_write(
         rotate(query_key, turns)
     if norm is not None and norm.is_after_rope:
         query_key.copy_(rms_norm(query_key, norm.weight, norm.eps))
-    kv_write(qkv[:, first_key:], pages, slots)
+    kv_write(qkv[:, first_key:], pages, slots, k_scale, v_scale)
     query = qkv[:, :first_key]
     return query if query_scale is None else query * query_scale.to(qkv.dtype).view(-1, 1, 1)

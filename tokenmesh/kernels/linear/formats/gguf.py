@@ -95,12 +95,12 @@ def _q4_1(blocks: torch.Tensor) -> Codes:
 
 def _q5_0(blocks: torch.Tensor) -> Codes:
     numbers = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
-    return Codes(numbers.flatten(1), 8, _half(blocks, 0), _SMALL, center=16)
+    return Codes(numbers.flatten(1), 5, _half(blocks, 0), _SMALL, center=16)
 
 
 def _q5_1(blocks: torch.Tensor) -> Codes:
     numbers = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
-    return Codes(numbers.flatten(1), 8, _half(blocks, 0), _SMALL, offsets=_half(blocks, 2))
+    return Codes(numbers.flatten(1), 5, _half(blocks, 0), _SMALL, offsets=_half(blocks, 2))
 
 
 def _iq4_nl(blocks: torch.Tensor) -> Codes:
@@ -133,7 +133,7 @@ def _q5_k(blocks: torch.Tensor) -> Codes:
     scales, offsets = _six_bits(blocks)
     numbers = _split(_nibbles(_split(blocks[..., 48:], 4, 32)).flatten(-2), 8, 32)
     fifth = (blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
-    return Codes((numbers | (fifth << 4)).flatten(1), 8, scales, _SMALL, offsets=offsets)
+    return Codes((numbers | (fifth << 4)).flatten(1), 5, scales, _SMALL, offsets=offsets)
 
 
 def _q6_k(blocks: torch.Tensor) -> Codes:
@@ -143,7 +143,7 @@ def _q6_k(blocks: torch.Tensor) -> Codes:
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     numbers = low.flatten(-3, -2) | (((high >> shifts) & 3) << 4)
     scales = blocks[..., 192:208].view(torch.int8).float() * _half(blocks, 208)[..., None]
-    return Codes(numbers.flatten(1), 8, scales.flatten(1), 16, center=32)
+    return Codes(numbers.flatten(1), 6, scales.flatten(1), 16, center=32)
 
 
 LAYOUTS: Final[Mapping[str, _Layout]] = {

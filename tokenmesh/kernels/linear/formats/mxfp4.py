@@ -67,6 +67,16 @@ class Mxfp4Experts:
         """float32 [E, I, O]."""
         return dequantize(tensors["blocks"], tensors["scales"], torch.float32).transpose(-1, -2)
 
-    def codes(self, _tensors: Tensors) -> Codes | None:
-        """None: kernels of experts read plain weights."""
-        return None
+    def codes(self, tensors: Tensors) -> Codes | None:
+        """Of one expert, [1, ...]: outputs by inputs, whatever the order of the weight."""
+        blocks, scales = tensors["blocks"][0], tensors["scales"][0]
+        powers = torch.exp2(scales.double() - _BIAS).float()
+        return Codes(
+            torch.stack((blocks & 15, blocks >> 4), -1).flatten(1),
+            bits=4,
+            scales=powers.masked_fill(scales == NAN_SCALE, torch.nan) / 2,
+            group_size=2 * BLOCK_BYTES,
+            kind="table",
+            center=E2M1_CENTER,
+            table=E2M1_TABLE,
+        )

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.codes import Codes, e4m3_numbers
 from tokenmesh.kernels.linear.formats.packing import spread
 from tokenmesh.kernels.linear.formats.parts import (
     FLOATS,
@@ -44,6 +44,8 @@ class Scaled:
     """It may be left out."""
     divisor: float = 1.0
     """Of the products."""
+    rounds_inputs: bool = False
+    """Whether activations are rounded to 8 bits as well."""
     weight: str = field(default="weight", init=False)
 
     @property
@@ -63,7 +65,8 @@ class Scaled:
         return outputs, inputs
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
-        weight = tensors[self.weight].float()
+        stored = tensors[self.weight]
+        weight = e4m3_numbers(stored) if stored.dtype == torch.float8_e4m3fn else stored.float()
         rows = tuple(
             whole if size == WHOLE else size
             for size, whole in zip(self.tile, weight.shape, strict=True)
@@ -83,13 +86,22 @@ class Scaled:
         scales = _by_row(scales, rows, outputs)
         size = inputs if columns == WHOLE else columns
         if weight.dtype != torch.int8:
-            return Codes(weight.view(torch.uint8), 8, scales, size, kind="e4m3")
+            numbers = weight.view(torch.uint8)
+            return Codes(numbers, 8, scales, size, kind="e4m3", rounds_inputs=self.rounds_inputs)
         offsets = None
         if self.zero_point is not None and self.zero_point in tensors:
             zeros = _by_row(_as_matrix(tensors[self.zero_point].float()), rows, outputs)
             offsets = -zeros * scales
         numbers = weight.view(torch.uint8) ^ _INT8_CENTER
-        return Codes(numbers, 8, scales, size, offsets, center=_INT8_CENTER)
+        return Codes(
+            numbers,
+            8,
+            scales,
+            size,
+            offsets,
+            center=_INT8_CENTER,
+            rounds_inputs=self.rounds_inputs,
+        )
 
     def _scale_in(self, parts: Parts | Tensors) -> str:
         return next((name for name in self.scales if name in parts), self.scales[0])
