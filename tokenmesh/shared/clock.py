@@ -40,6 +40,11 @@ def thread_cpu_s() -> float:
     return time.thread_time()
 
 
+def process_cpu_s() -> float:
+    """CPU time that all threads of this process have used."""
+    return time.process_time()
+
+
 def sleep_s(seconds: float) -> None:
     """Block the thread; not for an event loop."""
     time.sleep(seconds)

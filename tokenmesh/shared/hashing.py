@@ -20,7 +20,7 @@ ROUTE_BLOCK_TOKENS: Final = 64
 HASH_BYTES: Final = 8
 _HASH_VERSION: Final = 1
 
-_TAG_BY_KIND: Final = {"lora": b"L", "salt": b"S", "media": b"M"}
+_TAG_BY_KIND: Final = {"lora": b"L", "salt": b"S", "media": b"M", "kv_dtype": b"K"}
 
 
 class Adapter(NamedTuple):
@@ -44,24 +44,39 @@ def chain_head(scope: bytes) -> bytes:
 
 
 def extra_keys_for_block(
-    start: int, end: int, *, lora: Adapter | None, salt: str | None, media: Sequence[MediaItem]
+    start: int,
+    end: int,
+    *,
+    lora: Adapter | None,
+    salt: str | None,
+    media: Sequence[MediaItem],
+    kv_code: str = "",
 ) -> bytes:
     """What the block of positions [start, end) holds besides its ids; empty for most blocks.
 
     Tagged and length-prefixed, so that no two different sets of extras give the same bytes.
     """
-    keys = extra_keys_of(start, end, lora=lora, salt=salt, media=media)
+    keys = extra_keys_of(start, end, lora=lora, salt=salt, media=media, kv_code=kv_code)
     return b"".join(map(_packed, keys))
 
 
 def extra_keys_of(
-    start: int, end: int, *, lora: Adapter | None, salt: str | None, media: Sequence[MediaItem]
+    start: int,
+    end: int,
+    *,
+    lora: Adapter | None,
+    salt: str | None,
+    media: Sequence[MediaItem],
+    kv_code: str = "",
 ) -> list[ExtraKey]:
     """The same in words.
 
-    The salt is in block 0 only and taints the chain; media count where their placeholders are.
+    The salt and the 8-bit type of the KV cache (`kv_code`) are in block 0 only and taint the chain;
+    media count where their placeholders are.
     """
     keys = []
+    if kv_code and start == 0:
+        keys.append(ExtraKey(kind="kv_dtype", value=kv_code))
     if lora is not None:
         value = f"{lora.name}@{lora.content_hash}" if lora.content_hash else lora.name
         keys.append(ExtraKey(kind="lora", value=value))

@@ -25,6 +25,15 @@ class StoreFull(Overloaded):
     """There is no room for another entry."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journals:
+    """Those of a gateway. What has none is not stored."""
+
+    responses: "Journal | None" = None
+    files: "Journal | None" = None
+    batches: "Journal | None" = None
+
+
 class Journal(Protocol):
     """Logs by key. A key is a NATS subject that belongs to the journal.
 
@@ -46,16 +55,29 @@ class Journal(Protocol):
         after a timeout, and recognizes an entry of its earlier attempt.
         """
 
+    async def add(self, key: str, data: bytes) -> None:
+        """Add an entry to a log that has one writer; after a retry it may be there twice.
+
+        Raises PayloadTooLarge or StoreFull. JetStream keeps what `append` has written lately in
+        memory, since it looks for the entry before; this does not.
+        """
+
     async def read(self, key: str, after: int, limit: int) -> list[Entry]:
         """At most `limit` entries after number `after`, in order; none: that was the last."""
 
     async def last(self, key: str) -> Entry | None: ...
 
-    async def purge(self, key: str) -> None:
-        """Delete a key's log. The next append of its writer raises Conflict."""
+    async def purge(self, key: str, keep: int = 0) -> None:
+        """Delete a key's log but for its last `keep` entries.
+
+        Without any the next append of its writer raises Conflict.
+        """
 
     async def keys(self, pattern: str) -> list[str]:
         """The keys that have entries; `pattern` is a key with NATS wildcards."""
+
+    async def num_bytes(self) -> int:
+        """The size of all entries together, as the store counts it."""
 
     async def watch(self, key: str, on_append: Callable[[], None]) -> Subscription:
         """Call `on_append` soon after each append, refused ones included; a hint, may be lost."""

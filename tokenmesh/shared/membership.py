@@ -74,6 +74,13 @@ class Member:
     outage_s: float = 0.0
     """Outage in all when the instance was seen, see `ListenGap`."""
 
+    @property
+    def takes_requests(self) -> bool:
+        """Of a worker: whether it is awake, or woken by a request."""
+        load = self.beat.load
+        is_awake = load is None or load.sleep_level == 0
+        return is_awake or any(card.on_demand for card in self.beat.models)
+
 
 class MembershipView:
     """The members by instance id. Times are passed in and must be of one clock."""
@@ -82,27 +89,35 @@ class MembershipView:
         self._missed_beats = missed_beats
         self._max_members = max_members
         self._member_by_id: dict[InstanceId, Member] = {}
+        self._left: dict[tuple[InstanceId, int], None] = {}
+        # Instances that have left, by id and epoch; the oldest are dropped over `max_members`.
         self.ignored = 0
-        """Heartbeats that were older than the known one, or of one instance too many."""
+        """Heartbeats that were older than the known one, that came after the last one of their
+        epoch, or that were of one instance too many."""
 
     def observe(self, beat: Heartbeat, now: float, outage_s: float = 0.0) -> None:
-        """Store a heartbeat if it is newer than the known one or of another epoch."""
+        """Store a heartbeat if it is newer than the known one or of another epoch.
+
+        An instance that has left does not return in the same epoch.
+        """
         known = self._member_by_id.get(beat.instance_id)
-        if known is None and len(self._member_by_id) >= self._max_members:
-            self.ignored += 1
-            return
-        is_late = (
-            known is not None
-            and known.beat.epoch == beat.epoch
-            and beat.sequence <= known.beat.sequence
-        )
-        if is_late:
+        same = known if known is not None and known.beat.epoch == beat.epoch else None
+        is_late = same is not None and beat.sequence <= same.beat.sequence
+        if is_late or (beat.instance_id, beat.epoch) in self._left:
             self.ignored += 1
         elif beat.leaving:
-            if known is not None and known.beat.epoch == beat.epoch:
+            self._note_left(beat)
+            if same is not None:
                 del self._member_by_id[beat.instance_id]
+        elif known is None and len(self._member_by_id) >= self._max_members:
+            self.ignored += 1
         else:
             self._member_by_id[beat.instance_id] = Member(beat, now, outage_s)
+
+    def _note_left(self, beat: Heartbeat) -> None:
+        if len(self._left) >= self._max_members:
+            del self._left[next(iter(self._left))]
+        self._left[beat.instance_id, beat.epoch] = None
 
     def expire(self, now: float, outage_s: float = 0.0) -> list[Member]:
         """Forget, and return, members that were silent for too long outside of outages."""

@@ -1,8 +1,9 @@
 """Where a model is: a local directory, or a snapshot from the hub. Needs huggingface_hub."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.gguf import is_gguf, unpacked
@@ -12,7 +13,35 @@ SERVED_FILES: Final = (
     "*.safetensors*",
 )
 """What all services together read of a model in the hub."""
+_THINKERS: Final = {
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
+"""By the model type of an omni model: transformers' class of the part that reads media and writes
+text. The part that speaks, the talker, is not served."""
+_OF_WHOLE: Final = ("dtype", "torch_dtype", "quantization_config")
+"""Keys of config.json that hold for all parts of a model."""
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+
+def is_omni(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a model with a talker."""
+    return config.get("model_type") in _THINKERS
+
+
+def served_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of what is served: of an omni model its thinker, else all of it.
+
+    Raises CheckpointError.
+    """
+    if not is_omni(config):
+        return dict(config)
+    thinker = config.get("thinker_config")
+    if not isinstance(thinker, dict):
+        raise CheckpointError("config.json: thinker_config is missing", param="thinker_config")
+    kind = str(config["model_type"])
+    whole = {name: config[name] for name in _OF_WHOLE if config.get(name) is not None}
+    stated = {"architectures": [_THINKERS[kind]], "model_type": f"{kind}_thinker"}
+    return {**whole, **thinker, **stated}
 
 
 def locate_model(model: str, revision: str | None, *patterns: str) -> Path:

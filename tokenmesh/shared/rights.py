@@ -29,6 +29,11 @@ ANY: Final = InstanceId("*")
 MICRO: Final = "$SRV.>"
 RESPONSE_STREAM: Final = "tm-responses"
 """The JetStream stream with the logs of responses."""
+FILE_STREAM: Final = "tm-files"
+"""The one with the content of uploads."""
+BATCH_STREAM: Final = "tm-batches"
+"""The one with the logs of batches."""
+STREAMS: Final = (RESPONSE_STREAM, FILE_STREAM, BATCH_STREAM)
 _STREAM_VERBS: Final = ("INFO", "CREATE", "UPDATE", "PURGE")
 _EVENTS_INBOXES: Final = "_INBOX_EVENTS.>"
 _ANSWER_LIMITS: Final = '{ max: 1, expires: "15m" }'
@@ -36,8 +41,8 @@ _ANSWER_LIMITS: Final = '{ max: 1, expires: "15m" }'
 
 _MORE_PUBLISHED: Final[dict[str, tuple[str, ...]]] = {
     "gateway": (
-        *(f"$JS.API.STREAM.{verb}.{RESPONSE_STREAM}" for verb in _STREAM_VERBS),
-        f"$JS.API.DIRECT.GET.{RESPONSE_STREAM}",
+        *(f"$JS.API.STREAM.{verb}.{stream}" for stream in STREAMS for verb in _STREAM_VERBS),
+        *(f"$JS.API.DIRECT.GET.{stream}" for stream in STREAMS),
     ),
     # A placement has any number of `Queued` answers before its last one.
     "scheduler": (f"{INBOXES}.gateway.>",),

@@ -50,7 +50,7 @@ SUBJECTS: Final = (
         pattern="tm.tokenize.<model>",
         listeners="tokenizer",
         carries="Tokenize -> Tokenized, TokenizeTexts -> TextsTokenized, "
-        "PrepareAudio -> AudioPrepared, "
+        "PrepareAudio -> AudioPrepared, PrepareSpeech -> SpeechPrepared, "
         "Detokenize -> Detokenized, Describe -> Described, "
         "ReadTokenizer -> TokenizerRead, ReadTokenizerConfig -> TokenizerConfigRead",
         senders=_GATEWAY,
@@ -147,7 +147,7 @@ SUBJECTS: Final = (
     Subject(
         pattern="tm.gateway.<id>.cancels",
         listeners="one gateway",
-        carries="the id of a response that it should end, as text",
+        carries="the id of a response or batch that it should end, as text",
         senders=_GATEWAY,
         receivers=_GATEWAY,
         is_ours=False,
@@ -189,6 +189,41 @@ SUBJECTS: Final = (
         pattern="tm.response.open.<gateway>.<response>",
         listeners="gateways, through JetStream",
         carries="one entry while a gateway works on a response",
+        senders=_GATEWAY,
+        is_ours=False,
+    ),
+    Subject(
+        pattern="tm.response.conversation.<conversation>",
+        listeners="gateways, through JetStream",
+        carries="a conversation",
+        senders=_GATEWAY,
+        is_ours=False,
+    ),
+    Subject(
+        pattern="tm.file.<part>.<file>",
+        listeners="gateways, through JetStream",
+        carries="the content of an upload, in chunks",
+        senders=_GATEWAY,
+        is_ours=False,
+    ),
+    Subject(
+        pattern="tm.batch.log.<tenant>.<batch>",
+        listeners="gateways, through JetStream",
+        carries="the log of a batch",
+        senders=_GATEWAY,
+        is_ours=False,
+    ),
+    Subject(
+        pattern="tm.batch.cancel.<batch>",
+        listeners="gateways, through JetStream",
+        carries="one entry once the batch is to be cancelled",
+        senders=_GATEWAY,
+        is_ours=False,
+    ),
+    Subject(
+        pattern="tm.batch.open.<gateway>.<batch>",
+        listeners="gateways, through JetStream",
+        carries="one entry while a gateway works on a batch",
         senders=_GATEWAY,
         is_ours=False,
     ),

@@ -17,6 +17,10 @@ PREFIX: Final = "tm"
 
 RESPONSES: Final = f"{PREFIX}.response.>"
 """All that the journal of responses holds."""
+FILES: Final = f"{PREFIX}.file.>"
+"""All that the journal of uploads holds."""
+BATCHES: Final = f"{PREFIX}.batch.>"
+"""All that the journal of batches holds."""
 ALL_BEATS: Final = f"{PREFIX}.beat.>"
 ALL_BLOCK_EVENTS: Final = f"{PREFIX}.kv.>"
 ALL_SPANS: Final = f"{PREFIX}.span.>"
@@ -112,13 +116,38 @@ def response_log(response: ResponseId) -> str:
     return f"{PREFIX}.response.log.{response}"
 
 
+def conversation_log(conversation_id: str) -> str:
+    """The journal of one conversation; only its last entry counts."""
+    return f"{PREFIX}.response.conversation.{conversation_id}"
+
+
 def response_open(owner: str, response: str) -> str:
     """One entry while a gateway works on a response; both may be wildcards."""
     return f"{PREFIX}.response.open.{owner}.{response}"
 
 
+def file_content(part: str, file_id: str) -> str:
+    """The content of an upload; `part` is one of few, so that all can be listed by parts."""
+    return f"{PREFIX}.file.{part}.{file_id}"
+
+
+def batch_log(tenant: str, batch_id: str) -> str:
+    """The journal of one batch; `tenant` is one token for its name. Both may be wildcards."""
+    return f"{PREFIX}.batch.log.{tenant}.{batch_id}"
+
+
+def batch_cancel(batch_id: str) -> str:
+    """One entry once the batch is to be cancelled."""
+    return f"{PREFIX}.batch.cancel.{batch_id}"
+
+
+def batch_open(owner: str, batch_id: str) -> str:
+    """One entry while a gateway works on a batch; both may be wildcards."""
+    return f"{PREFIX}.batch.open.{owner}.{batch_id}"
+
+
 def response_cancels(gateway: GatewayId) -> str:
-    """Ids of responses that a gateway should end."""
+    """Ids of responses and batches that a gateway should end."""
     return f"{PREFIX}.gateway.{gateway}.cancels"
 
 

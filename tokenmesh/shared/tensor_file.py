@@ -70,11 +70,11 @@ class TensorEntry:
 class TensorFile:
     """A file's table of contents. The file is opened for each read and never held open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
         """Read the header. Raises CheckpointError that names the file."""
         self.path = path
         try:
-            self._entry_by_name = dict(_read_header(path))
+            self._entry_by_name = dict(_read_header(path, max_header_bytes))
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             raise CheckpointError(
                 f"{path}: cannot be read as safetensors: {error}; is the file complete?"
@@ -108,7 +108,7 @@ class TensorFile:
             raise CheckpointError(f"{self.path}: tensor {name} cannot be read: {error}") from error
 
 
-def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
+def _read_header(path: Path, max_bytes: int) -> Iterator[tuple[str, TensorEntry]]:
     """Every tensor in the order of its bytes. Raises ValueError for a file that is not whole."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -116,7 +116,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
         if len(length_bytes) < _LENGTH.size:
             raise ValueError(f"it holds {size} bytes only")
         (length,) = _LENGTH.unpack(length_bytes)
-        if length > min(MAX_HEADER_BYTES, size - _LENGTH.size):
+        if length > min(max_bytes, size - _LENGTH.size):
             raise ValueError(f"its header of {length} bytes does not fit")
         raw_by_name = _header_decoder.decode(file.read(length))
     raw_by_name.pop(_METADATA, None)

@@ -205,7 +205,7 @@ async def test_handler_knows_its_subject_and_time_left() -> None:
     assert await Setup().answer(Ping()) == Detokenized(text="t.subject True")
 
 
-async def test_caller_of_a_handler_without_answer_is_told_done() -> None:
+async def test_caller_of_a_handler_without_answer_gets_done() -> None:
     assert await Setup().answer("nothing") == Done()
 
 
@@ -421,11 +421,11 @@ async def test_crashed_background_task_is_started_again(caplog: pytest.LogCaptur
 
 
 async def test_fatal_background_task_tells_the_service_once() -> None:
-    told: list[str] = []
+    shown: list[str] = []
     fatal = asyncio.Event()
 
     def on_fatal(name: str) -> None:
-        told.append(name)
+        shown.append(name)
         fatal.set()
 
     actor = Background(num_crashes=5, is_fatal=True)
@@ -433,5 +433,5 @@ async def test_fatal_background_task_tells_the_service_once() -> None:
     await runtime.listen("t")
     await asyncio.wait_for(fatal.wait(), 5.0)
     await runtime.stop(1.0)
-    assert told == ["work"]
+    assert shown == ["work"]
     assert actor.left == 4

@@ -1,4 +1,4 @@
-"""Deadlines follow a clock that nobody sets; people are told the one that is set."""
+"""Deadlines follow a clock that is never set; people see the one that is."""
 
 import time
 
@@ -11,10 +11,10 @@ from tokenmesh.shared.clock import now_s, wall_s
 def test_setting_the_clock_moves_no_deadline(
     monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
-    deadline_s, told_s, right = now_s() + 30.0, wall_s(), time.time
+    deadline_s, shown_s, right = now_s() + 30.0, wall_s(), time.time
     monkeypatch.setattr(time, "time", lambda: right() + step_s)
     assert 0 <= 30.0 - (deadline_s - now_s()) < 20.0
-    assert 0 <= wall_s() - told_s - step_s < 20.0
+    assert 0 <= wall_s() - shown_s - step_s < 20.0
 
 
 def test_at_first_both_say_the_same() -> None:

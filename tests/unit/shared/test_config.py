@@ -177,7 +177,7 @@ def test_a_shorthand_for_several_models_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "[[models]]\nmodel = 'a'\n[[models]]\nmodel = 'b'\n")
     assert len(load_settings(path).models) == 2
     message = complaint(path, {"model": {"max_model_len": 3}})
-    assert message == "--max-model-len is unclear: several models are configured"
+    assert message == "--max-model-len is ambiguous: several models are configured"
 
 
 def test_a_dump_for_a_child_loads_to_the_same_settings_with_its_secrets(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_cost_is_what_is_shared() -> None:
     assert order(queue) == ["b0", *["a"] * 9, "b1", "b2"]
 
 
-def test_a_full_queue_refuses_the_newest_of_whoever_has_the_most() -> None:
+def test_a_full_queue_refuses_the_newest_of_the_tenant_with_the_most() -> None:
     queue: FairQueue[str] = FairQueue(3)
     assert [queue.push("b", f"b{index}") for index in range(4)] == [None, None, None, "b3"]
     assert queue.push("a", "a0") == "b2"

@@ -39,7 +39,7 @@ FORGED = {
 
 
 def heard(members: Members, message: Heartbeat | Ping, subject: str = "") -> None:
-    """Let the members hear a message as the bus hands it over."""
+    """Hand a message to the members as the bus does."""
     if isinstance(message, Heartbeat) and not subject:
         subject = beat_subject(message.service, message.instance_id)
     envelope = Envelope(subject, message, Headers())
@@ -65,7 +65,7 @@ def test_a_beat_that_cannot_be_is_refused_and_the_known_one_stays(
     assert members.get(beat().instance_id).beat == beat()  # type: ignore[union-attr]
 
 
-def test_nobody_beats_for_somebody_else(members: Members) -> None:
+def test_a_beat_on_the_subject_of_another_instance_is_refused(members: Members) -> None:
     with pytest.raises(ProtocolError, match="subject"):
         heard(members, beat(), "tm.beat.worker.worker-2")
     with pytest.raises(ProtocolError, match="Ping instead"):
@@ -76,10 +76,10 @@ def test_nobody_beats_for_somebody_else(members: Members) -> None:
 def test_another_major_protocol_is_left_out_with_one_warning(
     members: Members, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stranger = change(beat(instance_id="worker-9"), protocol=PROTOCOL + 1)
+    other = change(beat(instance_id="worker-9"), protocol=PROTOCOL + 1)
     # what its fields mean is not known
     for sequence in range(1, 5):
-        heard(members, change(stranger, sequence=sequence, interval_s=-1.0))
+        heard(members, change(other, sequence=sequence, interval_s=-1.0))
     assert members.all() == []
     assert [each.instance_id for each in members.foreign.all(0.0)] == ["worker-9"]
     assert len([each for each in caplog.records if "protocol" in each.message]) == 1
@@ -102,15 +102,15 @@ def test_other_minor_versions_work_together(members: Members) -> None:
 
 
 def test_a_beat_without_a_protocol_is_of_the_first(members: Members) -> None:
-    """The default is what old bytes mean; raising it would make enemies look like friends."""
+    """Old bytes mean the default: with a higher one, incompatible versions look compatible."""
     (protocol,) = [each for each in msgspec.structs.fields(Heartbeat) if each.name == "protocol"]
     assert protocol.default == 1
 
 
-def test_strangers_are_few_and_forgotten() -> None:
+def test_instances_with_another_protocol_are_bounded_and_forgotten() -> None:
     foreign = Foreigners(limit=3, memory_s=10.0)
-    told = [foreign.note(beat(instance_id=f"w-{number}"), 0.0) for number in range(5)]
-    assert told == [True, True, True, False, False]
+    are_new = [foreign.note(beat(instance_id=f"w-{number}"), 0.0) for number in range(5)]
+    assert are_new == [True, True, True, False, False]
     assert len(foreign.all(9.0)) == 3
     assert foreign.note(beat(instance_id="w-1"), 9.0) is False
     assert [each.instance_id for each in foreign.all(12.0)] == ["w-1"]
@@ -129,7 +129,7 @@ def test_strangers_are_few_and_forgotten() -> None:
     interval_s=st.floats(),
     name=st.text(max_size=8),
 )
-def test_whatever_a_beat_says_it_is_taken_or_refused(
+def test_any_beat_is_stored_or_refused_with_a_protocol_error(
     load: WorkerLoad, interval_s: float, name: str
 ) -> None:
     forged = change(beat(), load=load, interval_s=interval_s, instance_id=InstanceId(name))

@@ -69,6 +69,14 @@ def test_salt_stands_in_the_first_block_only() -> None:
     assert extra_keys_for_block(4, 8, lora=None, salt="s", media=()) == b""
 
 
+def test_the_type_of_a_kv_cache_stands_in_the_first_block_only() -> None:
+    named = {extra_keys_for_block(0, 4, lora=None, salt=each, media=()) for each in ("int8", None)}
+    for code in ("int8", "fp8_e4m3"):
+        named.add(extra_keys_for_block(0, 4, lora=None, salt=None, media=(), kv_code=code))
+    assert len(named) == 4
+    assert extra_keys_for_block(4, 8, lora=None, salt=None, media=(), kv_code="int8") == b""
+
+
 def test_media_taints_from_the_block_of_its_first_placeholder() -> None:
     ids = [7] * 16
     one, other = (hashes(ids, media=[image(name, 5, 3)]) for name in ("aa", "bb"))

@@ -24,6 +24,6 @@ async def test_a_loop_that_is_held_is_late_by_as_much() -> None:
     await asyncio.sleep(0.05)
     assert _sum_s(metrics) - before_s > HELD_S - 0.02
     lag.stop()
-    told_s = _sum_s(metrics)
+    last_s = _sum_s(metrics)
     await asyncio.sleep(0.05)
-    assert _sum_s(metrics) == told_s
+    assert _sum_s(metrics) == last_s

@@ -49,7 +49,7 @@ def ids(members: MembershipView) -> set[str]:
     return {member.beat.instance_id for member in members.all()}
 
 
-def test_silent_process_is_gone_after_four_missed_intervals() -> None:
+def test_a_silent_process_is_dead_after_four_missed_intervals() -> None:
     members = view(beat())
     assert members.expire(MISSED_BEATS * INTERVAL_S) == []
     (gone,) = members.expire(MISSED_BEATS * INTERVAL_S + 0.001)
@@ -57,45 +57,65 @@ def test_silent_process_is_gone_after_four_missed_intervals() -> None:
     assert members.all() == []
 
 
-def test_each_beat_starts_the_wait_anew() -> None:
+def test_each_beat_restarts_the_wait() -> None:
     members = view(beat(1))
     members.observe(beat(2), 0.9)
     assert members.expire(1.5) == []
     assert members.all()[0].last_seen == 0.9
 
 
-def test_late_beats_of_the_same_incarnation_are_ignored() -> None:
+def test_late_beats_of_the_same_epoch_are_ignored() -> None:
     members = view(beat(5), beat(3), beat(5))
     assert members.all()[0].beat.sequence == 5
     assert members.ignored == 2
 
 
-def test_new_incarnation_replaces_the_old_one_though_it_counts_from_one() -> None:
+def test_a_new_epoch_replaces_the_old_one_though_it_counts_from_one() -> None:
     members = view(beat(500, epoch=1), beat(1, epoch=2))
     assert [member.beat.epoch for member in members.all()] == [2]
 
 
-def test_draining_process_stays_and_says_so() -> None:
+def test_a_draining_process_stays_a_member() -> None:
     members = view(beat(1), beat(2, draining=True))
     assert [member.beat.draining for member in members.workers(LLAMA.name)] == [True]
 
 
-def test_leaving_process_is_gone_at_once() -> None:
+def test_a_leaving_process_is_removed_at_once() -> None:
     members = view(beat(1), beat(2, instance_id="worker-2"), beat(2, leaving=True))
     assert ids(members) == {"worker-2"}
 
 
-def test_late_goodbye_of_an_earlier_beat_changes_nothing() -> None:
+def test_a_last_beat_with_an_older_number_changes_nothing() -> None:
     assert ids(view(beat(5), beat(4, leaving=True))) == {"worker-1"}
 
 
-def test_late_goodbye_of_an_earlier_incarnation_changes_nothing() -> None:
+def test_the_last_beat_of_an_earlier_epoch_changes_nothing() -> None:
     members = view(beat(9, epoch=1), beat(1, epoch=2), beat(10, epoch=1, leaving=True))
     assert [member.beat.epoch for member in members.all()] == [2]
 
 
-def test_goodbye_of_a_stranger_adds_nobody() -> None:
+def test_the_last_beat_of_an_unknown_process_adds_no_member() -> None:
     assert ids(view(beat(1, leaving=True))) == set()
+
+
+def test_a_process_that_has_left_does_not_return_in_the_same_epoch() -> None:
+    members = view(beat(1), beat(3, leaving=True), beat(2), beat(4))
+    assert ids(members) == set()
+    assert members.ignored == 2
+    members.observe(beat(1, epoch=2), 0.0)
+    assert ids(members) == {"worker-1"}
+
+
+def test_what_has_left_is_remembered_even_where_it_was_not_known() -> None:
+    assert ids(view(beat(2, leaving=True), beat(1), beat(3))) == set()
+
+
+def test_the_memory_of_what_has_left_is_bounded() -> None:
+    left = [beat(1, instance_id=f"worker-{number}", leaving=True) for number in range(5)]
+    members = view(*left, max_members=3)
+    for number in range(5):
+        members.observe(beat(2, instance_id=f"worker-{number}"), 0.0)
+    assert ids(members) == {"worker-0", "worker-1"}
 
 
 def test_workers_are_found_by_name_and_alias() -> None:
@@ -106,7 +126,7 @@ def test_workers_are_found_by_name_and_alias() -> None:
     assert [each.beat.instance_id for each in members.service("gateway")] == ["gateway-1"]
 
 
-def test_view_is_bounded_and_keeps_whom_it_knows() -> None:
+def test_the_view_is_bounded_and_keeps_its_members() -> None:
     members = view(*(beat(instance_id=f"worker-{number}") for number in range(5)), max_members=3)
     members.observe(beat(2, instance_id="worker-0"), 1.0)
     assert ids(members) == {"worker-0", "worker-1", "worker-2"}
@@ -116,18 +136,18 @@ def test_view_is_bounded_and_keeps_whom_it_knows() -> None:
 
 
 @given(st.lists(st.integers(1, 20), min_size=1))
-def test_the_newest_beat_wins_in_whatever_order_they_come(sequences: list[int]) -> None:
+def test_the_newest_beat_counts_in_any_order(sequences: list[int]) -> None:
     members = view(*(beat(sequence) for sequence in sequences))
     assert members.all()[0].beat.sequence == max(sequences)
 
 
-def test_whoever_did_not_read_for_a_while_takes_nobody_for_dead() -> None:
+def test_after_a_time_without_reading_no_instance_counts_as_dead() -> None:
     gap = ListenGap(max_gap_s=0.5, now=100.0)
     members = MembershipView(MISSED_BEATS, 10)
     members.observe(beat(1), 100.0, gap.note(100.0))
     members.observe(beat(1, instance_id="worker-2"), 100.0, gap.note(100.0))
     assert members.expire(130.0, gap.outage_s(130.0)) == []
-    # One is heard before the other is.
+    # The beat of one arrives before that of the other.
     members.observe(beat(2), 130.0, gap.note(130.0))
     assert members.expire(130.0, gap.outage_s(130.0)) == []
     for sequence in range(3, 6):
@@ -138,7 +158,7 @@ def test_whoever_did_not_read_for_a_while_takes_nobody_for_dead() -> None:
     assert members.all()[0].last_seen == 130.75
 
 
-def test_short_gaps_are_no_deafness() -> None:
+def test_short_gaps_do_not_count_as_outages() -> None:
     gap = ListenGap(max_gap_s=0.5, now=100.0)
     for beats in range(1, 40):
         assert gap.note(100.0 + beats * 0.5) == 0.0

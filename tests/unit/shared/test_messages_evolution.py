@@ -34,13 +34,27 @@ def wire_name(kind: type[msgspec.Struct]) -> str:
 STRUCTS = sorted({each for kind in TYPES for each in nested(kind)}, key=wire_name)
 
 
+def carries(new: object, old: object) -> bool:
+    """Whether `new` is `old`, but for empty fields at the end: structs that are arrays grow."""
+    if isinstance(new, list) and isinstance(old, list):
+        pairs = zip(new, old, strict=False)
+        return (
+            len(new) >= len(old)
+            and all(carries(*each) for each in pairs)
+            and (not any(new[len(old) :]))
+        )
+    if isinstance(new, dict) and isinstance(old, dict):
+        return new.keys() == old.keys() and all(carries(new[key], old[key]) for key in old)
+    return new == old
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_golden_bytes_decode_and_encode_to_themselves(path: Path) -> None:
     data = path.read_bytes()
     message = codec.decode_any(data)
     assert wire_name(type(message)) == path.name.split(".")[0]
     # a struct that has grown past 15 fields is a map with a longer head
-    assert msgspec.msgpack.decode(codec.encode(message)) == msgspec.msgpack.decode(data)
+    assert carries(msgspec.msgpack.decode(codec.encode(message)), msgspec.msgpack.decode(data))
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=wire_name)

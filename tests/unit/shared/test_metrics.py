@@ -3,9 +3,12 @@
 import asyncio
 import socket
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as read_openmetrics,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 import tokenmesh
@@ -19,7 +22,7 @@ from tokenmesh.shared.metrics import (
     join_samples,
     sample_lines,
 )
-from tokenmesh.shared.metrics.registry import MetricsEndpoint, start_metrics_endpoint
+from tokenmesh.shared.metrics.endpoint import MetricsEndpoint, start_metrics_endpoint
 
 MODEL = {"model_name": "demo", "engine": "worker-1"}
 
@@ -71,6 +74,32 @@ def test_samples_of_several_processes_are_one_text_with_each_head_once() -> None
         assert {sample.labels["engine"] for sample in family.samples} == {"a", 'b"\n#'}
     counts = families["vllm:iteration_tokens_total"].samples
     assert sum(sample.value for sample in counts if sample.name.endswith("_count")) == 2
+
+
+def test_openmetrics_has_exemplars_and_the_metrics_of_other_processes() -> None:
+    metrics, other = Metrics(), Metrics()
+    ttft = metrics.histogram("time_to_first_token_seconds", **MODEL)
+    ttft.observe(0.2, {"trace_id": "ab" * 16})
+    metrics.counter("cancelled_requests").inc()
+    other.counter("generation_tokens", **MODEL).inc(3)
+    lines = sample_lines(other, ENGINE_METRICS)
+
+    def others(is_open: bool) -> bytes:
+        return join_samples(ENGINE_METRICS, [lines], "tokenmesh:", is_open)
+
+    text, media_type = metrics.render_with(others, "application/openmetrics-text; version=1.0.0")
+    assert media_type.startswith("application/openmetrics-text")
+    families = {each.name: each for each in read_openmetrics(text.decode())}  # type: ignore[no-untyped-call]
+    exemplars = [
+        each.exemplar.labels
+        for each in families["tokenmesh:time_to_first_token_seconds"].samples
+        if each.exemplar
+    ]
+    assert exemplars == [{"trace_id": "ab" * 16}]
+    assert families["tokenmesh:generation_tokens"].samples[0].value == 3
+    plain, media_type = metrics.render_with(others, "text/plain")
+    assert media_type.startswith("text/plain")
+    assert plain == metrics.render() + others(False)
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -129,7 +158,7 @@ def test_a_gauge_can_be_read_when_it_is_scraped() -> None:
 def test_a_wrong_name_label_or_kind_is_an_error() -> None:
     metrics = Metrics()
     with pytest.raises(KeyError):
-        metrics.counter("requests_that_nobody_declared")
+        metrics.counter("requests_that_are_undeclared")
     with pytest.raises(ValueError, match="label"):
         metrics.gauge("num_requests_running", color="red")
     with pytest.raises(AssertionError, match="is not a counter"):
@@ -150,11 +179,13 @@ async def test_the_endpoint_serves_the_metrics_and_closes_its_port() -> None:
     endpoint = MetricsEndpoint.start(metrics, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{endpoint.port}/metrics"
 
-    def fetch() -> str:
-        with urlopen(url, timeout=5) as response:
+    def fetch(accept: str) -> str:
+        with urlopen(Request(url, headers={"Accept": accept}), timeout=5) as response:
+            assert response.headers["Content-Type"].startswith(accept)
             return str(response.read().decode())
 
-    assert "tokenmesh:resends_total 1.0" in await asyncio.to_thread(fetch)
+    for accept in ("text/plain", "application/openmetrics-text"):
+        assert "tokenmesh:resends_total 1.0" in await asyncio.to_thread(fetch, accept)
     await endpoint.stop()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", endpoint.port)) != 0

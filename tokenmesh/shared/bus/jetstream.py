@@ -13,6 +13,7 @@ from tokenmesh.shared.bus.base import Subscription
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.bus.requests import RawReply
 from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import (
     Conflict,
     DeadlineExceeded,
@@ -63,7 +64,6 @@ def _error_of(error: dict[str, Any]) -> TokenMeshError:
 
 
 _Answer = TypeVar("_Answer")
-
 _AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
 _SEQUENCE: Final = "Nats-Sequence"
 _PREVIOUS: Final = "Nats-Last-Sequence"
@@ -75,23 +75,22 @@ _RETRY_PAUSE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """The stream and its limits."""
-
     name: str
     subjects: str
     max_age_s: float
     max_bytes: int
     max_entry_bytes: int
     replicas: int = 1
+    refuses_when_full: bool = False
+    """Whether an entry beyond `max_bytes` is refused; else the oldest entries are removed."""
 
     def config(self) -> dict[str, Any]:
-        """JetStream's form; at a limit the oldest entries are removed."""
         return {
             "name": self.name,
             "subjects": [self.subjects],
             "retention": "limits",
             "storage": "file",
-            "discard": "old",
+            "discard": "new" if self.refuses_when_full else "old",
             "max_age": int(self.max_age_s * 1e9),
             "max_bytes": self.max_bytes,
             "max_msg_size": self.max_entry_bytes,
@@ -101,26 +100,16 @@ class StreamSpec:
 
 
 class JetStreamJournal(Journal):
-    """A `Journal` in one stream.
+    """A `Journal` in one stream; the settings `journal_*` are its times.
 
-    `timeout_s` bounds a request, `patience_s` all attempts of an append or a read. `mute_s` bounds
-    appends while JetStream answers other requests, which it does when its disk is full.
+    `journal_mute_s` bounds appends while JetStream answers other requests, which it does when its
+    disk is full.
     """
 
-    def __init__(
-        self,
-        bus: MessageBus,
-        spec: StreamSpec,
-        *,
-        timeout_s: float,
-        patience_s: float,
-        mute_s: float,
-    ) -> None:
+    def __init__(self, bus: MessageBus, spec: StreamSpec, settings: ResponseSettings) -> None:
         self.bus = bus
         self.spec = spec
-        self._timeout_s = timeout_s
-        self._patience_s = patience_s
-        self._mute_s = mute_s
+        self._settings = settings
         # When the first unanswered append was sent since one was stored, and the size of the
         # smallest of them: a smaller entry may still fit on a full disk.
         self._mute_since_s: float | None = None
@@ -134,9 +123,12 @@ class JetStreamJournal(Journal):
     async def append(self, key: str, data: bytes, after: int) -> int:
         return await self._retrying(key, partial(self._append_once, key, data, after))
 
+    async def add(self, key: str, data: bytes) -> None:
+        await self._retrying(key, partial(self._append_once, key, data, None))
+
     async def _retrying(self, key: str, attempt: Callable[[bool], Awaitable[_Answer]]) -> _Answer:
-        """`attempt(is_retry)`, repeated for `patience_s` at most while the store is unavailable."""
-        give_up_s = now_s() + self._patience_s
+        """`attempt(is_retry)`, repeated while the store is unavailable, within the patience."""
+        give_up_s = now_s() + self._settings.journal_patience_s
         is_retry = False
         while True:
             try:
@@ -150,13 +142,12 @@ class JetStreamJournal(Journal):
             is_retry = True
             await asyncio.sleep(_RETRY_PAUSE_S)
 
-    async def _append_once(self, key: str, data: bytes, after: int, is_retry: bool) -> int:
+    async def _append_once(self, key: str, data: bytes, after: int | None, is_retry: bool) -> int:
         await self._prepare_once()
         sent_s = now_s()
         try:
-            reply = await self.bus.raw.request(
-                key, data, headers={_AFTER: str(after)}, deadline_s=self._soon()
-            )
+            headers = None if after is None else {_AFTER: str(after)}
+            reply = await self.bus.raw.request(key, data, headers=headers, deadline_s=self._soon())
         except NoResponders:
             self._is_prepared = False
             raise
@@ -181,7 +172,7 @@ class JetStreamJournal(Journal):
             self._mute_since_s, self._mute_bytes = sent_s, size
         self._mute_bytes = min(self._mute_bytes, size)
         silent_s = now_s() - self._mute_since_s
-        if silent_s >= self._mute_s:
+        if silent_s >= self._settings.journal_mute_s:
             await self._get({"last_by_subj": key})
             raise _NotRetryable(
                 f"no entry stored for {silent_s:.0f} s: is the disk of JetStream full?"
@@ -225,10 +216,10 @@ class JetStreamJournal(Journal):
         await self._prepare_once()
 
     def _soon(self) -> float:
-        return now_s() + self._timeout_s
+        return now_s() + self._settings.journal_timeout_s
 
-    async def purge(self, key: str) -> None:
-        await self._call_api("STREAM.PURGE", {"filter": key})
+    async def purge(self, key: str, keep: int = 0) -> None:
+        await self._call_api("STREAM.PURGE", {"filter": key, "keep": keep})
 
     async def keys(self, pattern: str) -> list[str]:
         found: list[str] = []
@@ -239,6 +230,10 @@ class JetStreamJournal(Journal):
             found.extend(page)
             if not page or len(found) >= answer.get("total", 0):
                 return found
+
+    async def num_bytes(self) -> int:
+        answer = await self._call_api("STREAM.INFO", {})
+        return int((answer.get("state") or {}).get("bytes", 0))
 
     async def watch(self, key: str, on_append: Callable[[], None]) -> Subscription:
         async def on_data(_subject: str, _data: bytes) -> None:
@@ -259,9 +254,7 @@ class JetStreamJournal(Journal):
             except StreamConfigDiffers:
                 await self._call_api("STREAM.UPDATE", self.spec.config())
         except NoResponders as error:
-            raise _NotRetryable(
-                "NATS runs without JetStream: responses cannot be stored"
-            ) from error
+            raise _NotRetryable("NATS runs without JetStream: nothing can be stored") from error
         except ProtocolError as error:
             raise Unavailable(f"the stream {self.spec.name} cannot be created: {error}") from error
         self._is_prepared = True

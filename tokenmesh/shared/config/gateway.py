@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tokenmesh.shared.config.http import (
     BodySettings,
+    ConsoleSettings,
     ListenerSettings,
     RealtimeSettings,
     UploadSettings,
@@ -31,6 +32,7 @@ class GatewaySettings(
     AnswerSettings,
     PoolingSettings,
     BodySettings,
+    ConsoleSettings,
 ):
     """One gateway process. Times are seconds, sizes bytes."""
 

@@ -1,6 +1,7 @@
-"""Settings of the gateway's listener, request bodies and websocket sessions."""
+"""Settings of the gateway's listener, request bodies, websocket sessions and console."""
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -127,6 +128,11 @@ class BodySettings(BaseModel):
     max_json_strings: int = Field(
         default=200_000, ge=16, description="Strings in a JSON body, names of fields included."
     )
+    max_json_names: int = Field(
+        default=65_536,
+        ge=16,
+        description="Names of fields in a JSON body: those that are unknown take most time.",
+    )
     max_json_objects: int = Field(
         default=50_000, ge=4, description="Objects and lists in a JSON body."
     )
@@ -149,6 +155,17 @@ class UploadSettings(BaseModel):
     file_ttl_s: int = Field(
         default=24 * 3600, ge=1, description="How long an upload can be used after it was made."
     )
+    file_sweep_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="How often a gateway looks for content of uploads that has no description; "
+        "longer than body_timeout_s. Found twice, it is deleted.",
+    )
+    max_file_bytes: int = Field(
+        default=100 * 1024 * 1024,
+        ge=1024,
+        description="Largest upload; of an image for chats max_media_bytes.",
+    )
     max_audio_bytes: int = Field(
         default=25 * 1024 * 1024, ge=1024, description="Largest file to be transcribed."
     )
@@ -161,6 +178,29 @@ class UploadSettings(BaseModel):
         le=64,
         description="Clips of one recording that are transcribed at a time, and whose features are "
         "in Redis.",
+    )
+    audio_temperatures: tuple[Annotated[float, Field(ge=0, le=2)], ...] = Field(
+        default=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+        min_length=1,
+        max_length=16,
+        description="Temperatures of a clip, one after another until its transcript is plausible, "
+        "where a request names none; not in streams.",
+    )
+    audio_max_compression: float = Field(
+        default=2.4,
+        gt=1,
+        description="Compression ratio of a clip's text above which it repeats itself.",
+    )
+    audio_min_logprob: float = Field(
+        default=-1.0,
+        le=0,
+        description="Mean log-probability of a clip's tokens below which they are implausible.",
+    )
+    audio_max_no_speech: float = Field(
+        default=0.6,
+        ge=0,
+        le=1,
+        description="Probability of no speech above which implausible tokens are not retried.",
     )
 
 
@@ -186,6 +226,16 @@ class RealtimeSettings(BaseModel):
         gt=0,
         description="Audio of a realtime session that is not committed; longer speech is cut.",
     )
+    realtime_part_s: float = Field(
+        default=0.48,
+        ge=0.24,
+        description="Least audio of the next part of speech that is transcribed while it goes on.",
+    )
+    realtime_max_recordings_bytes: int = Field(
+        default=32 * 1024 * 1024,
+        ge=1024,
+        description="Input audio in a realtime session's conversation, for models that hear it.",
+    )
     realtime_idle_timeout_s: float = Field(
         default=900.0, gt=0, description="A realtime session without an event or response ends."
     )
@@ -199,4 +249,23 @@ class RealtimeSettings(BaseModel):
         default=20.0,
         gt=0,
         description="Time for a realtime client to answer a ping; then it is disconnected.",
+    )
+
+
+class ConsoleSettings(BaseModel):
+    """What open pages of the console may cost."""
+
+    max_console_pages: int = Field(
+        default=32, ge=0, description="Pages of the console that follow this gateway at a time."
+    )
+    max_console_pages_per_tenant: int = Field(
+        default=8, ge=0, description="Those of one tenant; more are answered 429."
+    )
+    console_interval_s: float = Field(
+        default=0.5, ge=0.1, description="How often they are sent what has changed."
+    )
+    max_console_rows: int = Field(
+        default=100,
+        ge=1,
+        description="Running requests, processes and tenants in one message to a page.",
     )

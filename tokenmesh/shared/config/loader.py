@@ -128,7 +128,7 @@ def _lay_over_model(models: Any, values: Any, layer: Layer) -> list[Any]:
         raise ConfigError(f"{layer.spell((MODEL,))} must be a table of model settings")
     if len(models) > 1:
         key = layer.spell((MODEL, next(iter(values), MODEL)))
-        raise ConfigError(f"{key} is unclear: several models are configured", param=key)
+        raise ConfigError(f"{key} is ambiguous: several models are configured", param=key)
     below = models[0] if models and isinstance(models[0], Mapping) else {}
     return [{**below, **values}]
 

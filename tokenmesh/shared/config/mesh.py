@@ -96,7 +96,7 @@ class RedisSettings(BaseModel):
         default=900, ge=1, description="How long a blob lives after it was last put."
     )
     max_blob_bytes: int = Field(
-        default=256 * 1024 * 1024,
+        default=320 * 1024 * 1024,
         ge=1024,
         description="Largest blob; Redis itself stops at 512 MB.",
     )

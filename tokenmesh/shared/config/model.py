@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.shared.config.on_demand import OnDemandModel
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -28,7 +29,7 @@ QuantizationName = Literal[
 ]
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(OnDemandModel):
     """One served model. Flags have vLLM's names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -96,7 +97,6 @@ class ModelSettings(BaseModel):
         default="auto",
         description="auto: sampling defaults from generation_config.json; vllm: neutral defaults.",
     )
-
     reasoning_parser: str = Field(
         default="auto",
         description="How reasoning is separated from content: a parser's name, auto (from the "
@@ -153,6 +153,9 @@ class MediaSettings(BaseModel):
     max_fetches_per_tenant: int = Field(
         default=16, ge=1, description="Of these, URLs of one tenant."
     )
+    url_kept_s: float = Field(
+        default=10.0, ge=0, description="For how long a URL of a tenant is not fetched again."
+    )
     fetch_queue: int = Field(
         default=1024, ge=1, description="URLs that wait to be fetched; above: overloaded."
     )
@@ -160,17 +163,29 @@ class MediaSettings(BaseModel):
         default=2, ge=1, description="Processes that decode images, started when first needed."
     )
     decode_timeout_s: float = Field(
-        default=10.0,
-        gt=0,
-        description="Time to decode and preprocess one image; its process is killed after it.",
+        default=10.0, gt=0, description="Time to decode one image; then its process is killed."
     )
     decode_memory_bytes: int = Field(
-        default=4 * 1024 * 1024 * 1024,
-        ge=1,
-        description="Address space of a process that decodes images.",
+        default=4 * 1024**3, ge=1, description="Address space of a process that decodes media."
     )
     decode_queue: int = Field(
         default=1024, ge=1, description="Images that wait for a process; above: overloaded."
+    )
+    max_videos: int = Field(default=4, ge=0, description="Videos in one prompt.")
+    max_video_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=1, description="Size of one video file as it is fetched."
+    )
+    max_video_s: float = Field(
+        default=3600.0, gt=0, description="Length of one video, before it is decoded."
+    )
+    max_video_frames: int = Field(
+        default=768, ge=1, description="Frames that are taken of one video."
+    )
+    max_video_pixels: int = Field(
+        default=768 * 32**3, ge=1, description="Pixels of all resized frames of one video."
+    )
+    video_timeout_s: float = Field(
+        default=60.0, gt=0, description="Time to decode one video; then its process is killed."
     )
     max_audio_bytes: int = Field(
         default=25 * 1024 * 1024, ge=1, description="Size of one audio file."
@@ -181,8 +196,7 @@ class MediaSettings(BaseModel):
     audio_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="Time to decode a recording and preprocess some of its clips; the process is "
-        "killed after it.",
+        description="Time to decode a recording; then its process is killed.",
     )
     ttl_s: int = Field(
         default=900, ge=1, description="How long pixels stay in Redis for encoder and retries."
@@ -280,4 +294,7 @@ class EncoderSettings(BaseModel):
     )
     blob_ttl_s: int = Field(
         default=900, ge=1, description="How long embeddings stay in Redis after their last use."
+    )
+    speech_state_bytes: int = Field(
+        default=1024 * 1024 * 1024, ge=0, description="Towers' states after parts of speech."
     )

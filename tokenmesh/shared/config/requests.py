@@ -49,8 +49,19 @@ class PoolingSettings(BaseModel):
     max_pool_text_chars: int = Field(
         default=500_000, ge=1, description="Characters of one text in it."
     )
+    moderation_labels: dict[str, str] = Field(
+        default={},
+        description="Categories of /v1/moderations by a classifier's labels, where the names of "
+        "the labels do not say; safe for a label without a category.",
+    )
+    moderation_threshold: float = Field(
+        default=0.5, ge=0, le=1, description="Score from which on a category is flagged."
+    )
     max_pool_tokens: int = Field(
         default=1_048_576, ge=1, description="Tokens of all its prompts together."
+    )
+    max_pool_media: int = Field(
+        default=256, ge=0, description="Images and videos in its prompts together."
     )
     max_pool_values: int = Field(
         default=8_388_608, ge=1, description="Numbers in its answer, of four bytes each."
@@ -93,6 +104,17 @@ class AnswerSettings(BaseModel):
         default=False,
         description="Show tokens of logprobs as `token_id:N` in answers to requests that leave "
         "return_tokens_as_token_ids out.",
+    )
+    wake_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="How long a request waits, within its own time, until its model on demand is "
+        "awake; then it gets a 503.",
+    )
+    wake_failure_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="How long requests for a model that could not be woken are refused at once.",
     )
 
 
@@ -190,7 +212,7 @@ class TenancySettings(BaseModel):
     upload_bytes_total: int = Field(
         default=256 * 1024 * 1024,
         ge=0,
-        description="Uploads of all tenants together: the rest of Redis' memory is for others.",
+        description="Uploads of all tenants together, on the disk of JetStream.",
     )
     usage_kept_days: int = Field(
         default=400, ge=31, description="Days after its last request that usage of a month stays."

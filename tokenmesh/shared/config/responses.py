@@ -100,6 +100,11 @@ class ResponseSettings(BaseModel):
     max_chain: int = Field(
         default=64, ge=0, description="Responses that previous_response_id may lead back over."
     )
+    max_conversation_bytes: int = Field(
+        default=1024 * 1024,
+        ge=1024,
+        description="Largest conversation; it is written as a whole by each change.",
+    )
     max_chain_bytes: int = Field(
         default=8 * 1024 * 1024, ge=1024, description="Size of all their items together."
     )

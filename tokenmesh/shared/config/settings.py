@@ -2,6 +2,7 @@
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from tokenmesh.shared.config.batches import BatchSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.mesh import (
     BusSettings,
@@ -41,6 +42,7 @@ class Settings(BaseSettings):
     service: ServiceSettings = ServiceSettings()
     gateway: GatewaySettings = GatewaySettings()
     responses: ResponseSettings = ResponseSettings()
+    batches: BatchSettings = BatchSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     encoder: EncoderSettings = EncoderSettings()
     scheduler: SchedulerSettings = SchedulerSettings()

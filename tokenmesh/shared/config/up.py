@@ -20,6 +20,11 @@ class UpSettings(BaseModel):
     gateways: int = Field(
         default=1, ge=1, le=64, description="Gateway processes, all of them on the one port."
     )
+    max_awake_models: int = Field(
+        default=1,
+        ge=1,
+        description="Models on demand that are awake at a time, each with all of its workers.",
+    )
     server_start_s: float = Field(
         default=10.0, gt=0, description="Time for nats-server and redis-server to accept."
     )
@@ -60,7 +65,7 @@ class UpSettings(BaseModel):
         description="max_payload of nats-server; above bus.max_message_bytes.",
     )
     nats_store_bytes: int = Field(
-        default=1024**3, ge=1024 * 1024, description="Disk that JetStream may use."
+        default=2 * 1024**3, ge=1024 * 1024, description="Disk that JetStream may use."
     )
     store_probe_s: float = Field(
         default=5.0,

@@ -5,10 +5,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.shared.config.lora import LoraSettings
+from tokenmesh.shared.config.on_demand import OnDemandSettings
 
 EngineKind = Literal["torch", "sim"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 GrammarBackend = Literal["auto", "xgrammar", "guidance"]
+KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 
 class WorkerSettings(BaseModel):
@@ -41,6 +43,11 @@ class WorkerSettings(BaseModel):
     native_kernels: bool = Field(
         default=True,
         description="C kernels on CPUs with AVX-512 BF16, compiled at first use; else torch's.",
+    )
+    float32_matmul_precision: Literal["highest", "high"] = Field(
+        default="high",
+        description="high: the C kernels compute float32 products of encoders with integers of 16 "
+        "bits, twice as fast, where states move by less than a thousandth; highest: in float32.",
     )
     native_cache_dir: str = Field(
         default="~/.cache/tokenmesh/kernels",
@@ -82,10 +89,17 @@ class WorkerSettings(BaseModel):
         "that arrive until then are in it.",
     )
     block_size: int = Field(default=16, ge=1, le=1024, description="Tokens of one KV block.")
+    kv_cache_dtype: KvCacheDtype = Field(
+        default="auto",
+        description="Type of the KV cache; auto: the model's. fp8 (fp8_e4m3) and "
+        "fp8_e5m2 take the checkpoint's scales, or 1; int8 has one for each head of a token and is "
+        "for CPUs.",
+    )
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the KV blocks of equal prompt beginnings."
     )
     lora: LoraSettings = Field(default_factory=LoraSettings, description="LoRA adapters.")
+    on_demand: OnDemandSettings = OnDemandSettings()
     mamba_block_size: int = Field(
         default=512,
         ge=1,
@@ -165,6 +179,9 @@ class WorkerSettings(BaseModel):
     )
     media_wait_s: float = Field(
         default=10.0, gt=0, description="Deadline for fetching a request's media embeddings."
+    )
+    speech_cache_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=0, description="Embeddings of speech that goes on."
     )
     structured_outputs_backend: GrammarBackend = Field(
         default="auto",
@@ -264,6 +281,13 @@ class WorkerSettings(BaseModel):
     sim_time_scale: float = Field(
         default=1.0, ge=0, description="sim: factor on all times; 0 does not wait at all."
     )
+
+    @property
+    def kv_code(self) -> str:
+        """Name of the 8-bit type of the KV cache; empty: it has the model's type."""
+        if self.kv_cache_dtype in ("auto", "bfloat16"):
+            return ""
+        return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
 
     @property
     def num_rows(self) -> int:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.gguf.metadata import error, integer, number
 from tokenmesh.shared.gguf.reader import GgufFile
+from tokenmesh.shared.gguf.rope import rope_scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +18,48 @@ class Architecture:
     model_type: str
     is_permuted: bool = False
     """Rows of queries and keys are in the order of pairs, not of halves."""
+    experts: "ExpertNames | None" = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Where a layer's experts are, and how config.json describes them."""
+
+    block: str
+    """The module around them."""
+    gate_up_down: tuple[str, str, str]
+    """The weights of one expert."""
+    count: str
+    """The key of config.json for their number."""
+    is_normalized: bool
+    """The weights of a token's experts add up to 1."""
+    states_norm: bool
+    """config.json has norm_topk_prob; else it is fixed."""
+
+
+_QWEN_PARTS: Final = ("gate_proj", "up_proj", "down_proj")
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture("LlamaForCausalLM", "llama", is_permuted=True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        experts=ExpertNames("mlp", _QWEN_PARTS, "num_experts", False, True),
+    ),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        experts=ExpertNames("mlp", _QWEN_PARTS, "num_experts", True, True),
+    ),
 }
+_MIXTRAL: Final = Architecture(
+    "MixtralForCausalLM",
+    "mixtral",
+    is_permuted=True,
+    experts=ExpertNames("block_sparse_moe", ("w1", "w3", "w2"), "num_local_experts", True, False),
+)
+"""What llama is called with experts."""
 _ENDS: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -42,8 +78,22 @@ _IN_LAYER: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ROPE_FACTORS: Final = "rope_freqs.weight"
-"""Factors of llama3's rope, which config.json states by its parameters."""
+_STACKS: Final = {"ffn_gate_exps": 0, "ffn_up_exps": 1, "ffn_down_exps": 2}
+"""Weights of all experts [E, outputs, inputs], and which of `ExpertNames.gate_up_down` they are."""
+_IN_BLOCK: Final = {
+    "ffn_gate_inp": "gate",
+    "ffn_gate_inp_shexp": "shared_expert_gate",
+    "ffn_gate_shexp": "shared_expert.gate_proj",
+    "ffn_up_shexp": "shared_expert.up_proj",
+    "ffn_down_shexp": "shared_expert.down_proj",
+}
+"""The router and the shared expert."""
+MAX_EXPERTS: Final = 4096
+"""Of a layer; each becomes several tensors."""
+_SHARED_GATE: Final = "ffn_gate_inp_shexp"
+"""A vector here, a matrix of one row in transformers."""
+_SOFTMAX: Final = 1
+"""How llama.cpp numbers the function that makes weights of a router's logits."""
 
 
 def architecture_of(file: GgufFile) -> Architecture:
@@ -53,28 +103,57 @@ def architecture_of(file: GgufFile) -> Architecture:
     if found is None:
         known = ", ".join(ARCHITECTURES)
         raise error(file, f"general.architecture is {name!r}; supported are {known}")
-    for key in ("expert_count", "attention.sliding_window"):
-        if file.values.get(f"{name}.{key}"):
+    if name == "llama" and file.values.get("llama.expert_count"):
+        found = _MIXTRAL
+    refused = ["attention.sliding_window", "expert_group_count", "leading_dense_block_count"]
+    for key in refused if found.experts else ("attention.sliding_window", "expert_count"):
+        value = file.values.get(f"{name}.{key}")
+        if value and (key, value) != ("expert_group_count", 1):
             raise error(file, f"{name}.{key} is set, which is not supported")
     return found
 
 
-def tensor_name(file: GgufFile, name: str) -> str:
-    """The name of a tensor in a checkpoint of transformers. Raises CheckpointError."""
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a tensor becomes in a checkpoint of transformers."""
+
+    names: tuple[str, ...]
+    """One; of a stack of experts one for each."""
+    shape: tuple[int, ...]
+    """Of each."""
+
+
+def stored_as(file: GgufFile, name: str) -> StoredTensor:
+    """Raises CheckpointError for a tensor that is not known, or not shaped as its name says."""
+    kind, shape = architecture_of(file), file.tensors[name].shape
     stem, _, leaf = name.rpartition(".")
-    found = _ENDS.get(stem)
     parts = stem.split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[1].isdigit() and parts[2] in _IN_LAYER:
-        found = f"model.layers.{int(parts[1])}.{_IN_LAYER[parts[2]]}"
+    is_inside = len(parts) == 3 and parts[0] == "blk" and parts[1].isdigit()
+    layer, part = (f"model.layers.{int(parts[1])}", parts[2]) if is_inside else ("", stem)
+    found = _ENDS.get(stem)
+    if is_inside and part in _IN_LAYER:
+        found = f"{layer}.{_IN_LAYER[part]}"
+    if kind.experts is not None and layer and leaf == "weight":
+        within = f"{layer}.{kind.experts.block}"
+        if part in _STACKS:
+            count = integer(file, "expert_count")
+            if len(shape) != 3 or shape[0] != count or count > MAX_EXPERTS:
+                raise error(file, f"tensor {name} has shape {list(shape)} for {count} experts")
+            own = kind.experts.gate_up_down[_STACKS[part]]
+            stacked = (f"{within}.experts.{expert}.{own}.weight" for expert in range(count))
+            return StoredTensor(tuple(stacked), shape[1:])
+        if part in _IN_BLOCK:
+            found = f"{within}.{_IN_BLOCK[part]}"
+            shape = (1, *shape) if part == _SHARED_GATE and len(shape) == 1 else shape
     if found is None or leaf not in ("weight", "bias"):
         raise error(file, f"tensor {name} is not known")
-    return f"{found}.{leaf}"
+    return StoredTensor((f"{found}.{leaf}",), shape)
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
     """A config.json. Raises CheckpointError for a key that is missing or not supported."""
     kind = architecture_of(file)
-    hidden, heads = _integer(file, "embedding_length"), _integer(file, "attention.head_count")
+    hidden, heads = integer(file, "embedding_length"), integer(file, "attention.head_count")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise error(file, "tensor token_embd.weight is missing")
@@ -82,103 +161,72 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "architectures": [kind.name],
         "model_type": kind.model_type,
         "hidden_size": hidden,
-        "num_hidden_layers": _integer(file, "block_count"),
-        "intermediate_size": _integer(file, "feed_forward_length"),
+        "num_hidden_layers": integer(file, "block_count"),
+        "intermediate_size": integer(
+            file, "feed_forward_length", None if kind.experts is None else _inner_size(file)
+        ),
         "num_attention_heads": heads,
-        "num_key_value_heads": _integer(file, "attention.head_count_kv", heads),
-        "head_dim": _integer(file, "attention.key_length", hidden // heads),
-        "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon"),
-        "rope_theta": _number(file, "rope.freq_base", 10000.0),
-        "max_position_embeddings": _integer(file, "context_length"),
+        "num_key_value_heads": integer(file, "attention.head_count_kv", heads),
+        "head_dim": integer(file, "attention.key_length", hidden // heads),
+        "rms_norm_eps": number(file, "attention.layer_norm_rms_epsilon"),
+        "rope_theta": number(file, "rope.freq_base", 10000.0),
+        "max_position_embeddings": integer(file, "context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "hidden_act": "silu",
         "torch_dtype": "bfloat16",
     }
-    if config["head_dim"] != _integer(file, "attention.value_length", config["head_dim"]):
+    if config["head_dim"] != integer(file, "attention.value_length", config["head_dim"]):
         raise error(file, "keys and values differ in their length, which is not supported")
     for name in ("bos", "eos"):
         token = file.values.get(f"tokenizer.ggml.{name}_token_id")
         if token is not None:
             config[f"{name}_token_id"] = token
-    scaling = _rope_scaling(file, config)
+    scaling = rope_scaling(file, config)
     if scaling is not None:
         config["rope_scaling"] = scaling
+    if kind.experts is not None:
+        config |= _experts_config(file, kind.experts, config["num_hidden_layers"])
     return config
 
 
-def _rope_scaling(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Raises CheckpointError for a kind that is not known."""
-    prefix = f"{file.values['general.architecture']}.rope."
-    rotated = file.values.get(f"{prefix}dimension_count", config["head_dim"])
-    if rotated != config["head_dim"]:
-        raise error(file, f"{prefix}dimension_count is {rotated}, not that of a head")
-    kind = file.values.get(f"{prefix}scaling.type")
-    if ROPE_FACTORS in file.tensors:
-        return _llama3_scaling(file, config)
-    factor = file.values.get(f"{prefix}scaling.factor")
-    if kind in (None, "none"):
-        return None
-    if not isinstance(factor, int | float) or not factor > 0:
-        raise error(file, f"{prefix}scaling.factor is {factor!r}")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": float(factor)}
-    if kind == "yarn":
-        length = file.values.get(f"{prefix}scaling.original_context_length")
-        if not isinstance(length, int):
-            raise error(file, f"{prefix}scaling.original_context_length is {length!r}")
-        scaling = {"rope_type": "yarn", "factor": float(factor)}
-        return scaling | {"original_max_position_embeddings": length}
-    raise error(file, f"{prefix}scaling.type is {kind!r}; supported are linear and yarn")
+def _inner_size(file: GgufFile) -> int:
+    """Numbers between the two products of an expert; older files leave the key out."""
+    stack = file.tensors.get("blk.0.ffn_gate_exps.weight")
+    of_stack = stack.shape[1] if stack is not None and len(stack.shape) == 3 else None
+    return integer(file, "expert_feed_forward_length", of_stack)
 
 
-_LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-_LLAMA3_LENGTH: Final = 8192
-_LLAMA3_FACTORS: Final = (8.0, 32.0)
-"""As all of its family have them."""
-
-
-def _llama3_scaling(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
-    import numpy as np
-
-    tensor = file.tensors[ROPE_FACTORS]
-    pairs = config["head_dim"] // 2
-    if tensor.type.name != "F32" or tensor.shape != (pairs,):
-        raise error(file, f"tensor {ROPE_FACTORS} has shape {list(tensor.shape)}")
-    with file.path.open("rb") as opened:
-        opened.seek(tensor.offset)
-        found = np.frombuffer(opened.read(tensor.num_bytes), dtype="<f4")
-    waves = 2 * np.pi * config["rope_theta"] ** (np.arange(pairs) / pairs)
-    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    smooth = ((_LLAMA3_LENGTH / waves - low) / (high - low)).clip(0, 1)
-    for factor in _LLAMA3_FACTORS:
-        expected = 1 / ((1 - smooth) / factor + smooth)
-        if found.shape == expected.shape and np.allclose(found, expected, rtol=1e-4):
-            length = {"original_max_position_embeddings": _LLAMA3_LENGTH}
-            return {"rope_type": "llama3", "factor": factor, **_LLAMA3, **length}
-    raise error(file, f"tensor {ROPE_FACTORS} has factors that no known rope has")
-
-
-def _integer(file: GgufFile, key: str, fallback: int | None = None) -> int:
-    whole, value = _looked_up(file, key, fallback)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-        raise error(file, f"{whole} is {value!r}, not a whole number above 0")
-    return value
-
-
-def _number(file: GgufFile, key: str, fallback: float | None = None) -> float:
-    whole, value = _looked_up(file, key, fallback)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise error(file, f"{whole} is {value!r}, not a number above 0")
-    return float(value)
-
-
-def _looked_up(file: GgufFile, key: str, fallback: object) -> tuple[str, object]:
-    whole = f"{file.values['general.architecture']}.{key}"
-    value = file.values.get(whole)
-    return whole, fallback if value is None else value
-
-
-def error(file: GgufFile, problem: str) -> CheckpointError:
-    """An error that names the file."""
-    return CheckpointError(f"{file.path}: {problem}", param="model")
+def _experts_config(file: GgufFile, names: ExpertNames, layers: int) -> dict[str, Any]:
+    """Raises CheckpointError for a key that is missing or not supported."""
+    prefix = file.values["general.architecture"]
+    gating = file.values.get(f"{prefix}.expert_gating_func")
+    if gating not in (None, _SOFTMAX):
+        raise error(file, f"{prefix}.expert_gating_func is {gating!r}; supported is {_SOFTMAX}")
+    scale = file.values.get(f"{prefix}.expert_weights_scale")
+    if scale not in (None, 0.0, 1.0):
+        raise error(file, f"{prefix}.expert_weights_scale is {scale!r}, which is not supported")
+    is_normalized = file.values.get(f"{prefix}.expert_weights_norm", names.is_normalized)
+    count, chosen = integer(file, "expert_count"), integer(file, "expert_used_count")
+    if chosen > count:
+        raise error(file, f"{prefix}.expert_used_count is {chosen} of {count} experts")
+    config: dict[str, Any] = {names.count: count, "num_experts_per_tok": chosen}
+    dense = [n for n in range(layers) if f"blk.{n}.ffn_gate_inp.weight" not in file.tensors]
+    if not names.states_norm:
+        if is_normalized != names.is_normalized:
+            raise error(file, f"{prefix}.expert_weights_norm is {is_normalized!r}")
+        if dense:
+            raise error(file, f"layer {dense[0]} has no experts, which is not supported")
+        return config | {"intermediate_size": _inner_size(file)}
+    config |= {
+        "moe_intermediate_size": _inner_size(file),
+        "norm_topk_prob": bool(is_normalized),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": dense,
+    }
+    shared = file.tensors.get("blk.0.ffn_gate_shexp.weight")
+    if shared is not None:
+        config["shared_expert_intermediate_size"] = integer(
+            file, "expert_shared_feed_forward_length", shared.shape[0]
+        )
+    return config

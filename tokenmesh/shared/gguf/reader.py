@@ -6,8 +6,9 @@ is an error before memory is taken.
 
 import math
 import os
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -23,6 +24,8 @@ MAX_NESTING: Final = 1
 """Lists of lists hold nothing that is read."""
 _VERSIONS: Final = (2, 3)
 _DEFAULT_ALIGNMENT: Final = 32
+_PART_NAME: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+"""Files of a model that llama.cpp has split; they are numbered from 1 on."""
 _SCALARS: Final = {
     **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"},
     **{10: "Q", 11: "q", 12: "d"},
@@ -72,6 +75,8 @@ class GgufTensor:
     offset: int
     """Of its first byte, from the start of the file."""
     num_bytes: int
+    path: Path
+    """The file that it is in."""
 
     @property
     def row_bytes(self) -> int:
@@ -81,22 +86,72 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A file's table of contents."""
+    """The table of contents of a file, or of all files that a model is split into."""
 
     path: Path
+    """The first one."""
     values: Mapping[str, Any]
     """Metadata by key; lists are Python's."""
     tensors: Mapping[str, GgufTensor]
 
     @classmethod
     def read(cls, path: Path) -> "GgufFile":
-        """Raises CheckpointError for a file that is broken, cut off, or of another format."""
+        """Raises CheckpointError for a file that is broken, cut off, or of another format, for a
+        part that is not the first, and for parts that do not fit each other."""
+        whole = _read_header(path)
+        if whole.values.get("split.count", 1) == 1:
+            return whole
+        parts = part_paths(path)
         try:
-            with path.open("rb") as file:
-                return _Header(path, file).read()
-        except (OSError, ValueError, struct.error) as error:
-            problem = f"cannot be read as GGUF: {error}"
-            raise CheckpointError(f"{path}: {problem}", param="model") from error
+            return _joined([whole, *map(_read_header, parts[1:])], len(parts))
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}", param="model") from error
+
+
+def part_paths(path: Path) -> list[Path]:
+    """All files of a model by the name of its first one; a file alone where it is not one of many.
+
+    They need not exist.
+    """
+    named = _PART_NAME.fullmatch(path.name)
+    if named is None or int(named[2]) != 1:
+        return [path]
+    return [
+        path.with_name(f"{named[1]}-{number:05}-of-{named[3]}.gguf")
+        for number in range(1, int(named[3]) + 1)
+    ]
+
+
+def _read_header(path: Path) -> GgufFile:
+    try:
+        with path.open("rb") as file:
+            return _Header(path, file).read()
+    except (OSError, ValueError, struct.error) as error:
+        problem = f"cannot be read as GGUF: {error}"
+        raise CheckpointError(f"{path}: {problem}", param="model") from error
+
+
+def _joined(parts: Sequence[GgufFile], named: int) -> GgufFile:
+    """named: files by the name of the first one. Raises ValueError."""
+    first = parts[0]
+    count = first.values["split.count"]
+    if first.values.get("split.no") != 0:
+        raise ValueError("it is not the first part; name the one that ends in -00001-of-*.gguf")
+    if count != named:
+        raise ValueError(f"it is one of {count} parts, and is not named -00001-of-{count:05}.gguf")
+    tensors: dict[str, GgufTensor] = {}
+    for number, part in enumerate(parts):
+        found = part.values.get("split.no"), part.values.get("split.count")
+        if found != (number, count):
+            raise ValueError(f"{part.path.name} is not part {number + 1} of {count}")
+        twice = tensors.keys() & part.tensors
+        if twice:
+            raise ValueError(f"tensor {min(twice)} is there twice")
+        tensors |= part.tensors
+    total = first.values.get("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        raise ValueError(f"its parts have {len(tensors)} tensors instead of {total}")
+    return GgufFile(first.path, first.values, tensors)
 
 
 class _Header:
@@ -157,7 +212,7 @@ class _Header:
         if offset + num_bytes > self._size:
             needed = f"ends at byte {offset + num_bytes} of a file of {self._size}"
             raise ValueError(f"tensor {name} {needed}; is the file complete?")
-        return GgufTensor(block, shape, offset, num_bytes)
+        return GgufTensor(block, shape, offset, num_bytes, self._path)
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from tokenmesh.shared.gguf.architectures import error
+from tokenmesh.shared.gguf.metadata import error
 from tokenmesh.shared.gguf.reader import GgufFile
 
 _NORMAL: Final = 1

@@ -17,19 +17,20 @@ from typing import Any, BinaryIO, Final
 
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.gguf.architectures import (
-    ROPE_FACTORS,
+    StoredTensor,
     architecture_of,
     config_of,
-    error,
-    tensor_name,
+    stored_as,
 )
-from tokenmesh.shared.gguf.reader import GgufFile, GgufTensor
+from tokenmesh.shared.gguf.metadata import error
+from tokenmesh.shared.gguf.reader import GgufFile, GgufTensor, part_paths
+from tokenmesh.shared.gguf.rope import ROPE_FACTORS
 from tokenmesh.shared.gguf.tokenizer import tokenizer_of
 
 METHOD: Final = "gguf"
 """Its quant_method in config.json."""
 _FOLDER: Final = "~/.cache/tokenmesh/gguf"
-_LAYOUT: Final = 1
+_LAYOUT: Final = 2
 """Of what is written; a change makes directories anew."""
 _PLAIN: Final = ("F32", "F16", "BF16")
 _PIECE_BYTES: Final = 16 << 20
@@ -48,8 +49,10 @@ def unpacked(path: Path, folder: str = _FOLDER) -> Path:
     Raises CheckpointError for a file that cannot be read or served.
     """
     try:
-        status = path.stat()
-        seen = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {_LAYOUT}"
+        seen = f"{path.resolve()} {_LAYOUT}"
+        for part in part_paths(path):
+            status = part.stat()
+            seen += f" {status.st_size} {status.st_mtime_ns}"
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         target = place / f"{path.stem}-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
@@ -64,11 +67,12 @@ def unpacked(path: Path, folder: str = _FOLDER) -> Path:
 
 def _make(file: GgufFile, target: Path) -> None:
     config = config_of(file)
-    names = {name: tensor_name(file, name) for name in file.tensors if name != ROPE_FACTORS}
+    names = {name: stored_as(file, name) for name in file.tensors if name != ROPE_FACTORS}
     types = {
-        names[name].removesuffix(".weight"): tensor.type.name
-        for name, tensor in file.tensors.items()
-        if name in names and tensor.type.name not in _PLAIN
+        own.removesuffix(".weight"): file.tensors[name].type.name
+        for name, stored in names.items()
+        for own in stored.names
+        if file.tensors[name].type.name not in _PLAIN
     }
     if types:
         config["quantization_config"] = {"quant_method": METHOD, "types": types}
@@ -92,26 +96,30 @@ def _make(file: GgufFile, target: Path) -> None:
 
 
 def _write_weights(
-    file: GgufFile, names: dict[str, str], config: dict[str, Any], path: Path
+    file: GgufFile, names: dict[str, StoredTensor], config: dict[str, Any], path: Path
 ) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, stored in names.items():
         tensor = file.tensors[name]
-        shape, dtype = list(tensor.shape), tensor.type.name
+        shape, dtype = list(stored.shape), tensor.type.name
         if dtype not in _PLAIN:
             if len(shape) != 2 or not name.endswith(".weight"):
                 raise error(file, f"tensor {name} is of type {dtype}, and is not a matrix")
             shape, dtype = [shape[0], tensor.row_bytes], "U8"
-        begin, end = end, end + tensor.num_bytes
-        header[stored] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        # experts lie one after the other
+        size = tensor.num_bytes // len(stored.names)
+        for own in stored.names:
+            begin, end = end, end + size
+            header[own] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     described = json.dumps(header).encode()
     described += b" " * (-len(described) % 8)
-    with file.path.open("rb") as source, path.open("wb") as to:
+    with path.open("wb") as to:
         to.write(len(described).to_bytes(8, "little") + described)
         for name in names:
-            for piece in _pieces(file, source, name, config):
-                to.write(piece)
+            with file.tensors[name].path.open("rb") as source:
+                for piece in _pieces(file, source, name, config):
+                    to.write(piece)
         to.flush()
         os.fsync(to.fileno())
 

@@ -11,7 +11,12 @@ from tokenmesh.shared.messages.adapters import (
     LoadAdapter,
     UnloadAdapter,
 )
-from tokenmesh.shared.messages.audio import AudioPrepared, PrepareAudio
+from tokenmesh.shared.messages.audio import (
+    AudioPrepared,
+    PrepareAudio,
+    PrepareSpeech,
+    SpeechPrepared,
+)
 from tokenmesh.shared.messages.beat import Heartbeat
 from tokenmesh.shared.messages.blocks import (
     BlockEvents,
@@ -82,6 +87,8 @@ Message = (
     | TokenizerConfigRead
     | PrepareAudio
     | AudioPrepared
+    | PrepareSpeech
+    | SpeechPrepared
     | Encode
     | Encoded
     | Place
@@ -154,6 +161,7 @@ __all__ = [
     "Pool",
     "PoolAnswer",
     "PrepareAudio",
+    "PrepareSpeech",
     "Profiled",
     "PromptRead",
     "Queued",
@@ -167,6 +175,7 @@ __all__ = [
     "Resend",
     "Sleep",
     "Slept",
+    "SpeechPrepared",
     "StartProfile",
     "StopProfile",
     "StreamUnknown",

@@ -40,6 +40,15 @@ class SpeechFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Samples a second."""
     max_previous_tokens: int = 223
     """Of the text before the clip."""
+    prompt_ids: list[int] = []
+    """Of every prompt, for a model whose recordings are added to all tokens, those of the output
+    included; empty: prompts are made of the ids above."""
+    hidden_ids: list[int] = []
+    """Drawn, but no text: of such a model, which draws one token for each part of a clip."""
+    aligns: bool = False
+    """Whether the checkpoint names heads that follow the speech, which words' times come from."""
+    follows_speech: bool = False
+    """Whether speech can be transcribed in parts while it goes on (PrepareSpeech)."""
 
 
 class PrepareAudio(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -69,6 +78,8 @@ class AudioClip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_hash: str
     """Hex digest of its samples plus preprocessing options: the identity for every cache."""
     features: BlobKey
+    num_tokens: int = 0
+    """Tokens of prompt and output together that it is added to, for models with `prompt_ids`."""
 
 
 class AudioPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -79,3 +90,35 @@ class AudioPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     total: int
     """Clips of the whole recording."""
     clips: list[AudioClip]
+
+
+class PrepareSpeech(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Store the features of the next part of speech that may still go on.
+
+    For models with `prompt_ids`. Answered with SpeechPrepared or Failed.
+    """
+
+    request_id: RequestId
+    model: ModelName
+    source: BlobKey
+    """Samples of the speech from `first_sample` to those heard so far: 16 bits, little-endian,
+    mono."""
+    rate: int
+    first_sample: int = 0
+    """A number that an earlier SpeechPrepared has returned, or 0."""
+    first_token: int = 0
+    """The tokens before this one have their features."""
+    follows: str = ""
+    """`content_hash` of the part before; empty for the first one."""
+    is_end: bool = False
+    """Whether the speech ends with these samples; silence follows them."""
+    tenant: str = ""
+
+
+class SpeechPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The part of speech whose features no later sample changes."""
+
+    part: AudioClip | None = None
+    """None: the samples do not fill one more token."""
+    next_sample: int = 0
+    """The first one that the next part needs."""

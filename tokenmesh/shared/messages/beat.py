@@ -42,6 +42,16 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The worker looks for an unknown adapter in a directory."""
     adapter: AdapterCard | None = None
     """The one that a request names; in no heartbeat."""
+    takes_audio: bool = False
+    """Whether prompts may hold recordings; a model that only transcribes them takes none."""
+    takes_adapters: bool = False
+    """Whether LoRA adapters can be loaded."""
+    on_demand: bool = False
+    """The worker sleeps when it has no requests, and is woken by the next one."""
+    slots: str = ""
+    """Workers on demand with the same value share a bound on how many are awake; empty: none."""
+    weight_format: str = ""
+    """How its weights are kept: a method of quantization, or a type."""
 
     @property
     def requested_name(self) -> str:
@@ -85,6 +95,10 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What tenants have had of the worker lately, by weight; of the heaviest ones."""
     is_compiler_starting: bool = False
     """A stream with a grammar would wait for the worker's grammar libraries to load."""
+    idle_s: float = 0.0
+    """Of a worker on demand: time without streams."""
+    sleeps_in_s: float | None = None
+    """Of a worker on demand: when it sleeps if no request comes; None: not by itself."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Beat", omit_defaults=True):

@@ -13,15 +13,15 @@ from tokenmesh.shared.ids import ModelName, WorkerId
 MEDIUM: Final = "GPU"
 """vLLM's word for the memory that the engine computes in, on a CPU too."""
 
-ExtraKind = Literal["lora", "salt", "media"]
+ExtraKind = Literal["lora", "salt", "media", "kv_dtype"]
 
 
 class ExtraKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What distinguishes a block besides its token ids and its parent."""
 
     kind: ExtraKind
-    """An adapter's name and, after an @, its content hash; a cache salt (first block only); or the
-    content hash of a media item."""
+    """An adapter's name and, after an @, its content hash; a cache salt (first block only); the
+    content hash of a media item; or the 8-bit type of the KV cache (first block only)."""
     value: str
     offset: int = 0
     """media: where its first placeholder is, in tokens from the block's first one."""

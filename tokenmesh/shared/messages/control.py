@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-SleepMode = Literal["abort", "wait"]
+SleepMode = Literal["abort", "wait", "idle"]
 WakeTag = Literal["weights", "kv_cache"]
 EndedBy = Literal["asked", "steps", "time"]
 
@@ -15,7 +15,8 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     level: int = 1
     """1: KV is freed and the weights leave the GPU. 2: the weights are freed everywhere."""
     mode: SleepMode = "abort"
-    """What becomes of running streams: ended with an error, or waited for."""
+    """What becomes of running streams: ended with an error, or waited for. With idle, and while
+    any runs or is awaited, the answer is Failed."""
 
 
 class Slept(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -31,6 +32,9 @@ class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     """Bring back parts of a sleeping worker. Answered with Woken or Failed."""
 
     tags: list[WakeTag]
+    """None of them: only the keep-alive is set."""
+    keep_alive_s: float | None = None
+    """As in Generate."""
 
 
 class Woken(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -43,6 +43,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     """The tenant's class, before `priority`; smaller is sooner."""
     lora_hash: str = ""
     """The content that `lora` must have; empty: any."""
+    keep_alive_s: float | None = None
+    """From now on a model on demand sleeps after so long without requests; negative: never."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

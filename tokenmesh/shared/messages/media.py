@@ -1,5 +1,6 @@
 """Media, always by reference into the blob store, and the messages to mm_encoder_svc."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -50,6 +51,9 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     in order, such as the ends of rows of an image or the times between frames of a video."""
     combine: str = REPLACE
     """REPLACE the embeddings of the tokens, or ADD to them."""
+    follows: str | None = None
+    """Of a part of speech: `content_hash` of the part before, from whose state the tower goes on;
+    empty for the first part. None: the item is encoded alone."""
 
     @property
     def end(self) -> int:
@@ -71,12 +75,23 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return runs
 
 
+def count_by_modality(media: Iterable[MediaItem]) -> dict[str, int]:
+    """Tokens that take an embedding, by the kind of their items; those of EMBEDS are text."""
+    counts: dict[str, int] = {}
+    for item in media:
+        if item.kind != EMBEDS:
+            counts[item.kind] = counts.get(item.kind, 0) + item.num_embeddings
+    return counts
+
+
 class Encode(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Request the embeddings of a prompt's media."""
 
     request_id: RequestId
     model: ModelName
     items: list[MediaItem]
+    num_known: int = 0
+    """The first so many items have their embeddings, and are returned as they are."""
 
 
 class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -60,6 +60,10 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tr
     """The tenant's share; its readers bound it."""
     tenant_priority: int = 0
     """The tenant's class, before `priority`; smaller is sooner."""
+    keep_alive_s: float | None = None
+    """As in Generate."""
+    lora_hash: str = ""
+    """The content that `lora` must have; empty: any."""
 
 
 class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -46,6 +46,11 @@ class SpeechRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """With timestamps: those have to come in pairs and may not decrease. -1: without timestamps."""
     max_initial_timestamp: int = -1
     """Number of the latest timestamp that an output may begin with; -1: any."""
+    align_from: int = 0
+    """The first token of a transcript in the prompt, with `align_states`."""
+    align_states: int = 0
+    """States of the encoder that are of the recording: the transcript in the prompt is aligned with
+    them, see `Delta.alignment`. 0: it is not."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

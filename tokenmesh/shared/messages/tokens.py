@@ -44,6 +44,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One for each prompt token (None for the first); on the first delta, when requested."""
     error: Failed | None = None
     """With finish "error": why."""
+    alignment: list[int] | None = None
+    """The state of the encoder at which each token of the prompt's transcript ends and the next one
+    begins; on the first delta, when requested."""
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True):

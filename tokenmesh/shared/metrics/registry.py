@@ -3,12 +3,10 @@
 There is no global registry: code that measures receives a `Metrics`, and a test makes its own.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from threading import Thread
-from typing import Final, Self
-from wsgiref.simple_server import WSGIServer
+from functools import partial
+from typing import Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,22 +17,24 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     generate_latest,
-    start_http_server,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from tokenmesh.shared.config.mesh import TelemetrySettings
-from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.metrics.table import METRICS, PREFIX, Metric
 
-CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-
+_OPEN_METRICS: Final = "application/openmetrics-text"
+_encode_open: Final = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)
+"""All our names are valid as they are; the default escaping replaces colons, in samples only."""
+_END: Final = b"# EOF\n"
 _METRIC_BY_NAME: Final = {metric.name: metric for metric in METRICS}
 
 _Made = Counter | Gauge | Histogram
+OtherMetrics = Callable[[bool], bytes]
+"""Metrics of other processes as text; its argument: whether as OpenMetrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,18 @@ class Metrics:
         return () if made is None else made.collect()
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes; its media type is `CONTENT_TYPE`."""
+        """The text that Prometheus scrapes, without exemplars."""
         return generate_latest(self.registry)
+
+    def render_with(self, others: OtherMetrics, accept: str) -> tuple[bytes, str]:
+        """The text of this process and others, and its media type.
+
+        `accept`: the header of the scrape. OpenMetrics has exemplars, Prometheus prefers it.
+        """
+        if _OPEN_METRICS not in accept:
+            return self.render() + others(False), CONTENT_TYPE_PLAIN_0_0_4
+        text: bytes = _encode_open(self.registry)
+        return text.removesuffix(_END) + others(True) + _END, openmetrics.CONTENT_TYPE_LATEST
 
     def _find(self, name: str, labels: dict[str, str]) -> _Made:
         if not labels:
@@ -191,56 +201,27 @@ def _lines(text: bytes, prefix: bytes) -> bytes:
 
 
 def join_samples(
-    table: Iterable[Metric], sources: Iterable[Mapping[str, bytes]], prefix: str
+    table: Iterable[Metric],
+    sources: Iterable[Mapping[str, bytes]],
+    prefix: str,
+    is_open: bool = False,
 ) -> bytes:
-    """What several processes have answered as one text, each metric with its head once."""
-    known = list(sources)
-    return b"".join([part for metric in table for part in _family(metric, known, prefix)])
+    """What several processes have answered as one text, each metric with its head once.
+
+    `is_open`: for OpenMetrics, where the head of a counter has no suffix.
+    """
+    known, suffix = list(sources), "" if is_open else "_total"
+    return b"".join([part for metric in table for part in _family(metric, known, prefix, suffix)])
 
 
-def _family(metric: Metric, sources: list[Mapping[str, bytes]], prefix: str) -> Iterator[bytes]:
+def _family(
+    metric: Metric, sources: list[Mapping[str, bytes]], prefix: str, suffix: str
+) -> Iterator[bytes]:
     blocks = [lines for source in sources if (lines := source.get(metric.name))]
     if not blocks:
         return
-    name = f"{prefix}{metric.name}" + ("_total" if metric.kind == "counter" else "")
+    name = f"{prefix}{metric.name}" + (suffix if metric.kind == "counter" else "")
     yield f"# HELP {name} {metric.help}\n# TYPE {name} {metric.kind}\n".encode()
     start = prefix.encode()
     for block in blocks:
         yield start + block.rstrip(b"\n").replace(b"\n", b"\n" + start) + b"\n"
-
-
-class MetricsEndpoint:
-    """prometheus_client's server on a thread of its own."""
-
-    def __init__(self, server: WSGIServer, thread: Thread) -> None:
-        self._server = server
-        self._thread = thread
-
-    @property
-    def port(self) -> int:
-        return self._server.server_port
-
-    @classmethod
-    def start(cls, metrics: Metrics, host: str, port: int) -> Self:
-        """Listen; port 0 is any free one. Raises ConfigError when the port is taken."""
-        try:
-            server, thread = start_http_server(port, host, metrics.registry)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot serve metrics on {host}:{port}: {error.strerror}",
-                param="telemetry.metrics_port",
-            ) from error
-        return cls(server, thread)
-
-    async def stop(self) -> None:
-        # Returns only when the serving loop looked up, half a second later.
-        await asyncio.to_thread(self._server.shutdown)
-        self._server.server_close()
-        self._thread.join()
-
-
-def start_metrics_endpoint(metrics: Metrics, settings: TelemetrySettings) -> MetricsEndpoint | None:
-    """The configured endpoint; None when its port is 0."""
-    if settings.metrics_port == 0:
-        return None
-    return MetricsEndpoint.start(metrics, settings.metrics_host, settings.metrics_port)

@@ -53,6 +53,7 @@ class HeartbeatSender:
         self.count_queued: Callable[[], int] = int
         self.tokenizes: list[ModelCard] = []
         self.is_draining = False
+        self._has_left = False
 
     async def run(self) -> None:
         """Publish until cancelled. A late heartbeat does not shift the next ones."""
@@ -63,7 +64,10 @@ class HeartbeatSender:
             await asyncio.sleep(next_s - monotonic_s())
 
     async def beat(self, *, is_leaving: bool = False) -> None:
-        """Publish one heartbeat now; none while the bus is lost."""
+        """Publish one heartbeat now; none while the bus is lost or after the last one."""
+        if self._has_left:
+            return
+        self._has_left = is_leaving
         self._sequence += 1
         models, load = self.content()
         message = Heartbeat(

@@ -12,6 +12,7 @@ from tokenmesh.shared.telemetry.span import (
     current_trace_id,
     current_traceparent,
     record_span,
+    sampled_trace_id,
     span,
     untraced,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "current_trace_id",
     "current_traceparent",
     "record_span",
+    "sampled_trace_id",
     "span",
     "start_telemetry",
     "untraced",

@@ -47,6 +47,12 @@ def current_trace_id() -> str | None:
     return current.trace_id if current is not None else None
 
 
+def sampled_trace_id() -> str | None:
+    """The same where the trace is recorded, else None."""
+    current = _current.get()
+    return current.trace_id if current is not None and current.is_sampled else None
+
+
 @lru_cache(_PARENTS_CACHED)
 def _parse(traceparent: str) -> Span | None:
     """The span that a header names; None for a broken header, which W3C says to ignore."""
