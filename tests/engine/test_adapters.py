@@ -1,6 +1,8 @@
 """Adapters against models that they are merged into: every stream of a mixed batch, bad input."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -107,6 +109,21 @@ def test_every_stream_of_a_mixed_batch_equals_its_merged_model(
     assert drivers(name, kind).tokens(jobs) == expected
 
 
+@pytest.mark.slow
+def test_32_streams_with_32_adapters_equal_their_merged_models(tiny: Tiny, tmp_path: Path) -> None:
+    driver = EngineDriver(tiny("llama").directory, lora=LORA, max_num_seqs=32)
+    jobs, expected = [], []
+    for seed in range(32):
+        spec = AdapterSpec(seed=seed, rank=1 + seed % 16, alpha=4 + seed % 3)
+        path = write_adapter(make_model("llama"), tmp_path / str(seed), spec)
+        merged = TinyCheckpoint(path, lambda path=path: merge(make_model("llama"), path))  # type: ignore[misc]
+        prompt = prompt_of(20, seed=seed % 4)
+        jobs.append(Job(prompt, greedy(NUM_TOKENS), adapter=driver.model.adapters.read(path)))
+        expected += merged.greedy([prompt], NUM_TOKENS)
+    assert len({tuple(each) for each in expected}) > 16, "the adapters change nothing"
+    assert driver.tokens(jobs) == expected
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 16])
 def test_chunks_and_preemptions_change_nothing(
     tiny: Tiny,
@@ -164,7 +181,7 @@ def _fields(struct: Any) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-Spoil = Callable[[Path], None]
+Spoil = Callable[[Path], object]
 
 
 def config(**changes: Any) -> Spoil:
@@ -200,6 +217,27 @@ EMBEDDING = f"{PREFIX}model.embed_tokens.lora_embedding_A"
 UNKNOWN = f"{PREFIX}model.layers.9.self_attn.q_proj.lora_A.weight"
 MAGNITUDE = f"{PREFIX}model.layers.0.self_attn.q_proj.lora_magnitude_vector"
 
+
+def pipe(directory: Path) -> None:
+    (directory / "adapter_config.json").unlink()
+    os.mkfifo(directory / "adapter_config.json")
+
+
+def header(directory: Path, **entry: Any) -> None:
+    """Another header before the same bytes."""
+    file = directory / "adapter_model.safetensors"
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    found = {**json.loads(data[8:end]), **entry}
+    made = json.dumps(found).encode()
+    file.write_bytes(len(made).to_bytes(8, "little") + made + data[end:])
+
+
+def deep(directory: Path) -> None:
+    text = f'{{"peft_type": "LORA", "r": 1, "x": {"[" * 900}{"]" * 900}}}'
+    (directory / "adapter_config.json").write_text(text)
+
+
 BAD: dict[str, tuple[Spoil, str]] = {
     "pickled": (pickle, r"adapter_model.bin: is pickled"),
     "truncated": (cut, r"adapter_model.safetensors: cannot be read as safetensors"),
@@ -208,7 +246,7 @@ BAD: dict[str, tuple[Spoil, str]] = {
         r"adapter_config.json: cannot be read",
     ),
     "no json": (
-        lambda d: (d / "adapter_config.json").write_text("{"),  # type: ignore[dict-item]
+        lambda d: (d / "adapter_config.json").write_text("{"),
         r"adapter_config.json: is not valid JSON",
     ),
     "rank": (config(r=17), r"r is 17 for model.layers.0.*max_lora_rank allows 16"),
@@ -222,6 +260,37 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "pissa": (config(init_lora_weights="pissa"), r"init_lora_weights is 'pissa'"),
     "later": (config(use_qalora=True), r"use_qalora is True: it is not served"),
     "pattern": (config(rank_pattern={"(a+)+$": 2}), r"rank_pattern has the key '\(a\+\)\+\$'"),
+    "escape": (config(rank_pattern={"a\\": 2}), r"rank_pattern has the key"),
+    "patterns": (
+        config(alpha_pattern={f"m{n}": 2 for n in range(5000)}),
+        r"alpha_pattern has 5000 keys; at most 4096",
+    ),
+    "large rank": (config(r=10**300), r"r is 1000.*\.\.\., not a positive integer"),
+    "rslora": (config(use_rslora="false"), r"use_rslora is 'false', neither true nor false"),
+    "infinite": (config(lora_alpha=float("inf")), r"lora_alpha is inf, not a finite number"),
+    "large config": (config(x="y" * (1 << 20)), r"adapter_config.json: is larger than 1048576"),
+    "deep": (deep, r"x is .*: it is not served|is not valid JSON"),
+    "pipe": (pipe, r"adapter_config.json: is not a file"),
+    "directory": (
+        lambda d: shutil.move(d / "adapter_model.safetensors", d / "x"),
+        r"holds no adapter_model.safetensors",
+    ),
+    "dimensions": (
+        lambda d: header(d, x={"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 4]}),
+        r"cannot be read as safetensors",
+    ),
+    "large header": (
+        lambda d: header(d, __metadata__={"x": "y" * (9 << 20)}),
+        r"its header of 94\d+ bytes does not fit",
+    ),
+    "long name": (
+        tensors(lambda t: t.update({"x\n" * 5000: t[Q].clone()})),
+        r"'x\\n.{400,1200} is not served: it is not a matrix",
+    ),
+    "both names": (
+        tensors(lambda t: t.update({f"{Q}x": t[Q].clone()})),
+        r"lora_A.weightx is not served",
+    ),
     "target": (
         tensors(lambda t: t.update({UNKNOWN: t[Q].clone()})),
         r"layers.9.*has no linear layer model.layers.9.self_attn.q_proj.*trained on tiny",

@@ -6,6 +6,7 @@ import pytest
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
+from tests.rounds import rounds
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 NUM_TOKENS = 32
@@ -134,7 +135,7 @@ def test_blocks_of_an_ended_request_leave_no_trace(tiny: Tiny) -> None:
     assert driver.tokens([job]) == first
 
 
-@pytest.mark.parametrize("seed", range(8))
+@rounds("seed", 4, 16)
 def test_no_setting_of_the_scheduler_changes_a_token(tiny: Tiny, seed: int) -> None:
     rng = Random(seed)
     name = rng.choice(["llama_odd", "qwen2_window", "qwen3", "olmo3", "ministral3"])

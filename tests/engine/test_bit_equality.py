@@ -14,6 +14,8 @@ LENGTHS = (37, 5, 18, 64, 1, 16, 29, 90)
 KINDS = ("llama", "qwen2_window", "qwen3", "olmo3", "ministral3", "exaone4", "granite")
 PROMOTED = ("gemma2", "gemma3_text", "qwen2_moe", "gpt_oss")
 """Read from module trees."""
+IN_BFLOAT16 = ("llama", "qwen2_window", *PROMOTED)
+"""Between them they run every kernel of the others."""
 SAMPLING = SamplingParams(
     seed=3, max_tokens=20, temperature=0.8, ignore_eos=True, logprobs=5, prompt_logprobs=1
 )
@@ -25,8 +27,16 @@ def numbers_of(outcome: Outcome) -> list[object]:
     return [outcome.token_ids, outcome.logprobs, outcome.prompt_logprobs]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [*KINDS, *PROMOTED])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in (*KINDS, *PROMOTED)),
+        *(
+            pytest.param(name, "bfloat16", marks=() if name in IN_BFLOAT16 else pytest.mark.slow)
+            for name in (*KINDS, *PROMOTED)
+        ),
+    ],
+)
 def test_log_probabilities_are_bit_equal_alone_batched_and_in_chunks(
     tiny: Tiny, name: str, dtype: Dtype
 ) -> None:

@@ -19,7 +19,8 @@ from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.hf import build
 from tokenmesh.services.worker_svc.models.hf.attention import Port
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.keeps import KvStore, Latent, Pages, State
+from tokenmesh.services.worker_svc.models.keeps import Latent, Pages, State
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 

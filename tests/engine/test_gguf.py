@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tests.fakes import gguf
@@ -80,6 +80,35 @@ def test_a_model_computes_what_its_blocks_stand_for(
         seen.append((result.token_ids, torch.tensor(logprobs)))
     assert seen[0][0] == seen[1][0]
     torch.testing.assert_close(seen[0][1], seen[1][1], atol=1e-4, rtol=0)
+
+
+def split_model(tmp_path: Path) -> tuple[Path, Path]:
+    """One model: a file, and the first of three that it is split into."""
+    source = tmp_path / "source"
+    make_fake(Fake("Llama", {**SIZES, "vocab_size": 320}), HEADS).save_pretrained(source)
+    gguf.write_model(source, tmp_path / "m.gguf", "llama", mixed, bytes_tokens(320))
+    gguf.write_model(source, tmp_path / "m.gguf", "llama", mixed, bytes_tokens(320), parts=3)
+    return tmp_path / "m.gguf", tmp_path / "m-00001-of-00003.gguf"
+
+
+def test_a_model_in_several_files_is_that_of_one(tmp_path: Path, folder: str) -> None:
+    whole, first = split_model(tmp_path)
+    weights = [load_file(unpacked(each, folder) / "model.safetensors") for each in (whole, first)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    second = tmp_path / "m-00002-of-00003.gguf"
+    with pytest.raises(CheckpointError, match="not the first part"):
+        unpacked(second, folder)
+    renamed = tmp_path / "renamed.gguf"
+    renamed.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointError, match="one of 3 parts, and is not named -00001-of-00003"):
+        unpacked(renamed, folder)
+    second.write_bytes((tmp_path / "m-00003-of-00003.gguf").read_bytes())
+    with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf is not part 2 of 3"):
+        unpacked(first, folder)
+    second.unlink()
+    with pytest.raises(CheckpointError, match="00002-of-00003"):
+        unpacked(first, folder)
 
 
 def small_halves(blocks: torch.Tensor, *places: int) -> None:

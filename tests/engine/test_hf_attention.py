@@ -8,7 +8,8 @@ from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.hf import attention
 from tokenmesh.services.worker_svc.models.hf.attention import Port
 from tokenmesh.services.worker_svc.models.hf.run import ModulePlace, Run
-from tokenmesh.services.worker_svc.models.keeps import Pages, make_store
+from tokenmesh.services.worker_svc.models.keeps import Pages
+from tokenmesh.services.worker_svc.models.kv_store import make_store
 
 pytestmark = needs_native
 PAGE, BLOCKS = 8, 24

@@ -27,6 +27,21 @@ class Waves(torch.nn.Module):
         return SimpleNamespace(logits=(self.table(input_ids).float() * self.steepness).sin())
 
 
+class WithIds(Waves):
+    """Adds a little that embeddings alone do not."""
+
+    def forward(self, use_cache: bool, **given: torch.Tensor) -> Any:  # type: ignore[override]
+        if "input_ids" in given:
+            return SimpleNamespace(logits=self.table(given["input_ids"]).float().sin() + 0.1)
+        return SimpleNamespace(logits=given["inputs_embeds"].float().sin())
+
+
+def test_in_half_precision_a_model_that_needs_token_ids_is_refused() -> None:
+    model = WithIds(1.0, torch.bfloat16)
+    with pytest.raises(UnservedModel, match="needs token ids beside their embeddings"):
+        reference(cast("Any", model), VOCAB)
+
+
 def limit_of(steepness: float, dtype: torch.dtype) -> float:
     torch.manual_seed(0)
     return reference(cast("Any", Waves(steepness, dtype)), VOCAB).limit

@@ -119,6 +119,16 @@ def test_other_activations_are_refused(activation: str) -> None:
         spec_of(built(plain, mlp_hidden_act=activation))
 
 
+def test_a_limit_that_only_large_numbers_reach_is_noticed() -> None:
+    (kind,) = classes_of("mixtral")
+    module = built(kind)
+    plain = module._apply_gate
+    assert spec_of(module).limit is None
+    module._apply_gate = lambda gate_up: plain(gate_up.clamp(max=50))
+    with pytest.raises(ValueError, match="its activation is not supported"):
+        spec_of(module)
+
+
 def test_no_two_activations_are_taken_for_each_other() -> None:
     (kind,) = classes_of("mixtral")
     numbers = torch.linspace(-9, 9, 999)[:, None]

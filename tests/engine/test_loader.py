@@ -250,8 +250,8 @@ def test_a_hub_id_that_cannot_be_reached_says_so(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"nobody/nothing: .*hub"):
-        build_runner(ModelSettings(model="nobody/nothing"), WorkerSettings(), lambda a, b: None)
+    with pytest.raises(CheckpointError, match=r"absent/nothing: .*hub"):
+        build_runner(ModelSettings(model="absent/nothing"), WorkerSettings(), lambda a, b: None)
 
 
 def test_end_of_sequence_ids_come_from_either_file(copy: Callable[[str], Path]) -> None:

@@ -17,6 +17,8 @@ from tests.fakes.poolers import (
     states_of,
     write_modules,
 )
+from tests.ops.native import WAYS
+from tokenmesh.services.worker_svc.models.hf.pooling import rows, tree
 from tokenmesh.shared.messages.pooling import PoolingParams
 
 TOKENS = PoolingParams(task="token_embed", use_activation=False)
@@ -46,6 +48,24 @@ def test_tokens_are_those_of_each_prompt_alone(encoder: Callable[[str], Made], n
     given = prompts(*LENGTHS)
     ours = driver.run(given, TOKENS)
     for prompt, numbers in zip(given, ours, strict=True):
+        expected = states_of(model, prompt).numpy()
+        np.testing.assert_allclose(numbers, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_many_prompts_take_several_passes(
+    name: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With windows and without, by the C kernels and by torch."""
+    model = make_pooler(ENCODERS[name], "Model")
+    model.save_pretrained(tmp_path)
+    write_modules(tmp_path)
+    driver = PoolDriver(tmp_path, native_kernels=native)
+    monkeypatch.setattr(tree, "PASS_TOKENS", 50)
+    monkeypatch.setattr(rows, "PASS_TOKENS", 50)
+    given = prompts(*LENGTHS, 70)
+    for prompt, numbers in zip(given, driver.run(given, TOKENS), strict=True):
         expected = states_of(model, prompt).numpy()
         np.testing.assert_allclose(numbers, expected, atol=2e-5, rtol=2e-5)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.models.gpt_oss import modeling_gpt_oss
-from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tests.engine.test_promotion import assert_same_tokens, tree_of
 from tests.fakes.engine_driver import EngineDriver
@@ -196,6 +196,20 @@ def _doubled_sinks(tree: Any) -> None:
         layer.self_attn.__class__ = DoubledSinks
 
 
+class ScaledMlp(LlamaMLP):  # type: ignore[misc]
+    """Multiplies its result by a buffer, which is 1 in the first layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.scale * super().forward(x)
+        return scaled
+
+
+def _scaled_layers(tree: Any) -> None:
+    for number, layer in enumerate(tree.body.layers):
+        layer.mlp.__class__ = ScaledMlp
+        layer.mlp.register_buffer("scale", torch.tensor(1.0 + number))
+
+
 def _other_softcap(tree: Any) -> None:
     tree.body.layers[1].self_attn.tokenmesh_port.softcap = 5.0
 
@@ -233,6 +247,7 @@ def _bounded_logits(tree: Any) -> None:
         ("sinks", _doubled_sinks, "layer 0: its attention's sinks are not a weight for each head"),
         ("gemma2", _other_softcap, "its layers differ in more than window, rope and MLP"),
         ("gemma2", _no_softcap, "layer 0: its attention has a softcap of 0.0"),
+        ("llama", _scaled_layers, "layer 0: it has weights beside those of a plain layer"),
         ("llama", _moved_rows, "its embedding is more than a table and a factor"),
         ("gemma3_text", _scaled_body, "its embeddings are multiplied twice"),
         ("llama", _bounded_logits, "its logits are not multiplied by one number"),
@@ -247,6 +262,14 @@ def test_a_tree_with_a_part_that_is_not_known_stays_a_tree(
     with pytest.raises(Unread, match=f"^{reason}"):
         promote(model, False)
     assert not any(parameter.is_meta for parameter in model.tree.body.parameters())
+
+
+@torch.inference_mode()
+def test_a_norm_of_another_width_beside_the_layers_changes_nothing(tiny: Tiny) -> None:
+    model = tree_of(tiny("llama").directory)
+    body = model.tree.body
+    body._modules = {"small": LlamaRMSNorm(8), **body._modules}
+    assert promote(model, False).norm.shape == (model.facts.hidden_size,)
 
 
 def test_an_activation_that_is_not_known_stays_in_the_tree(

@@ -40,6 +40,8 @@ EXPERTS = {
     "exaone_moe_one_group": ("sigmoid", True, [False, True, True, True]),
 }
 """How the experts are chosen, whether their weights are normalized, and which layers have any."""
+IN_TORCH = frozenset({"mixtral", "qwen2_moe", "glm4_moe_one_group", "gpt_oss"})
+"""Softmax with and without normalized weights, sigmoid with a correction, biases and clipping."""
 UNREAD = ("ministral3", "hunyuan")
 """Fakes that the general kind does not read as native ones: queries that grow with the position,
 and a rope that transformers' own config class does not have."""
@@ -96,10 +98,19 @@ def test_families_with_experts_are_promoted(
 
 
 @pytest.mark.parametrize(
-    "native",
-    [pytest.param(True, id="native", marks=needs_native), pytest.param(False, id="torch")],
+    ("name", "native"),
+    [
+        *(pytest.param(name, True, id=f"{name}-native", marks=needs_native) for name in EXPERTS),
+        *(
+            pytest.param(
+                *(name, False),
+                id=f"{name}-torch",
+                marks=() if name in IN_TORCH else pytest.mark.slow,
+            )
+            for name in EXPERTS
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", EXPERTS)
 @torch.inference_mode()
 def test_logits_of_promoted_experts_equal_those_of_transformers(
     tiny: Tiny, name: str, native: bool

@@ -14,6 +14,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.fakes.virtual_device import VirtualDevice, virtual_gpu
 from tests.kernels.sampler_twins import random_params
+from tests.rounds import rounds
 from tokenmesh.services.worker_svc.engine.request import StreamKey
 from tokenmesh.services.worker_svc.runner import build
 from tokenmesh.services.worker_svc.runner.cuda import runner as runner_module
@@ -35,6 +36,8 @@ SIZES: dict[str, Any] = {
     "max_model_len": 96,
 }
 MODELS = ["llama", "qwen3", "ministral", "ministral3", "phi3_longrope", "llama_dynamic", "granite"]
+DISTINCT = frozenset({"llama", "ministral3", "phi3_longrope", "llama_dynamic"})
+"""One of each kind of rope; tests/engine/test_cuda_runner.py runs all of them."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +52,10 @@ def driver_of(tiny: Tiny, name: str = "llama", **settings: Any) -> EngineDriver:
     return EngineDriver(tiny(name).directory, device="cuda", **{**SIZES, **settings})
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in DISTINCT else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+)
 def test_greedy_tokens_are_those_of_transformers(tiny: Tiny, name: str, gpu: VirtualDevice) -> None:
     driver = driver_of(tiny, name)
     tokens = driver.tokens(JOBS, steps_between=2)
@@ -74,7 +80,7 @@ def test_half_precision_is_near_to_full_precision(
 
 
 @pytest.mark.parametrize("largest", [0, 2])
-@pytest.mark.parametrize("seed", range(3))
+@rounds("seed", 2, 6)
 def test_all_that_a_sampler_can_do_waits_for_nothing(tiny: Tiny, seed: int, largest: int) -> None:
     rng = random.Random(seed)
     jobs = []

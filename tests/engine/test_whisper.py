@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import prompt_of
 from tests.fakes.whisper import END, FIRST_TIME, HIDDEN, STATES, WhisperOracle, whisper
+from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.sampling.speech import SpeechState
 from tokenmesh.shared.ids import BlobKey
@@ -231,3 +232,29 @@ def test_transcripts_match_those_of_transformers(
     for clip, outcome in zip(clips, ours, strict=True):
         wanted = theirs.tokens(encoded(oracle, clip), prompt, timed=timed)
         assert [token for token in outcome.token_ids if token != END] == wanted[:92]
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_transcripts_are_aligned_as_by_transformers(
+    driver: EngineDriver, directory: Path, chunk: int
+) -> None:
+    oracle = WhisperOracle(directory)
+    jobs, expected = [], []
+    for clip in (1, 2):
+        job = job_of(oracle.model, clip, 40)
+        rule = SpeechRule(align_from=4, align_states=150)
+        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0, speech=rule)
+        jobs.append(replace(job, sampling=sampling))
+        ids = list(job.prompt)
+        ends_s = oracle.ends_s(encoded(oracle.model, clip), ids[:4], ids[4:], 3.0)
+        expected.append([round(each / 0.02) for each in ends_s])
+    found: dict[int, list[int]] = {}
+    engine = driver.again(max_num_batched_tokens=chunk)
+
+    def note(output: StepOutput) -> None:
+        deltas = (delta for each in output.deltas.values() for delta in each)
+        found.update({each.stream: each.alignment for each in deltas if each.alignment})
+
+    engine.on_output = note  # type: ignore[method-assign]
+    engine.run(jobs)
+    assert [found[stream] for stream in sorted(found)] == expected

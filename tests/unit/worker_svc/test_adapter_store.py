@@ -103,7 +103,8 @@ async def test_streams_wait_in_their_order_until_others_have_ended(tmp_path: Pat
 
 
 async def test_a_stream_that_waits_too_long_or_leaves_makes_room(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, max_loras=1, load_timeout_s=0.05)
+    # reads have this deadline, too, at a low priority
+    rig = Rig(tmp_path, max_loras=1, load_timeout_s=0.5)
     a, b = await rig.load("a"), await rig.load("b")
     held = await rig.store.lease(a)
     gone = asyncio.create_task(rig.store.lease(b))
@@ -150,9 +151,9 @@ async def test_files_that_have_changed_are_not_served_as_what_they_were(tmp_path
 
 
 async def test_loading_has_a_deadline_and_a_bound(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, load_timeout_s=0.05, max_adapters=1)
+    rig = Rig(tmp_path, load_timeout_s=0.5, max_adapters=1)
     rig.source.may_read.clear()
-    with pytest.raises(Unavailable, match=r"not read within 0.05 s"):
+    with pytest.raises(Unavailable, match=r"not read within 0.5 s"):
         await rig.load("a")
     rig.source.may_read.set()
     await rig.load("a")
@@ -206,6 +207,35 @@ def test_names_resolve_within_their_directory_only(tmp_path: Path, name: str) ->
     assert directories.locate("a/b", "") == tmp_path / "a" / "b"
     with pytest.raises(NotFound):
         directories.locate(name, "")
+
+
+def test_files_that_are_links_out_of_the_allowed_directories_are_refused(tmp_path: Path) -> None:
+    """A snapshot of Hugging Face's cache consists of links to its blobs."""
+    cache, outside = tmp_path / "cache", tmp_path / "outside"
+    outside.touch()
+    blob = cache / "blobs" / "1"
+    blob.parent.mkdir(parents=True)
+    blob.touch()
+    for name, target in (("snapshot", blob), ("evil", outside)):
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            link = cache / "snapshots" / name / file
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+    snapshots = cache / "snapshots"
+    allowed = AdapterDirectories(LoraSettings(allowed_dirs=[str(cache)], lora_dir=str(snapshots)))
+    assert allowed.locate("a", str(snapshots / "snapshot")) == snapshots / "snapshot"
+    assert allowed.locate("snapshot", "") == snapshots / "snapshot"
+    with pytest.raises(Forbidden, match="a link out"):
+        allowed.locate("a", str(snapshots / "evil"))
+    with pytest.raises(NotFound):
+        allowed.locate("evil", "")
+    inner = AdapterDirectories(LoraSettings(allowed_dirs=[str(snapshots)]))
+    with pytest.raises(Forbidden, match="a link out"):
+        inner.locate("a", str(snapshots / "snapshot"))
+    # what the operator has named is trusted
+    modules = {"a": str(snapshots / "snapshot")}
+    named = AdapterDirectories(LoraSettings(lora_modules=modules))
+    assert named.locate("a", modules["a"]) == snapshots / "snapshot"
 
 
 async def test_requests_name_adapters(tmp_path: Path) -> None:

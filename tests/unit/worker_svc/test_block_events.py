@@ -1,4 +1,4 @@
-"""Block events: exactly what the prefix cache holds, told in facts that stand for themselves."""
+"""Block events: exactly what the prefix cache holds, in events that need no earlier ones."""
 
 from collections import Counter
 
@@ -35,8 +35,9 @@ class ReportedSchedule(LoggedSchedule):
     """Every step's changes reach a subscriber at once."""
 
     def __init__(self, seed: int, has_states: bool = False) -> None:
-        super().__init__(seed, has_states=has_states)
-        self.held = HeldBlocks(self.settings.block_size)
+        kv_cache_dtype = "auto" if seed % 5 else "int8"
+        super().__init__(seed, has_states=has_states, kv_cache_dtype=kv_cache_dtype)
+        self.held = HeldBlocks(self.settings.block_size, self.settings.kv_code)
         self.subscriber = follow.Worker(epoch=7)
         self.counts: Counter[str] = Counter()
 
@@ -68,7 +69,7 @@ def test_events_amount_to_what_can_be_found_after_every_step(chunk: int, has_sta
         schedule.engine.forget_kv()
         schedule.note_blocks(schedule.engine.take_output().blocks)
         assert not schedule.subscriber.blocks
-    kinds = ("preempted", "cached", "error", "lora", "salt", "media")
+    kinds = ("preempted", "cached", "error", "lora", "salt", "media", "kv_dtype")
     assert min(counts[kind] for kind in (*kinds, "BlockStored", "BlockRemoved")) > 5
 
 

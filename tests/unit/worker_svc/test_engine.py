@@ -31,7 +31,7 @@ class Failed:
 
 
 class Troubled:
-    """Fails when it is told to."""
+    """Fails when a test sets it."""
 
     num_blocks = SETTINGS.sim_num_blocks
     windows: tuple[int | None, ...] = (None,)

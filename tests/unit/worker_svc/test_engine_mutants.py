@@ -67,7 +67,7 @@ MUTANTS = {
     "blocks freed and still held": Mutant(
         BlockTables, "release", "request.kv.blocks, request.kv.windowed = [], []", "pass"
     ),
-    "a late token goes to whoever lost the row first": Mutant(
+    "a late token goes to the first stream that lost the row": Mutant(
         RowTable, "expect_no_late", "self._late.clear()", "pass"
     ),
     "a late token of a failed step is accepted": Mutant(

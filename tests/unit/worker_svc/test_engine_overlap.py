@@ -30,7 +30,7 @@ ASK_TO_STOP = {"allowed_token_ids": [STOP], "stop_token_ids": [STOP]}
 
 
 class Laboratory:
-    """Remembers its plans; a launch raises or has failing rows when it is told so beforehand."""
+    """Remembers its plans; a launch raises or has failing rows when a test sets it so."""
 
     num_blocks = SETTINGS.sim_num_blocks
     windows: tuple[int | None, ...] = (None,)

@@ -9,7 +9,7 @@ from tests.fakes.engine_schedules import Schedule
 from tests.rounds import rounds
 from tokenmesh.services.worker_svc.engine import engine as engine_module
 
-SCHEDULES_PER_TEST = 500
+SCHEDULES_PER_TEST = 200
 EVENTS = ("stop", "length", "preempted", "cached")
 
 
@@ -20,31 +20,31 @@ def run_all(first: int, count: int, *, trouble: float, is_async: bool) -> Counte
     return counts
 
 
-@rounds("chunk", 1, 20)
+@rounds("chunk", 1, 50)
 def test_every_request_ends_once_with_the_tokens_of_an_unbatched_run(chunk: int) -> None:
     first = chunk * SCHEDULES_PER_TEST
     counts = run_all(first, SCHEDULES_PER_TEST, trouble=0.0, is_async=True)
     # the schedules are worth something only if all of this happened
-    assert min(counts[kind] for kind in (*EVENTS, "abort", "overlapped")) > 50
+    assert min(counts[kind] for kind in (*EVENTS, "abort", "overlapped")) > 20
 
 
-@rounds("chunk", 1, 4)
+@rounds("chunk", 1, 10)
 def test_without_steps_in_flight_the_tokens_are_the_same(chunk: int) -> None:
     first = chunk * SCHEDULES_PER_TEST
     counts = run_all(first, SCHEDULES_PER_TEST, trouble=0.0, is_async=False)
-    assert min(counts[kind] for kind in (*EVENTS, "abort")) > 50
+    assert min(counts[kind] for kind in (*EVENTS, "abort")) > 20
     assert counts["overlapped"] == 0
 
 
-@rounds("chunk", 2, 10)
+@rounds("chunk", 2, 25)
 def test_failing_rows_and_steps_never_change_the_tokens_of_others(
     chunk: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
     first, is_async = 1_000_000 + chunk * SCHEDULES_PER_TEST, chunk % 5 > 0
     counts = run_all(first, SCHEDULES_PER_TEST, trouble=0.15, is_async=is_async)
-    assert min(counts[kind] for kind in (*EVENTS, "error")) > 50
-    assert (counts["wasted"] > 50) == is_async
+    assert min(counts[kind] for kind in (*EVENTS, "error")) > 20
+    assert (counts["wasted"] > 20) == is_async
 
 
 @pytest.mark.parametrize("trouble", [0.0, 0.15])
@@ -64,15 +64,15 @@ def test_requests_that_outgrow_their_rope_boundary_are_computed_again(
 
 
 @pytest.mark.parametrize("trouble", [0.0, 0.15])
-@rounds("chunk", 2, 6)
+@rounds("chunk", 2, 12)
 def test_who_gives_way_to_another_tenant_goes_on_with_the_same_tokens(
     chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
     counts: Counter[str] = Counter()
-    for seed in range(3_000_000 + 200 * chunk, 3_000_200 + 200 * chunk):
-        counts += Schedule(seed, trouble, is_async=chunk > 0, has_tenants=True).run()
-    assert counts["preempted"] > 15
+    for seed in range(3_000_000 + 100 * chunk, 3_000_100 + 100 * chunk):
+        counts += Schedule(seed, trouble, is_async=chunk % 6 > 0, has_tenants=True).run()
+    assert counts["preempted"] > 7
 
 
 @rounds("chunk", 1, 10)
@@ -93,18 +93,19 @@ def test_overlap_changes_nothing_that_a_stream_says(chunk: int) -> None:
 
 @pytest.mark.parametrize("trouble", [0.0, 0.15])
 @pytest.mark.parametrize(("kind", "first"), [("has_windows", 7_000_000), ("has_states", 9_000_000)])
-@rounds("chunk", 1, 20)
+@rounds("chunk", 1, 50)
 def test_window_groups_and_saved_states_change_no_token(
     chunk: int, kind: str, first: int, trouble: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
     counts: Counter[str] = Counter()
-    for seed in range(first + 500 * chunk, first + 500 * chunk + 500):
+    first += SCHEDULES_PER_TEST * chunk
+    for seed in range(first, first + SCHEDULES_PER_TEST):
         schedule = Schedule(
             seed, trouble, is_async=seed % 3 > 0, has_tenants=seed % 2 > 0, **{kind: True}
         )
         counts += schedule.run()
-    assert min(counts[each] for each in EVENTS) > 50
+    assert min(counts[each] for each in EVENTS) > 20
 
 
 def test_what_a_row_made_of_lost_blocks_is_forgotten_when_its_request_has_left() -> None:
@@ -115,13 +116,14 @@ def test_what_a_row_made_of_lost_blocks_is_forgotten_when_its_request_has_left()
 
 
 @pytest.mark.parametrize("trouble", [0.0, 0.15])
-@rounds("chunk", 1, 10)
+@rounds("chunk", 1, 25)
 def test_drafts_change_no_token(
     chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
     counts: Counter[str] = Counter()
-    for seed in range(9_000_000 + 500 * chunk, 9_000_500 + 500 * chunk):
+    first = 9_000_000 + SCHEDULES_PER_TEST * chunk
+    for seed in range(first, first + SCHEDULES_PER_TEST):
         schedule = Schedule(
             seed,
             trouble,
@@ -133,5 +135,5 @@ def test_drafts_change_no_token(
         )
         counts += schedule.run()
     kinds = (*EVENTS, "drafts", "right drafts", "crossed")
-    assert min(counts[kind] for kind in kinds) > 10
-    assert counts["right drafts"] > 500
+    assert min(counts[kind] for kind in kinds) > 4
+    assert counts["right drafts"] > 200

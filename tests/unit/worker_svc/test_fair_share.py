@@ -1,5 +1,5 @@
-"""Rows, blocks and prefill of a worker among tenants: by weight, and nobody is held to a share that
-no other wants."""
+"""Rows, blocks and prefill of a worker among tenants: by weight. A tenant may exceed its
+share while no other needs it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def test_a_lesser_class_takes_nothing_from_a_greater_one(make_request: MakeReque
     assert tenants.rows == {"flood": 4}
 
 
-def test_blocks_are_taken_from_whoever_has_more_than_its_share(make_request: MakeRequest) -> None:
+def test_blocks_are_taken_from_a_tenant_above_its_share(make_request: MakeRequest) -> None:
     tenants = Tenants(make_request, num_blocks=17, max_num_batched_tokens=64)
     tenants.add(FLOOD, 3, length=18, max_tokens=8)
     tenants.step(2)
@@ -165,14 +165,14 @@ def test_a_step_is_split_by_weight_and_nothing_is_left(
     weight = sum(weight for _, weight in demands.values())
     for tenant, (asked, own) in demands.items():
         assert 1 <= shares[tenant] <= asked
-        # the one token that everybody gets may come from somebody's share
+        # the one token that every tenant gets may come from another's share
         assert shares[tenant] >= min(asked, int(total * own / weight)) - len(demands)
     wanted = min(total, sum(asked for asked, _ in demands.values()))
     assert wanted - len(demands) <= sum(shares.values()) <= max(wanted, total) + len(demands)
 
 
 @pytest.mark.parametrize("num_tenants", [2, 3, 7])
-def test_everybody_is_served_in_the_end(make_request: MakeRequest, num_tenants: int) -> None:
+def test_every_tenant_is_served_in_the_end(make_request: MakeRequest, num_tenants: int) -> None:
     tenants = Tenants(make_request, max_num_seqs=2)
     owners = [TenantShare(str(each), weight=1 + 9 * each) for each in range(num_tenants)]
     for owner in owners:

@@ -11,7 +11,7 @@ def test_what_was_seen_long_ago_and_is_still_there_is_forgotten() -> None:
     assert forgotten.look(["b", "c"], 159.0) == ["c"]
 
 
-def test_whoever_comes_back_is_new() -> None:
+def test_a_returning_client_is_new() -> None:
     forgotten = ExpiredReservations(30.0, 100)
     forgotten.look(["a"], 0.0)
     forgotten.look([], 10.0)

@@ -12,7 +12,9 @@ from tokenmesh.shared.logs import JsonFormatter
 GIB = 1 << 30
 
 
-def test_each_tenth_is_told_once_with_bytes_and_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_tenth_is_reported_once_with_bytes_and_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     progress = LoadProgress()
     for done in range(0, 201):
@@ -25,7 +27,7 @@ def test_each_tenth_is_told_once_with_bytes_and_seconds(caplog: pytest.LogCaptur
     assert messages[10].endswith(" s")
 
 
-def test_a_jump_is_told_once_and_an_empty_checkpoint_is_no_error(
+def test_a_jump_is_reported_once_and_an_empty_checkpoint_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -16,10 +16,10 @@ from tokenmesh.services.worker_svc.models.keeps import (
     LayerKeeps,
     Pages,
     State,
-    make_store,
     one_group,
     window_groups,
 )
+from tokenmesh.services.worker_svc.models.kv_store import make_store
 from tokenmesh.services.worker_svc.runner.device import available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     GpuBudget,
@@ -359,6 +359,30 @@ def test_a_model_of_states_alone_has_blocks_for_every_row_at_full_length() -> No
     assert size_store(states, settings(max_num_seqs=3), lambda: budget).num_blocks == 1 + 3 * 7
     with pytest.raises(ConfigError, match=f"raise kv_cache_memory_bytes to {4 * MIB} or lower"):
         size_store(states, settings(kv_cache_memory_bytes=4 * MIB - 1), never)
+
+
+@pytest.mark.parametrize(
+    ("page_dtype", "factor"),
+    [(torch.float8_e4m3fn, 2.0), (torch.float8_e5m2, 2.0), (torch.int8, 2 * 128 / 132)],
+    ids=str,
+)
+def test_pages_of_8_bits_hold_twice_the_tokens_of_16_in_the_same_memory(
+    page_dtype: torch.dtype, factor: float
+) -> None:
+    keeps = ((Pages(2, 128, 128),), (Pages(2, 128, 128, window=16), RECURRENT))
+    worker = settings(kv_cache_memory_bytes=8 * MIB, max_num_seqs=4)
+    sizes, cpu = [], torch.device("cpu")
+    for each in (torch.bfloat16, page_dtype):
+        grouping = one_group(keeps)
+        asked = need_of(
+            keeps, grouping, worker, torch.bfloat16, 64, can_save=False, page_dtype=each
+        )
+        size = size_store(asked, worker, never)
+        shape = (size.num_blocks, worker.block_size, worker.num_rows)
+        store = make_store(keeps, *shape, torch.bfloat16, cpu, grouping, page_dtype=each)
+        assert 8 * MIB - asked.block_bytes < store.nbytes <= 8 * MIB
+        sizes.append(size.num_blocks)
+    assert sizes[1] == pytest.approx(factor * sizes[0], abs=2)
 
 
 PAGES = Pages(2, 16, 16)

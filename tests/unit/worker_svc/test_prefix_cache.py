@@ -57,6 +57,16 @@ def test_an_equal_prompt_finds_all_full_blocks(
     assert cache.find(make_request(4, [1, *PROMPT]))[0] == []
 
 
+def test_pages_of_another_type_are_other_blocks(make_request: MakeRequest) -> None:
+    hashes = []
+    for number, kv_code in enumerate(("", "int8", "fp8_e4m3", "fp8_e5m2")):
+        cache = PrefixCache(32, KvGroups(SIZE), enabled=True, kv_code=kv_code)
+        first = compute(cache, cache.pool, make_request(number, PROMPT))
+        assert cache.find(make_request(10 + number, PROMPT))[0] == first.kv.blocks[:3]
+        hashes += first.kv.hashes
+    assert len(set(hashes)) == 4 * 3
+
+
 def test_the_last_token_is_always_left_to_compute(
     cache: PrefixCache, pool: BlockPool, make_request: MakeRequest
 ) -> None:

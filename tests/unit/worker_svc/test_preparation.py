@@ -35,7 +35,7 @@ class FakeGrammar:
 
 
 class FakeCompiler(GrammarCompiler):
-    """Compiles when told to."""
+    """Compiles when a test lets it."""
 
     def __init__(self) -> None:
         super().__init__(Path("none"), 10, frozenset({2}), SETTINGS)

@@ -146,7 +146,7 @@ async def until_written(count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_new_profile_replaces_what_nobody_asked_for(tmp_path: Path) -> None:
+async def test_a_new_profile_replaces_one_that_was_not_read(tmp_path: Path) -> None:
     mine = profiling(tmp_path, profiler_max_s=0.02)
     await mine.start()
     await until_written(1)

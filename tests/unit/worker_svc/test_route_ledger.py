@@ -34,7 +34,7 @@ class Rig:
         assert self.cache.routes is not None
         self.pool, self.ledger = self.cache.pool, self.cache.routes
         self.held: list[Request] = []
-        self.told: set[bytes] = set()
+        self.written: set[bytes] = set()
 
     def begin(self, token_ids: list[int], salt: str | None = None) -> Request:
         request = Request(
@@ -79,9 +79,9 @@ class Rig:
         if change is None:
             return
         if change.is_cleared:
-            self.told.clear()
+            self.written.clear()
         for route, is_there in change.is_there.items():
-            (self.told.add if is_there else self.told.discard)(route)
+            (self.written.add if is_there else self.written.discard)(route)
 
 
 def routes_of(request: Request) -> list[bytes]:
@@ -120,7 +120,7 @@ def test_nothing_is_left_after_the_pool_forgot_everything() -> None:
     rig.pool.forget_all()
     rig.ledger.forget_all()
     rig.follow()
-    assert rig.told == rig.ledger.routes == set()
+    assert rig.written == rig.ledger.routes == set()
 
 
 Step = Callable[[Rig, Random], Any]
@@ -143,7 +143,7 @@ def test_routes_are_there_while_their_blocks_are(seed: int, num_steps: int) -> N
             rig.follow()
         assert rig.ledger.routes == rig.expected(seen)
     rig.follow()
-    assert rig.told == rig.ledger.routes
+    assert rig.written == rig.ledger.routes
 
 
 class Routed(Schedule):

@@ -132,7 +132,7 @@ def test_a_preempted_stream_comes_back_before_later_ones_and_finds_its_blocks(
     assert plan.scheduled[0].start > 0
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted(make_request: MakeRequest) -> None:
+def test_no_request_is_admitted_in_a_step_that_preempted(make_request: MakeRequest) -> None:
     bench = Bench(num_blocks=5)
     bench.add(make_request(1, list(range(8))), make_request(2, list(range(8))))
     bench.step()

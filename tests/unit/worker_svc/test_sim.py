@@ -1,4 +1,4 @@
-"""SimRunner: tokens that depend on prompt, seed and position alone, and a clock to be told."""
+"""SimRunner: tokens that depend on prompt, seed and position alone, and a clock that tests set."""
 
 from collections.abc import Callable
 from random import Random
@@ -146,11 +146,11 @@ def test_a_step_takes_the_time_of_its_parts_and_begins_after_the_one_before(
     with virtual_time() as now:
         engine = Engine(SimRunner(VOCABULARY, settings, now.sleep), settings)
         engine.add(make_request(1, list(range(30)), max_tokens=3))
-        told = []
+        shown = []
         while engine.has_work:
             engine.step()
             if engine.take_output().deltas:
-                told.append(now.elapsed_s)
+                shown.append(now.elapsed_s)
     prefill_s, decode_s = 2 * (1.0 + 0.25 + 3.0), 2 * (1.0 + 0.25)
     expected = [prefill_s, prefill_s + decode_s, prefill_s + 2 * decode_s]
-    assert told == pytest.approx(expected)
+    assert shown == pytest.approx(expected)

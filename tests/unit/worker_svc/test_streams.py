@@ -122,6 +122,9 @@ def test_what_the_kv_cache_takes_is_blocks_and_states(
         sizes = (book.kv_bytes(of_rows=of_rows, in_use=in_use) for in_use in (True, False))
         assert tuple(sizes) == expected
     assert book.cache_config["enable_prefix_caching"] == str(row == 0)
+    assert book.cache_config["cache_dtype"] == "auto"
+    coded = SETTINGS.model_copy(update={"kv_cache_dtype": "fp8"})
+    assert LoadBook(coded, 10).cache_config["cache_dtype"] == "fp8_e4m3"
 
 
 @pytest.mark.parametrize(

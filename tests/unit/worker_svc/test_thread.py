@@ -86,7 +86,7 @@ async def test_what_is_performed_finds_no_step_in_flight(
     assert await asyncio.to_thread(thread.stop, WAIT_S)
 
 
-async def test_a_failure_shows_although_nobody_takes_outputs(
+async def test_a_failure_shows_although_no_outputs_are_read(
     gate: Gate, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty = {"max_unpublished_steps": 1, "publish_wait_s": 0.05, "max_step_failures": 1}
@@ -113,10 +113,10 @@ async def test_it_leaves_a_queue_of_commands_that_is_full(
     thread = thread_of(gate)
     thread.submit(Add(make_request(1, [1, 2, 3], max_tokens=50)))
     await entered(gate)
-    nobody = End(ABORTED, StreamKey(GatewayId("gateway"), 2, 0))
+    unknown = End(ABORTED, StreamKey(GatewayId("gateway"), 2, 0))
     with suppress(Overloaded):
         while True:
-            thread.submit(nobody)
+            thread.submit(unknown)
     assert not thread.stop(timeout_s=0.05)
     gate.open()
     assert await asyncio.to_thread(thread.stop, WAIT_S)

@@ -139,7 +139,7 @@ class Memory:
         self.idle, self.each = idle, each
         self.graphs = 0
         self.kept = 700
-        """By the allocator, for nobody: it goes with `release`."""
+        """By the allocator, without an owner: it goes with `release`."""
 
     def total(self) -> int:
         return 10_000
@@ -210,7 +210,7 @@ def test_a_gpu_that_is_too_old_or_taken_is_refused_by_name(gpu: Callable[..., No
         device_of(WorkerSettings(device="cuda"))
 
 
-def test_a_gpu_that_torch_does_not_find_is_refused_or_told(
+def test_a_gpu_that_torch_does_not_find_is_refused_or_logged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -255,7 +255,7 @@ def test_what_does_not_run_on_a_gpu_is_refused_before_weights_are_read() -> None
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_triton_that_cannot_compile_is_told_before_weights_are_read(
+def test_a_triton_that_cannot_compile_is_reported_before_weights_are_read(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Driver:

@@ -13,7 +13,10 @@ from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.telemetry import record_spans
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import InstanceId
+from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.pooling import PoolingParams
 from tokenmesh.shared.telemetry import Telemetry, start_telemetry
 
 MakeRequest = Callable[..., Request]
@@ -81,6 +84,39 @@ async def test_queue_chunks_and_decode_are_spans_of_the_senders_one(
     steps = [event for event in spans[3].events if event.name == "step"]
     assert len(steps) >= 4
     assert {each.key for each in steps[0].attributes} == {"batch_size", "tokens", "kv_used"}
+
+
+@pytest.mark.parametrize("params", [None, PoolingParams(task="embed")])
+async def test_spans_name_the_adapter(
+    bus: SpanBus, telemetry: Telemetry, make_request: MakeRequest, params: PoolingParams | None
+) -> None:
+    engine = Engine(SimRunner(SimVocabulary(100), SETTINGS, lambda _: None, 8), SETTINGS)
+    spec = {"traceparent": PARENT, "lora": Adapter("sql", "1"), "pooling": params}
+    engine.add(make_request(1, [3, 4], max_tokens=2, **spec))
+    while engine.has_work:
+        engine.step()
+    for ended in engine.take_output().ended:
+        record_spans(ended)
+    await telemetry.exporter.send_queued()
+    names = {span.name: attributes(span)["adapter"] for span in bus.spans}
+    found = ["worker.queue", "worker.prefill", *(["worker.decode"] if params is None else [])]
+    assert names == dict.fromkeys(found, "sql")
+
+
+async def test_a_chunk_has_the_number_of_its_tokens_that_take_embeddings(
+    bus: SpanBus, telemetry: Telemetry, make_request: MakeRequest
+) -> None:
+    engine = Engine(SimRunner(SimVocabulary(100), SETTINGS, lambda _: None), SETTINGS)
+    image = MediaItem(kind="image", content_hash="a", offset=2, length=8, holes=((3, 4),))
+    request = make_request(1, list(range(12)), traceparent=PARENT, media=[image])
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    for ended in engine.take_output().ended:
+        record_spans(ended)
+    await telemetry.exporter.send_queued()
+    chunks = [attributes(span) for span in bus.spans if span.name == "worker.prefill"]
+    assert [(each["tokens"], each["media_tokens"]) for each in chunks] == [(8, 5), (4, 2)]
 
 
 async def test_a_preemption_is_an_event_of_the_decode(

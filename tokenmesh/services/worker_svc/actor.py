@@ -14,6 +14,7 @@ from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.intake import Identity, Intake
 from tokenmesh.services.worker_svc.load import EarlyHeartbeats, LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
+from tokenmesh.services.worker_svc.on_demand import OnDemand
 from tokenmesh.services.worker_svc.pooling.actor import PoolingActor
 from tokenmesh.services.worker_svc.pooling.desk import PoolDesk
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
@@ -78,6 +79,8 @@ class WorkerContext:
     """None: nor is it reported to subscribers outside."""
     adapters: AdapterStore | None = None
     """None: there are none."""
+    on_demand: OnDemand | None = None
+    """None: the model stays awake."""
 
 
 class WorkerActor(Actor):
@@ -103,21 +106,18 @@ class WorkerActor(Actor):
         self._preparation = RequestPreparation(
             settings, loaded, host, streams, book, around.blobs, around.grammars, around.adapters
         )
-        self._desk = PoolDesk(settings, loaded, host, self._streams, self._book, around.blobs)
+        self._desk = PoolDesk(settings, loaded, host, streams, book, around.blobs, around.adapters)
         self._watch = GatewayWatch(settings.gateway_grace_s)
         self._pace = EarlyHeartbeats(settings)
         meters = WorkerMetrics(around.metrics, identity.names[0], identity.worker_id, self._book)
+        meters.show_format(loaded.weight_format)
+        sender = (around.bus, identity.worker_id, identity.epoch)
         self._publisher = Publisher(
-            around.bus,
-            identity.worker_id,
-            identity.epoch,
-            self._streams,
-            meters,
-            self._index,
-            around.block_events,
-            self._desk.note,
+            *sender, streams, meters, self._index, around.block_events, self._desk.note
         )
-        self._sleeping = SleepController(loaded, host, self._streams, self._end_all, around.beat)
+        self._sleeping = SleepController(
+            loaded, host, self._streams, self._end_all, around.beat, around.on_demand
+        )
         meters.watch_sleep(lambda: self._sleeping.level)
         self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
         self._intake = Intake(identity, self._streams, self._sleeping.refusal, self._end)
@@ -130,6 +130,8 @@ class WorkerActor(Actor):
         self.spawn(self._watch_gateways, "watch gateways")
         if self._index is not None:
             self.spawn(self._index.run, "prefix index")
+        if self._around.on_demand is not None:
+            self.spawn(self._sleeping.sleep_when_idle, "sleep when idle", is_fatal=True)
 
     async def stop(self) -> None:
         """Stop the engine; its last outputs are still published."""
@@ -143,7 +145,8 @@ class WorkerActor(Actor):
 
     def load(self) -> WorkerLoad:
         index, level = self._index, self._sleeping.level
-        return self._preparation.load(level, is_indexed=index is not None and index.is_current)
+        load = self._preparation.load(level, is_indexed=index is not None and index.is_current)
+        return self._sleeping.describe(load)
 
     def stop_taking(self) -> None:
         self._intake.is_draining = True

@@ -25,17 +25,9 @@ from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import HASH_BYTES, Adapter
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
-from tokenmesh.shared.messages.media import (
-    ADD,
-    AUDIO,
-    EMBEDS,
-    IMAGE,
-    REPLACE,
-    VIDEO,
-    MediaItem,
-)
+from tokenmesh.shared.messages.media import ADD, AUDIO, EMBEDS, IMAGE, REPLACE, VIDEO, MediaItem
 from tokenmesh.shared.messages.pooling import Pool
-from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.sampling import SamplingParams, SpeechRule
 from tokenmesh.shared.tenant_share import bounded_weight
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tokens import unpack_ids
@@ -43,8 +35,7 @@ from tokenmesh.shared.tokens import unpack_ids
 _MAX_COUNTER = 1 << 63
 _MAX_RESERVATION = 128
 """Characters; schedulers write fewer."""
-_MAX_TENANT = 64
-"""Characters of its name, as in a key file."""
+_MAX_TENANT = 64  # characters of its name, as in a key file
 
 
 def admit(
@@ -70,9 +61,11 @@ def admit(
     if message.sampling.speech is not None and not loaded.encoder_states:
         raise InvalidInput("this model does not transcribe recordings", param="speech")
     media = sorted(message.media, key=lambda item: item.offset)
-    _check_media(media, len(prompt_ids), loaded)
-    _check_ids(prompt_ids, media, "prompt_ids", loaded.vocab_size)
-    _check_ids(output_ids, [], "output_ids", loaded.vocab_size)
+    check_media(media, loaded.media.reach(len(prompt_ids), loaded.max_model_len), loaded)
+    if problem := loaded.media.problem_of(media, len(prompt_ids) + message.sampling.max_tokens):
+        raise InvalidInput(problem, param="media")
+    check_ids(prompt_ids, media, "prompt_ids", loaded.vocab_size)
+    check_ids(output_ids, [], "output_ids", loaded.vocab_size)
     spec = RequestSpec(
         key=StreamKey(message.gateway, message.stream, message.attempt),
         request_id=message.request_id,
@@ -90,8 +83,17 @@ def admit(
         reservation=message.reservation[:_MAX_RESERVATION],
         traceparent=traceparent,
         lora=lora,
+        reads_all=_check_alignment(message.sampling.speech, len(prompt_ids), loaded),
     )
     return Request(spec, prompt_ids + output_ids)
+
+
+def _check_alignment(rule: SpeechRule | None, num_prompt: int, loaded: Loaded) -> bool:
+    """Whether the prompt is to be aligned with its recording. Raises InvalidInput."""
+    first, count = (0, 0) if rule is None else (rule.align_from, rule.align_states)
+    if not (0 <= first < num_prompt and 0 <= count <= loaded.encoder_states):
+        raise InvalidInput("align_from or align_states is out of range", param="speech")
+    return count > 0
 
 
 def check_counters(message: Generate | Pool) -> None:
@@ -127,8 +129,8 @@ def read_ids(packed: bytes, name: str) -> list[int]:
         raise InvalidInput(f"{name} is not a multiple of four bytes", param=name) from error
 
 
-def _check_ids(ids: list[int], media: list[MediaItem], name: str, vocab_size: int) -> None:
-    """Placeholders of media may be any id."""
+def check_ids(ids: list[int], media: list[MediaItem], name: str, vocab_size: int) -> None:
+    """Raises InvalidInput for an id that the model lacks; placeholders of media may be any id."""
     largest = largest_text_id(ids, media)
     if largest >= vocab_size:
         raise InvalidInput(
@@ -154,7 +156,7 @@ def _check_length(num_prompt: int, max_tokens: int, loaded: Loaded, block_size: 
         )
 
 
-def _check_media(media: list[MediaItem], num_prompt: int, loaded: Loaded) -> None:
+def check_media(media: list[MediaItem], num_prompt: int, loaded: Loaded) -> None:
     """media: by offset. Raises InvalidInput."""
     if loaded.encoder_states and ([item.kind for item in media] != [AUDIO] or media[0].offset):
         raise InvalidInput(

@@ -26,10 +26,11 @@ class Intake:
         self,
         identity: Identity,
         streams: WorkerStreams,
-        asleep: Callable[[], Refused | None],
+        asleep: Callable[[float | None], Refused | None],
         end: Callable[[WorkerStream], None],
     ) -> None:
-        """asleep: why no stream is taken while the worker sleeps. end: cancels a stream."""
+        """asleep: why no stream is taken while the worker sleeps, else it gets the keep-alive of
+        the request. end: cancels a stream."""
         self._identity = identity
         self._streams = streams
         self._asleep = asleep
@@ -40,7 +41,8 @@ class Intake:
     def check(self, message: Generate | Pool) -> WorkerStream | Refused | None:
         """None: take it; a stream that is this very attempt; or why it is not taken now.
 
-        An earlier attempt is ended. Raises Draining and UnknownModel.
+        An earlier attempt is ended. Raises Draining, also while a worker on demand sleeps, and
+        UnknownModel.
         """
         if message.epoch != self._identity.epoch:
             return Refused(reason="the worker has restarted: its epoch differs", retry_after_s=0.0)
@@ -56,4 +58,4 @@ class Intake:
             raise Draining("the worker is draining")
         if message.model not in self._identity.names:
             raise UnknownModel(f"this worker serves {self._identity.names[0]}", param="model")
-        return self._asleep()
+        return self._asleep(message.keep_alive_s)

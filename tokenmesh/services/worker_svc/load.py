@@ -80,6 +80,7 @@ class LoadBook:
         """The KV cache's shape, as labels of a metric."""
         return {
             "block_size": str(self._settings.block_size),
+            "cache_dtype": self._settings.kv_code or "auto",
             "num_gpu_blocks": str(self._num_blocks),
             "enable_prefix_caching": str(self._has_prefix_cache),
         }

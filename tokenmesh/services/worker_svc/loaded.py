@@ -18,8 +18,9 @@ from tokenmesh.services.worker_svc.models.pooling.kind import (
     pools,
     read_pooling,
     stated_length,
+    text_part,
 )
-from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.services.worker_svc.models.raw_config import read_config
 from tokenmesh.services.worker_svc.models.token_ids import read_eos
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.lora import LoraSettings
@@ -141,8 +142,12 @@ class Loaded(Protocol):
         """Makes a trace of what it does; None where nothing is computed."""
 
     @property
-    def adapters(self) -> AdapterSource | None:
-        """Reads adapters for the model; None: it is served without them."""
+    def adapters(self) -> AdapterSource:
+        """Reads adapters for the model."""
+
+    @property
+    def weight_format(self) -> str:
+        """How its weights are kept, as metrics and traces name it; empty: it has none."""
 
     @property
     def rope_boundary(self) -> int | None: ...
@@ -168,6 +173,7 @@ class SimModel:
     resident: SimMemory = field(default_factory=SimMemory)
     make_trace: None = None
     rope_boundary: None = None
+    weight_format: str = "simulated"
     pooling: PoolingFacts | None = None
 
     def cache_salt(self, salt: str | None, _num_prompt: int) -> str | None:
@@ -184,8 +190,8 @@ async def load(model: ModelSettings, worker: WorkerSettings) -> Loaded:
 def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
     """Read the sizes from config.json. Raises CheckpointError."""
     directory = locate(model.model, model.revision)
-    raw = read_json(directory / "config.json")
-    text = raw.part("text_config") or raw
+    raw = read_config(directory)
+    text = text_part(raw)
     vocab_size = text.integer("vocab_size")
     eos_ids = read_eos(raw, directory, model, vocab_size)
     vocabulary = SimVocabulary(vocab_size, tuple(sorted(eos_ids)))

@@ -22,6 +22,7 @@ from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.intake import Identity
 from tokenmesh.services.worker_svc.loaded import Loaded, load
 from tokenmesh.services.worker_svc.models.location import locate_tokenizer
+from tokenmesh.services.worker_svc.on_demand import LEVEL, OnDemand
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
@@ -35,7 +36,7 @@ from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
-from tokenmesh.shared.messages.media import IMAGE
+from tokenmesh.shared.messages.media import AUDIO, IMAGE
 from tokenmesh.shared.service import Mesh, run_service
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ async def build(mesh: Mesh) -> None:
     """Load the model, start its engine, listen on this worker's own subjects."""
     settings = mesh.settings.worker
     model = choose_model(mesh.settings)
-    loaded = await load(model, settings)
+    loaded = await load_in_turn(model, settings, on_demand := on_demand_of(mesh, model))
     grammars = await asyncio.to_thread(grammars_of, model, loaded, settings, mesh.blobs)
     # the loaded model stays in memory: exclude it from garbage collection
     await asyncio.to_thread(gc.collect)
@@ -73,6 +74,7 @@ async def build(mesh: Mesh) -> None:
             grammars=grammars,
             block_events=block_events,
             adapters=adapters,
+            on_demand=on_demand,
         ),
     )
     if block_events is not None:
@@ -80,14 +82,36 @@ async def build(mesh: Mesh) -> None:
     taker = actor if loaded.pooling is None else actor.pooling()
     await mesh.listen(taker, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
-    card = card_of(names, loaded, settings.block_size if has_cache else 0)
-    if grammars is not None and settings.grammar_prestart:
+    card = card_of(names, loaded, settings.block_size if has_cache else 0, on_demand)
+    if grammars is not None and settings.grammar_prestart and on_demand is None:
         # not earlier: the imports of these processes would delay the first heartbeats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
     mesh.set_beat(lambda: ([card_now(card, adapters)], actor.load()))
     mesh.on_drain(actor.drain)
     if adapters is not None:
         await listen_for_adapters(mesh, names[0], adapters)
+
+
+def on_demand_of(mesh: Mesh, model: ModelSettings) -> OnDemand | None:
+    """None for a model that stays awake."""
+    if not model.on_demand:
+        return None
+    labels = {"model_name": model.name, "engine": str(mesh.instance_id)}
+    sleeps = mesh.metrics.counter("on_demand_sleeps", **labels)
+    return OnDemand(model, mesh.settings.worker.on_demand, sleeps.inc)
+
+
+async def load_in_turn(
+    model: ModelSettings, settings: WorkerSettings, on_demand: OnDemand | None
+) -> Loaded:
+    """Load the model. One on demand waits until memory may be taken, and sleeps afterwards."""
+    if on_demand is None:
+        return await load(model, settings)
+    await on_demand.wait_for_slot()
+    loaded = await load(model, settings)
+    await asyncio.to_thread(loaded.resident.sleep, LEVEL)
+    on_demand.stays_asleep()
+    return loaded
 
 
 def block_events_of(
@@ -100,7 +124,8 @@ def block_events_of(
     if not has_cache:
         logger.warning("no prefix cache: block events will consist of heartbeats only")
     return BlockEventStream(
-        mesh.bus, model, worker_id, mesh.epoch, worker.block_size, limits, mesh.metrics
+        *(mesh.bus, model, worker_id, mesh.epoch, worker.block_size, limits, mesh.metrics),
+        worker.kv_code,
     )
 
 
@@ -108,9 +133,6 @@ async def load_adapters(settings: LoraSettings, loaded: Loaded) -> AdapterStore 
     """Those of the settings; None where adapters are off. Raises ConfigError."""
     if not settings.enable_lora:
         return None
-    if loaded.adapters is None:
-        what = "models that pool are served without adapters"
-        raise ConfigError(what, param="worker.lora.enable_lora")
     store = AdapterStore(settings, loaded.adapters, AdapterDirectories(settings))
     await store.load_modules()
     return store
@@ -135,7 +157,9 @@ def card_now(card: ModelCard, store: AdapterStore | None) -> ModelCard:
     """The card with the adapters of this moment."""
     if store is None:
         return card
-    return msgspec.structs.replace(card, adapters=store.cards(), resolves_adapters=store.resolves)
+    return msgspec.structs.replace(
+        card, adapters=store.cards(), resolves_adapters=store.resolves, takes_adapters=True
+    )
 
 
 def choose_model(settings: Settings) -> ModelSettings:
@@ -165,7 +189,12 @@ def grammars_of(
     return GrammarCompiler(file, loaded.vocab_size, loaded.eos_token_ids, settings, blobs)
 
 
-def card_of(names: tuple[ModelName, ...], loaded: Loaded, block_size: int = 0) -> ModelCard:
+def card_of(
+    names: tuple[ModelName, ...],
+    loaded: Loaded,
+    block_size: int = 0,
+    on_demand: OnDemand | None = None,
+) -> ModelCard:
     """The worker's model card. `block_size`: see `ModelCard`."""
     return ModelCard(
         name=names[0],
@@ -181,6 +210,10 @@ def card_of(names: tuple[ModelName, ...], loaded: Loaded, block_size: int = 0) -
         tasks=list(loaded.pooling.tasks) if loaded.pooling else [],
         pooled_size=loaded.pooling.size if loaded.pooling else 0,
         labels=list(loaded.pooling.labels) if loaded.pooling else [],
+        takes_audio=AUDIO in loaded.media.kinds and not loaded.encoder_states,
+        on_demand=on_demand is not None,
+        slots="" if on_demand is None else on_demand.slots_name,
+        weight_format=loaded.weight_format,
     )
 
 

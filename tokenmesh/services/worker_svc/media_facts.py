@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenmesh.shared.messages.media import EMBEDS, IMAGE, VIDEO, MediaItem
+from tokenmesh.shared.messages.media import ADD, AUDIO, EMBEDS, IMAGE, VIDEO, MediaItem
 
 _SEEN_WHOLE = (IMAGE, VIDEO)
 
@@ -20,10 +20,36 @@ class MediaFacts:
     """Layers whose output is added to: an embedding is 1 + as many times the hidden size wide."""
     sees_ahead: bool = False
     """Whether the tokens of an image see each other both ways, so that no chunk may end in it."""
+    hears_all: bool = False
+    """Whether a recording is added to all tokens of a row, those of its output included."""
+
+    def reach(self, num_prompt: int, max_model_len: int) -> int:
+        """Where the last item of a prompt has to end."""
+        return max_model_len if self.hears_all else num_prompt
+
+    def problem_of(self, media: Sequence[MediaItem], num_tokens: int) -> str | None:
+        """Why a model that hears all its tokens cannot compute so many of them; None: it can.
+
+        The recording may come in parts, one after the other.
+        """
+        if not self.hears_all:
+            return None
+        end = 0
+        for item in media:
+            if (item.kind, item.combine, item.offset, item.holes) != (AUDIO, ADD, end, ()):
+                end = 0
+                break
+            end = item.end
+        if not end:
+            return "this model transcribes recordings: a prompt has one, added to all tokens"
+        if num_tokens > end:
+            return f"prompt and output have {num_tokens} tokens, the recording {end}"
+        return None
 
     def width_of(self, item: MediaItem, hidden_size: int) -> int:
         """Width of the embeddings of an item."""
-        return hidden_size if item.kind == EMBEDS else hidden_size * (1 + self.num_deepstack)
+        is_seen = item.kind not in (EMBEDS, AUDIO)
+        return hidden_size * (1 + self.num_deepstack) if is_seen else hidden_size
 
     def whole_runs(self, media: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
         """Positions (first, end) that have to be computed in one step, in order."""

@@ -13,6 +13,7 @@ from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
+from tokenmesh.services.worker_svc.part_embeddings import PartEmbeddings
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.thread import Add, EngineHost
 from tokenmesh.shared.blobs import Blobs, check_of
@@ -23,6 +24,7 @@ from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, EMBEDS, MediaItem
 from tokenmesh.shared.messages.structured import Structured
+from tokenmesh.shared.telemetry.span import span
 from tokenmesh.shared.tensor_blob import TensorBlob, decode
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,10 @@ class RequestPreparation:
     """None: no structured output."""
     adapters: AdapterStore | None = None
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    _parts: PartEmbeddings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._parts = PartEmbeddings(self.settings.speech_cache_bytes)
 
     def load(self, sleep_level: int, *, is_indexed: bool) -> WorkerLoad:
         """How busy the worker is and whether a grammar would wait for its libraries to load."""
@@ -74,6 +80,7 @@ class RequestPreparation:
                     self.settings.media_wait_s,
                     self.loaded.media,
                     self.loaded.encoder_states,
+                    self._parts,
                 )
                 request.spec = replace(request.spec, embeddings=embeddings)
         except BaseException:
@@ -170,13 +177,54 @@ async def fetch_embeddings(
     timeout_s: float,
     facts: MediaFacts = TEXT_ONLY,
     encoder_states: int = 0,
+    parts: PartEmbeddings | None = None,
 ) -> dict[str, TensorBlob]:
-    """The encoder's outputs by content hash; equal items are fetched once.
+    """The encoder's outputs by content hash; equal items are fetched once, and `parts` of speech
+    for several requests.
 
     Raises Unavailable, which is retryable, when one has expired, takes too long, or is not what
     the encoder has put there, which is removed; InvalidInput when a client's own is of the wrong
     shape.
     """
+    attributes: dict[str, str | int] = {
+        "tokenmesh.items": len(media),
+        "tokenmesh.tokens": sum(item.num_embeddings for item in media),
+    }
+    with span("merge", attributes) as current:
+        known = {} if parts is None else _known(media, parts)
+        others = [item for item in media if item.content_hash not in known]
+        found = await _fetch_all(others, blobs, hidden_size, timeout_s, facts, encoder_states)
+        if parts is not None:
+            _keep(others, found, parts)
+        found |= known
+        current.set_attribute("tokenmesh.bytes", sum(len(blob.data) for blob in found.values()))
+    return found
+
+
+def _known(media: list[MediaItem], parts: PartEmbeddings) -> dict[str, TensorBlob]:
+    found = {}
+    for item in media:
+        if item.follows is not None and item.embeddings is not None:
+            blob = parts.get(item.embeddings)
+            if blob is not None:
+                found[item.content_hash] = blob
+    return found
+
+
+def _keep(media: list[MediaItem], found: dict[str, TensorBlob], parts: PartEmbeddings) -> None:
+    for item in media:
+        if item.follows is not None and item.embeddings is not None:
+            parts.add(item.embeddings, found[item.content_hash])
+
+
+async def _fetch_all(
+    media: list[MediaItem],
+    blobs: Blobs,
+    hidden_size: int,
+    timeout_s: float,
+    facts: MediaFacts,
+    encoder_states: int,
+) -> dict[str, TensorBlob]:
     item_by_hash = {item.content_hash: item for item in media}
     try:
         async with asyncio.timeout(timeout_s):

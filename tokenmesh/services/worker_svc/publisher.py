@@ -130,7 +130,7 @@ def _by_gateway(outputs: Sequence[StepOutput]) -> Mapping[GatewayId, list[Delta]
 def _join(run: list[Delta]) -> list[Delta]:
     """Neighbours of one attempt as one delta, where none of them is large."""
     first, last = run[0], run[-1]
-    is_large = any(each.logprobs or each.prompt_logprobs for each in run)
+    is_large = any(each.logprobs or each.prompt_logprobs or each.alignment for each in run)
     if first is last or is_large:
         return run
     token_ids = b"".join([each.token_ids for each in run])

@@ -7,16 +7,22 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
+from math import inf
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Ending
 from tokenmesh.services.worker_svc.loaded import Loaded
+from tokenmesh.services.worker_svc.on_demand import LEVEL, LOOK_S, OnDemand
 from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.services.worker_svc.thread import EngineHost, Perform
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.errors import Asleep, InvalidInput, Unavailable
+from tokenmesh.shared.errors import Asleep, Draining, InvalidInput, Unavailable
 from tokenmesh.shared.messages import Refused, Sleep, Slept, WakeUp, Woken
+from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
 
 logger = logging.getLogger(__name__)
@@ -57,22 +63,63 @@ class SleepController:
         streams: WorkerStreams,
         end_all: Callable[[Ending], Coroutine[object, object, None]],
         beat: Callable[[], Coroutine[object, object, None]],
+        on_demand: OnDemand | None = None,
     ) -> None:
-        """`end_all` ends every stream; `beat` publishes a heartbeat at once."""
+        """`end_all` ends every stream; `beat` publishes a heartbeat at once.
+
+        `on_demand`: when the worker sleeps by itself; None: never.
+        """
         self._resident = loaded.resident
         self._host = host
         self._streams = streams
         self._end_all = end_all
         self._beat = beat
+        self._on_demand = on_demand
         self._commands = SerialCommands()
-        self.level = 0
+        self.level = self._resident.level
         """0: awake. Else no stream is taken, also on the way to that level; for the beat."""
 
-    def refusal(self) -> Refused | None:
-        """Why no stream is accepted now; None when streams are."""
+    def refusal(self, keep_alive_s: float | None) -> Refused | None:
+        """Why no stream is accepted now; None: one is, with its keep-alive.
+
+        Raises Draining where the worker is on demand: it has fallen asleep since the placement,
+        and the next one wakes it.
+        """
         if self.level == 0:
+            if self._on_demand is not None:
+                self._on_demand.use(keep_alive_s)
             return None
-        return Refused(reason="the worker is asleep", retry_after_s=_RETRY_AFTER_S)
+        reason = "the worker is asleep"
+        if self._on_demand is not None:
+            raise Draining(reason)
+        return Refused(reason=reason, retry_after_s=_RETRY_AFTER_S)
+
+    def describe(self, load: WorkerLoad) -> WorkerLoad:
+        """The load with when the worker will sleep, where it does so by itself."""
+        if self._on_demand is None or self.level:
+            return load
+        used_s = monotonic_s() if self._streams.num_live else self._streams.used_s
+        left_s = self._on_demand.left_s(used_s)
+        return msgspec.structs.replace(
+            load,
+            idle_s=max(0.0, self._on_demand.idle_s(used_s)),
+            sleeps_in_s=None if left_s == inf else max(0.0, left_s),
+        )
+
+    async def sleep_when_idle(self) -> None:
+        """Sleep whenever the keep-alive has passed, until cancelled."""
+        assert self._on_demand is not None
+        while True:
+            await self._streams.wait_idle(None)
+            if self.level == LEVEL:
+                await self._on_demand.wait_for_change(inf)
+            elif not self._on_demand.may_sleep(self._streams.used_s):
+                left_s = self._on_demand.left_s(self._streams.used_s)
+                await self._on_demand.wait_for_change(min(left_s, LOOK_S))
+            elif not self._streams.num_live:
+                # a request may have come in between
+                with suppress(Unavailable):
+                    await self.sleep(Sleep(level=LEVEL, mode="idle"), 0.0)
 
     async def sleep(self, message: Sleep, timeout_s: float) -> Slept:
         """Go to sleep. Raises InvalidInput; Unavailable when streams outlast the time."""
@@ -85,6 +132,8 @@ class SleepController:
         return await self._commands.run(self._wake(message))
 
     async def _sleep(self, message: Sleep, timeout_s: float) -> Slept:
+        if message.mode == "idle":
+            self._check_idle()
         self.level = max(self.level, message.level)
         # schedulers place nothing more here meanwhile
         await self._beat()
@@ -94,6 +143,8 @@ class SleepController:
             freed = await self._perform(lambda engine: self._go_to(engine, message.level))
         finally:
             self.level = self._resident.level
+            if self._on_demand is not None and self.level == LEVEL:
+                self._on_demand.sleeps()
             await self._beat()
         seconds, gib = monotonic_s() - began_s, freed / (1 << 30)
         logger.info("asleep at level %d in %.2f s, %.2f GiB freed", self.level, seconds, gib)
@@ -101,14 +152,39 @@ class SleepController:
 
     async def _wake(self, message: WakeUp) -> Woken:
         began_s = monotonic_s()
+        if self._on_demand is not None:
+            self._on_demand.begin_to_wake()
+        was_asleep = self.level > 0
         try:
             await self._perform(lambda engine: self._resident.wake(message.tags))
+        except BaseException:
+            if self._on_demand is not None and was_asleep:
+                # what did come back would hold memory that others wait for
+                await self._perform(lambda engine: self._go_to(engine, LEVEL))
+            raise
         finally:
             self.level = self._resident.level
+            if self._on_demand is not None:
+                self._note_woken(self._on_demand, was_asleep=was_asleep)
+                if message.keep_alive_s is not None:
+                    self._on_demand.use(message.keep_alive_s)
             await self._beat()
         seconds = monotonic_s() - began_s
         logger.info("woke %s in %.2f s", " and ".join(message.tags) or "nothing", seconds)
         return Woken(level=self.level, seconds=seconds)
+
+    def _note_woken(self, on_demand: OnDemand, *, was_asleep: bool) -> None:
+        if self.level == LEVEL:
+            on_demand.stays_asleep()
+        elif was_asleep:
+            on_demand.has_woken()
+
+    def _check_idle(self) -> None:
+        """Raises Unavailable while streams run, or the request that woke the worker is to come."""
+        num_live = self._streams.num_live
+        if num_live or (self._on_demand is not None and self._on_demand.is_awaited):
+            what = f"{num_live} streams are running" if num_live else "a request is awaited"
+            raise Unavailable(f"{what}; the worker stays awake")
 
     async def _quiet(self, message: Sleep, timeout_s: float) -> None:
         """No stream is left when it returns."""

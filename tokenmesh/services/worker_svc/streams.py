@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tokenmesh.services.worker_svc.adapters.lease import AdapterLease
 from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
@@ -72,6 +73,7 @@ class WorkerStream:
             cached_tokens=head.cached_tokens if head else None,
             prompt_logprobs=head.prompt_logprobs if head else None,
             error=tail.error if tail else None,
+            alignment=head.alignment if head else None,
         )
 
 
@@ -89,9 +91,11 @@ class WorkerStreams:
         """Those that have not ended: few beside the ended ones."""
         self._ended: OrderedDict[_Place, WorkerStream] = OrderedDict()
         self._idle = asyncio.Event()
+        self.used_s = monotonic_s()
+        """When there was a stream last, where there is none now."""
 
-    async def wait_idle(self, timeout_s: float) -> bool:
-        """Whether all streams have ended by then."""
+    async def wait_idle(self, timeout_s: float | None) -> bool:
+        """Whether all streams have ended by then; None: wait for as long as it takes."""
         self._idle.clear()
         if self.num_live:
             try:
@@ -174,6 +178,7 @@ class WorkerStreams:
 
     def _note_idle(self) -> None:
         if not self.num_live:
+            self.used_s = monotonic_s()
             self._idle.set()
 
     def expire(self, now: float) -> None:

@@ -4,12 +4,13 @@ Spans of a stream are recorded after its end: `worker.grammar` where one was com
 `worker.queue`, one `worker.prefill` for each chunk, `worker.decode` with its steps as events.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.outputs import EndedStream, StepOutput
-from tokenmesh.services.worker_svc.engine.timeline import TimelineStep
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.services.worker_svc.engine.timeline import Timeline, TimelineStep
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
@@ -67,6 +68,10 @@ class WorkerMetrics:
             read = partial(book.kv_bytes, of_rows=kind == "states")
             metrics.gauge_of("kv_cache_bytes", partial(read, in_use=False), **labels, kind=kind)
             metrics.gauge_of("kv_cache_used_bytes", partial(read, in_use=True), **labels, kind=kind)
+
+    def show_format(self, weight_format: str) -> None:
+        """Export how the model's weights are kept."""
+        self._metrics.gauge("model_weights", **self._labels, format=weight_format).set(1)
 
     def watch_sleep(self, level_of: Callable[[], int]) -> None:
         """Export the sleep state; `level_of` is called at each scrape."""
@@ -146,22 +151,43 @@ def record_spans(ended: EndedStream) -> None:
     if parent is None:
         return
     timeline = ended.request.timeline
-    identity = {REQUEST_ID: ended.request.spec.request_id}
+    identity: dict[str, str | int] = {REQUEST_ID: ended.request.spec.request_id}
+    if ended.request.spec.lora is not None:
+        identity["adapter"] = ended.request.spec.lora.name
     queue_end_ns = timeline.first_scheduled_ns or timeline.ended_ns
     queue_start_ns = timeline.grammar_ns or timeline.arrived_ns
     if timeline.grammar_ns:
         record_span(GRAMMAR, timeline.arrived_ns, timeline.grammar_ns, parent, identity)
     record_span(QUEUE, queue_start_ns, queue_end_ns, parent, identity)
-    for chunk in timeline.chunks:
+    for chunk, start in zip(timeline.chunks, _starts(timeline), strict=True):
         attributes: dict[str, str | int] = {
             **identity,
             "tokens": chunk.num_tokens,
             "cached_tokens": chunk.num_cached,
             "batch_size": chunk.batch_size,
         }
+        if media := _merged(ended.request, start, start + chunk.num_tokens):
+            attributes["media_tokens"] = media
         record_span(PREFILL, chunk.start_ns, chunk.end_ns, parent, attributes)
     if timeline.first_token_ns and ended.request.spec.pooling is None:
         _record_decode(ended, parent)
+
+
+def _starts(timeline: Timeline) -> Iterator[int]:
+    """The first position that each chunk computes."""
+    start, last_ns = 0, 0
+    for chunk in timeline.chunks:
+        if any(last_ns <= at_ns <= chunk.start_ns for at_ns in timeline.preempted_ns):
+            start = 0
+        start += chunk.num_cached
+        yield start
+        start, last_ns = start + chunk.num_tokens, chunk.start_ns
+
+
+def _merged(request: Request, start: int, end: int) -> int:
+    """Tokens at positions [start, end) that take embeddings of media."""
+    runs = (run for item in request.spec.media for run in item.runs())
+    return sum(max(0, min(end, last) - max(start, first)) for first, last in runs)
 
 
 def _record_decode(ended: EndedStream, parent: str) -> None:

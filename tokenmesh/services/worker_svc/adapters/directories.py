@@ -1,11 +1,16 @@
 """Which directories adapters may be read from."""
 
+import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tokenmesh.services.worker_svc.adapters.peft_config import CONFIG_FILE, WEIGHTS_FILE
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.errors import Forbidden, InvalidInput, NotFound
+
+logger = logging.getLogger(__name__)
 
 _MAX_PATH: Final = 4096
 _NAME: Final = re.compile(r"[\w.:/ +-]{1,128}", re.ASCII)
@@ -36,14 +41,17 @@ class AdapterDirectories:
             raise InvalidInput("lora_path is not a path", param="lora_path")
         wanted = Path(path).expanduser()
         found = wanted.resolve()
-        allowed = [each.resolve() for each in (*self._roots, *self._modules)]
-        if not any(found.is_relative_to(root) for root in allowed):
+        named = [each.resolve() for each in self._modules]
+        roots = [*(each.resolve() for each in self._roots), *named]
+        if not any(found.is_relative_to(root) for root in roots):
             raise Forbidden(
                 f"lora_path {path} is outside of the directories that worker.lora allows",
                 param="lora_path",
             )
         if not found.is_dir():
             raise InvalidInput(f"lora_path {path} is not a directory", param="lora_path")
+        if found not in named:
+            _check_files(found, roots)
         return found
 
     def _resolve_name(self, name: str) -> Path:
@@ -53,4 +61,21 @@ class AdapterDirectories:
         found = (root / name).resolve()
         if found == root or not found.is_relative_to(root) or not found.is_dir():
             raise NotFound(f"this worker has no adapter {name!r}", param="lora_name")
+        try:
+            _check_files(found, [each.resolve() for each in self._roots])
+        except Forbidden as error:
+            # any client may name a model: the paths are for the operator
+            logger.warning("%s", error.message)
+            raise NotFound(f"this worker has no adapter {name!r}", param="lora_name") from error
         return found
+
+
+def _check_files(directory: Path, roots: Sequence[Path]) -> None:
+    """Raises Forbidden where a file of an adapter is a link out of the roots."""
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        target = (directory / name).resolve()
+        if not any(target.is_relative_to(root) for root in roots):
+            raise Forbidden(
+                f"{directory / name} is a link out of the directories that worker.lora allows",
+                param="lora_path",
+            )

@@ -2,37 +2,42 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from tokenmesh.shared.errors import InvalidInput
+
+T = TypeVar("T")
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 _MAX_BYTES: Final = 1 << 20
+_MAX_PATTERNS: Final = 4096
+_MAX_INTEGER: Final = 1 << 20
+_MAX_CHARS: Final = 500
+"""Of a name or a problem in an error."""
 
-_READ: Final = frozenset({"alpha_pattern", "lora_alpha", "peft_type", "r", "rank_pattern",
+_READ: Final = frozenset({"alpha_pattern", "bias", "init_lora_weights", "lora_alpha",
+                          "modules_to_save", "peft_type", "r", "rank_pattern",
                           "use_rslora"})  # fmt: skip
 _WITHOUT_EFFECT: Final = frozenset({
     "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "ephemeral_gpu_offload",
-    "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
-    "loftq_config", "lora_dropout", "megatron_config", "megatron_core", "peft_version",
-    "qalora_group_size", "revision", "runtime_config", "target_modules", "target_parameters",
-    "task_type",
+    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern",
+    "layers_to_transform", "loftq_config", "lora_dropout", "megatron_config",
+    "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config",
+    "target_modules", "target_parameters", "task_type",
 })  # fmt: skip
-"""How it was trained, and what the names and shapes of its tensors say as well."""
+"""How it was trained, and what the names and shapes of its tensors say as well. `fan_in_fan_out`
+says how the base stores a weight; the adapter's own matrices are stored alike."""
 _PLAIN_STARTS: Final = (None, True, False, "eva", "gaussian", "orthogonal")
 """Of init_lora_weights; others change the base weights before training."""
 _HINTS: Final = {
     "use_dora": "DoRA is not served; merge it into the checkpoint",
-    "modules_to_save": "whole modules beside the adapter are not served; merge it into the "
-    "checkpoint",
     "trainable_token_indices": "trained token embeddings are not served; merge it into the "
     "checkpoint",
     "alora_invocation_tokens": "activated LoRA is not served",
-    "fan_in_fan_out": "transposed weights are not served",
     "layer_replication": "replicated layers are not served; merge it into the checkpoint",
     "lora_bias": "biases are not served; merge it into the checkpoint",
     "bias": "biases are not served; merge it into the checkpoint",
@@ -42,34 +47,50 @@ _HINTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class Pattern(Generic[T]):
+    """A value for the modules whose names end with a pattern."""
+
+    text: str
+    expression: re.Pattern[str]
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
 class PeftConfig:
     """Ranks and scalings of a LoRA adapter."""
 
     file: Path
     rank: int
     alpha: float
-    ranks: Mapping[str, int]
-    """By a pattern of module names."""
-    alphas: Mapping[str, float]
+    ranks: tuple[Pattern[int], ...]
+    """In their order: the first that matches counts."""
+    alphas: tuple[Pattern[float], ...]
     is_rank_stabilized: bool
     base_model: str | None
     version: tuple[int, ...] = ()
     """Of PEFT; empty: unknown."""
+    saved: tuple[str, ...] = ()
+    """Ends of the names of modules that are saved whole."""
 
     def patterns_for(self, module: str) -> bool:
         """Whether a pattern is about a module or something in it."""
-        names = [*self.ranks, *self.alphas]
-        return any(module.endswith(name.strip("^$").rpartition(".")[0] or name) for name in names)
+        texts = [*(each.text for each in self.ranks), *(each.text for each in self.alphas)]
+        names = [text.strip("^$") for text in texts]
+        return any(module.endswith(name.rpartition(".")[0] or name) for name in names)
 
     def rank_of(self, module: str) -> int:
         """Of a module by its path in the tree."""
-        return self.ranks.get(_pattern_of(self.ranks, module), self.rank)
+        return _value_for(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """What the product of both matrices is multiplied with."""
         rank = self.rank_of(module)
-        alpha = self.alphas.get(_pattern_of(self.alphas, module), self.alpha)
+        alpha = _value_for(self.alphas, module, self.alpha)
         return alpha / (rank**0.5 if self.is_rank_stabilized else rank)
+
+
+def _value_for(patterns: tuple[Pattern[T], ...], module: str, default: T) -> T:
+    return next((each.value for each in patterns if each.expression.match(module)), default)
 
 
 def read_config(directory: Path) -> PeftConfig:
@@ -77,35 +98,42 @@ def read_config(directory: Path) -> PeftConfig:
     file = directory / CONFIG_FILE
     raw = _read_object(file)
     if raw.get("peft_type") != "LORA":
-        raise refusal(file, "peft_type", f"is {raw.get('peft_type')!r}; only LORA is served")
+        raise refusal(file, "peft_type", f"is {short(raw.get('peft_type'))}; only LORA is served")
     if raw.get("init_lora_weights") not in _PLAIN_STARTS:
-        value = raw["init_lora_weights"]
-        raise refusal(file, "init_lora_weights", f"is {value!r}: {_HINTS['init_lora_weights']}")
+        value = short(raw["init_lora_weights"])
+        raise refusal(file, "init_lora_weights", f"is {value}: {_HINTS['init_lora_weights']}")
     if raw.get("bias") not in (None, "none"):
-        raise refusal(file, "bias", f"is {raw['bias']!r}: {_HINTS['bias']}")
+        raise refusal(file, "bias", f"is {short(raw['bias'])}: {_HINTS['bias']}")
     for key, value in raw.items():
-        is_known = key in _READ or key in _WITHOUT_EFFECT or key in ("init_lora_weights", "bias")
-        if value and not is_known:
-            raise refusal(file, key, f"is {_short(value)}: {_HINTS.get(key, 'it is not served')}")
+        if value and key not in _READ and key not in _WITHOUT_EFFECT:
+            raise refusal(file, key, f"is {short(value)}: {_HINTS.get(key, 'it is not served')}")
+    stabilized = raw.get("use_rslora")
+    if stabilized not in (None, True, False):
+        raise refusal(file, "use_rslora", f"is {short(stabilized)}, neither true nor false")
     return PeftConfig(
         file=file,
         rank=_positive(file, "r", raw.get("r")),
         alpha=_number(file, "lora_alpha", raw.get("lora_alpha")),
-        ranks={k: _positive(file, f"rank_pattern.{k}", v) for k, v in _map(file, raw, "rank")},
-        alphas={k: _number(file, f"alpha_pattern.{k}", v) for k, v in _map(file, raw, "alpha")},
-        is_rank_stabilized=raw.get("use_rslora") is True,
+        ranks=tuple(_patterns(file, raw, "rank_pattern", _positive)),
+        alphas=tuple(_patterns(file, raw, "alpha_pattern", _number)),
+        is_rank_stabilized=bool(stabilized),
         base_model=_text(raw.get("base_model_name_or_path")),
         version=_version(raw.get("peft_version")),
+        saved=_saved(file, raw.get("modules_to_save")),
     )
 
 
 def refusal(file: Path, key: str, what: str) -> InvalidInput:
-    """An error about a key or tensor of a file."""
-    return InvalidInput(f"{file}: {key} {what}", param="lora_path")
+    """An error about a key or tensor of a file; the file's own words are cut."""
+    name = key if key.isprintable() else repr(key)
+    return InvalidInput(f"{file}: {name[:_MAX_CHARS]} {what[: 2 * _MAX_CHARS]}", param="lora_path")
 
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
+        # opening a pipe would wait for its writer
+        if file.exists() and not file.is_file():
+            raise InvalidInput(f"{file}: is not a file", param="lora_path")
         with file.open("rb") as stream:
             data = stream.read(_MAX_BYTES + 1)
     except OSError as error:
@@ -122,38 +150,45 @@ def _read_object(file: Path) -> dict[str, Any]:
     return raw
 
 
-def _map(file: Path, raw: dict[str, Any], kind: str) -> list[tuple[str, Any]]:
-    value = raw.get(f"{kind}_pattern") or {}
+def _patterns(
+    file: Path, raw: dict[str, Any], name: str, read: Callable[[Path, str, object], T]
+) -> Iterator[Pattern[T]]:
+    value = raw.get(name) or {}
     if not isinstance(value, dict):
-        raise refusal(file, f"{kind}_pattern", "is not an object")
-    for pattern in value:
+        raise refusal(file, name, "is not an object")
+    if len(value) > _MAX_PATTERNS:
+        raise refusal(file, name, f"has {len(value)} keys; at most {_MAX_PATTERNS} are served")
+    for text, own in value.items():
         # PEFT treats the keys as regular expressions; names are enough, and cannot be slow
-        if not re.fullmatch(r"\^?[\w.\\]+\$?", pattern):
-            raise refusal(file, f"{kind}_pattern", f"has the key {pattern!r}, not a module's name")
-    return list(value.items())
+        if not re.fullmatch(r"\^?(\w|\.|\\\.)+\$?", text, re.ASCII):
+            raise refusal(file, name, f"has the key {short(text)}, not a module's name")
+        expression = re.compile(rf"(.*\.)?({text})$")
+        yield Pattern(text, expression, read(file, f"{name}.{text}", own))
 
 
-def _pattern_of(patterns: Mapping[str, object], module: str) -> str:
-    for pattern in patterns:
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return pattern
-    return ""
+def _saved(file: Path, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise refusal(file, "modules_to_save", f"is {short(value)}, not a list of names")
+    return tuple(value)
 
 
 def _positive(file: Path, key: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise refusal(file, key, f"is {_short(value)}, not a positive integer")
-    return value
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or not 1 <= value <= _MAX_INTEGER:  # type: ignore[operator]
+        raise refusal(file, key, f"is {short(value)}, not a positive integer")
+    return value  # type: ignore[return-value]
 
 
 def _number(file: Path, key: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e9:
-        raise refusal(file, key, f"is {_short(value)}, not a finite number")
+        raise refusal(file, key, f"is {short(value)}, not a finite number")
     return float(value)
 
 
 def _version(value: object) -> tuple[int, ...]:
-    found = re.match(r"(\d+)\.(\d+)", value) if isinstance(value, str) else None
+    found = re.match(r"(\d{1,9})\.(\d{1,9})", value) if isinstance(value, str) else None
     return tuple(map(int, found.groups())) if found else ()
 
 
@@ -161,6 +196,10 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def short(value: object) -> str:
+    """The repr of a value of a config, at most 60 characters."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a deep {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,8 +4,6 @@ Everything is checked by name and shape before a tensor is read. Only safetensor
 """
 
 import hashlib
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,27 +24,19 @@ from tokenmesh.services.worker_svc.adapters.read_experts import (
     experts_path,
     is_first_product,
 )
-from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, Site
+from tokenmesh.services.worker_svc.adapters.read_head import HeadParts
+from tokenmesh.services.worker_svc.adapters.read_matrix import DTYPES, MatrixReader
+from tokenmesh.services.worker_svc.adapters.read_names import Pair, why_missing
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, HeadSite, Site
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
 from tokenmesh.shared.tensor_file import TensorFile
 
 _PICKLED: Final = ("adapter_model.bin", "adapter_model.pt")
-_KEY: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
-_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_HINTS: Final = {
-    "lora_embedding_": "adapters of embeddings are not served",
-    "lora_magnitude_vector": "DoRA is not served; merge it into the checkpoint",
-    "lora_A.bias": "biases are not served",
-    "lora_B.bias": "biases are not served",
-}
+_MAX_HEADER_BYTES: Final = 8 << 20
+"""Decoding it holds the interpreter. An adapter of 1,000 tensors has 150 KiB."""
 
-
-@dataclass(slots=True)
-class _Pair:
-    """Names of the two tensors of one module."""
-
-    a: str = ""
-    b: str = ""
+_Target = Site | HeadSite | tuple[ExpertsParts, bool]
+"""Experts: their parts, and whether the pair is of the first product."""
 
 
 class AdapterReader:
@@ -61,59 +51,88 @@ class AdapterReader:
     def read(self, directory: Path) -> ReadAdapter:
         """Blocks. Raises InvalidInput that names file and key."""
         config = read_config(directory)
+        head = HeadParts(self._sites, config)
         file = _open(directory)
-        pairs = _pairs(file)
-        layers: dict[int, ExpertsParts] = {}
-        planned = [
-            self._plan(config, file, module, pairs[module], layers) for module in sorted(pairs)
-        ]
+        pairs = head.take_names(file)
+        planned = self._plan_all(config, file, pairs)
+        head.check(file)
         digest = hashlib.sha256()
+        reader = MatrixReader(file, digest, self._dtype)
         parts: dict[int, list[LoraPart]] = {}
+        layers: dict[int, ExpertsParts] = {}
         for module, target, rank in planned:
             pair, scale = pairs[module], config.scale_of(module)
             digest.update(f"{module} {rank} {scale!r}\0".encode())
-            a = _read(file, pair.a, digest)
-            b = _read(file, pair.b, digest)
             if isinstance(target, Site):
-                parts.setdefault(target.number, []).append(self._part(target, a, b, scale))
+                part = _read_part(reader, target, pair, scale)
+                parts.setdefault(target.number, []).append(part)
+            elif isinstance(target, HeadSite):
+                head.read_pair(reader, target, pair, scale)
             else:
-                add_pair(*target, a, b, scale, self._dtype)
+                layer, is_first = target
+                layers[layer.site.number] = layer
+                add_pair(layer, reader, (pair.a, pair.b), scale, is_first=is_first)
+        head.read_whole(reader)
         content_hash = digest.hexdigest()[:HASH_CHARS]
+        weights = LoraWeights(
+            {number: tuple(each) for number, each in parts.items()},
+            self._sites.num_banks,
+            content_hash,
+            {number: each.matrices() for number, each in layers.items()},
+            head.changes,
+        )
+        weights.native  # noqa: B018  made here, not in the first step that needs it
         return ReadAdapter(
-            matrices=LoraWeights(
-                {number: tuple(each) for number, each in parts.items()},
-                self._sites.num_banks,
-                content_hash,
-                {number: each.matrices() for number, each in layers.items()},
-            ),
+            matrices=weights,
             content_hash=content_hash,
-            rank=max(rank for _, _, rank in planned),
+            rank=max((rank for _, _, rank in planned), default=0),
             base_model=config.base_model,
         )
+
+    def _plan_all(
+        self, config: PeftConfig, file: TensorFile, pairs: dict[str, Pair]
+    ) -> list[tuple[str, _Target, int]]:
+        """Each module that has an effect, with its site and rank."""
+        layers: dict[int, ExpertsParts] = {}
+        planned: list[tuple[str, _Target, int]] = []
+        seen: set[Site | HeadSite] = set()
+        for module in sorted(pairs):
+            if self._sites.is_unused(module):
+                continue
+            target, rank = self._plan(config, file, module, pairs[module], layers)
+            if isinstance(target, Site | HeadSite):
+                if target in seen:
+                    raise refusal(file.path, module, "has the matrices of one layer twice")
+                seen.add(target)
+            planned.append((module, target, rank))
+        return planned
 
     def _plan(
         self,
         config: PeftConfig,
         file: TensorFile,
         module: str,
-        pair: _Pair,
+        pair: Pair,
         layers: dict[int, ExpertsParts],
-    ) -> tuple[str, Site | tuple[ExpertsParts, bool], int]:
+    ) -> tuple[_Target, int]:
         """The site and the rank of a module, once its tensors have proved to fit.
 
         layers: of experts that have been planned, by the number of their bank.
         """
         name = pair.a or pair.b
         path = experts_path(module)
-        site, experts = self._sites.find(module), self._sites.experts.get(path)
-        if site is None and experts is None:
-            why = self._sites.refusal(path) or f"the model has no linear layer {module}"
+        site, experts = self._sites.find(module), self._sites.find_experts(path)
+        head = self._sites.head.get(f"{module}.weight")
+        if head is not None and not head.is_linear:
+            head = None
+        if site is None and experts is None and head is None:
+            why = self._sites.refusal(path) or why_missing(module)
             raise refusal(file.path, name, f"cannot be applied: {why}{_trained_on(config)}")
         for matrix, stored in (("lora_A", pair.a), ("lora_B", pair.b)):
             if not stored:
                 raise refusal(file.path, name, f"has no {matrix} beside it")
-            if (dtype := file[stored].dtype) not in _DTYPES:
-                known = ", ".join(_DTYPES)
+            if (dtype := file[stored].dtype) not in DTYPES:
+                known = ", ".join(DTYPES)
                 raise refusal(file.path, stored, f"has type {dtype}; supported are {known}")
         rank = config.rank_of(module)
         if rank > self._max_rank:
@@ -123,21 +142,27 @@ class AdapterReader:
             is_first = is_first_product(config, file, experts, path, (pair.a, pair.b))
             parts = layers.setdefault(experts.number, ExpertsParts(experts))
             check_once(parts, is_first, file, name)
-            return module, (parts, is_first), rank
-        assert site is not None
-        for stored, shape in ((pair.a, (rank, site.inputs)), (pair.b, (site.outputs, rank))):
+            return (parts, is_first), rank
+        if site is not None:
+            outputs, inputs = site.outputs, site.inputs
+        else:
+            assert head is not None
+            outputs, inputs = head.shape
+        for stored, shape in ((pair.a, (rank, inputs)), (pair.b, (outputs, rank))):
             if file[stored].shape != shape:
                 what = f"has shape {list(file[stored].shape)}; the model needs {list(shape)}"
                 raise refusal(file.path, stored, f"{what}{_trained_on(config)}")
-        return module, site, rank
+        found: Site | HeadSite | None = site or head
+        assert found is not None
+        return found, rank
 
-    def _part(self, site: Site, a: torch.Tensor, b: torch.Tensor, scale: float) -> LoraPart:
-        b = b.float() * scale
-        if site.turned is not None:
-            b = site.turned.turn(b)
-        return LoraPart(
-            a.to(self._dtype).contiguous(), b.to(self._dtype).t().contiguous(), site.first
-        )
+
+def _read_part(reader: MatrixReader, site: Site, pair: Pair, scale: float) -> LoraPart:
+    a = reader.read(pair.a)
+    b = reader.read_turned(pair.b, scale)
+    if site.turned is not None:
+        b = reader.reordered(b, site.turned.turn(torch.arange(site.outputs)))
+    return LoraPart(a, b, site.first)
 
 
 def _open(directory: Path) -> TensorFile:
@@ -149,40 +174,11 @@ def _open(directory: Path) -> TensorFile:
                 raise InvalidInput(f"{what}; only {WEIGHTS_FILE} is read", param="lora_path")
         raise InvalidInput(f"{directory}: holds no {WEIGHTS_FILE}", param="lora_path")
     try:
-        return TensorFile(path)
+        return TensorFile(path, _MAX_HEADER_BYTES)
     except CheckpointError as error:
-        raise InvalidInput(error.message, param="lora_path") from error
-
-
-def _pairs(file: TensorFile) -> dict[str, _Pair]:
-    pairs: dict[str, _Pair] = {}
-    for name in file:
-        match = _KEY.fullmatch(name)
-        if match is None:
-            known = (why for part, why in _HINTS.items() if part in name)
-            why = next(known, "it is not a matrix of a linear layer, as PEFT names them")
-            raise refusal(file.path, name, f"is not served: {why}")
-        pair = pairs.setdefault(match["module"], _Pair())
-        setattr(pair, match["matrix"].lower(), name)
-    if not pairs:
-        raise InvalidInput(f"{file.path}: holds no tensor", param="lora_path")
-    return pairs
-
-
-def _read(file: TensorFile, name: str, digest: "hashlib._Hash") -> torch.Tensor:
-    entry = file[name]
-    tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype], device="cpu")
-    data = tensor.view(-1).view(torch.uint8).numpy().data
-    try:
-        file.read_into(name, data)
-    except CheckpointError as error:
-        raise InvalidInput(error.message, param="lora_path") from error
-    digest.update(f"{entry.dtype} {entry.shape}\0".encode())
-    digest.update(data)
-    if not bool(torch.isfinite(tensor).all()):
-        raise refusal(file.path, name, "holds numbers that are not finite")
-    return tensor
+        raise InvalidInput(error.message[:1000], param="lora_path") from error
 
 
 def _trained_on(config: PeftConfig) -> str:
-    return "" if config.base_model is None else f" (the adapter was trained on {config.base_model})"
+    base = config.base_model
+    return "" if base is None else f" (the adapter was trained on {base[:200]})"

@@ -11,6 +11,7 @@ import torch
 
 from tokenmesh.kernels.lora import LoraExperts
 from tokenmesh.services.worker_svc.adapters.peft_config import PeftConfig, refusal
+from tokenmesh.services.worker_svc.adapters.read_matrix import MatrixReader
 from tokenmesh.services.worker_svc.adapters.sites import ExpertsSite
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.tensor_file import TensorFile
@@ -66,19 +67,24 @@ def is_first_product(
 
 def add_pair(
     parts: ExpertsParts,
-    is_first: bool,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    reader: MatrixReader,
+    names: tuple[str, str],
     scale: float,
-    dtype: torch.dtype,
+    *,
+    is_first: bool,
 ) -> None:
     """a [E * r, I] and b [O, r * E], expert by expert -> [E, r, I] and [E, r, O]."""
     count = parts.site.num_experts
-    stacked_a = a.view(count, -1, a.shape[1])
-    stacked_b = (b.float() * scale).view(b.shape[0], -1, count).permute(2, 1, 0)
-    if is_first and parts.site.is_reordered:
-        stacked_b = torch.cat((stacked_b[..., 0::2], stacked_b[..., 1::2]), dim=-1)
-    pair = (stacked_a.to(dtype).contiguous(), stacked_b.to(dtype).contiguous())
+    a = reader.read(names[0])
+    columns = reader.read_turned(names[1], scale)
+    columns = columns.view(-1, count, columns.shape[1])
+    b = torch.empty((count, *columns[:, 0].shape), dtype=columns.dtype, device="cpu")
+    for expert, own in enumerate(b):
+        own.copy_(columns[:, expert])
+        if is_first and parts.site.is_reordered:
+            own.copy_(torch.cat((own[:, 0::2], own[:, 1::2]), dim=1))
+        reader.pace.rest()
+    pair = (a.view(count, -1, a.shape[1]), b)
     if is_first:
         parts.first = pair
     else:

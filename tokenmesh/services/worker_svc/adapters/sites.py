@@ -1,14 +1,14 @@
-"""The linear layers of a model that adapters may change, by the names of transformers' tree."""
+"""What adapters may change of a model, by the names of transformers' tree: linear layers, experts,
+and the heads of models that pool."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from tokenmesh.kernels.linear import Linear
 from tokenmesh.kernels.lora import LoraBank, StepAdapters
-from tokenmesh.kernels.moe import ExpertsSpec, Weights
-from tokenmesh.kernels.native import NativeExperts
+from tokenmesh.kernels.moe import DeviceExperts, ExpertsSpec, Weights
 from tokenmesh.kernels.rope import interleave_rows
 
 
@@ -63,16 +63,32 @@ class ExpertsSite:
         return 2 * self.inner if self.is_gated else self.inner
 
 
+@dataclass(frozen=True, slots=True)
+class HeadSite:
+    """A parameter behind the states of a model that pools."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_linear: bool
+    """Whether it is the weight of a linear layer, which matrices may change."""
+
+
 @dataclass(slots=True)
 class AdapterSites:
     """All sites of one model. Filled while the model is built."""
 
     prefixes: tuple[str, ...] = ("",)
     """Names of the tree that stand before each of `by_name`."""
+    former: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of names that earlier versions of transformers had, and what they are now."""
     by_name: dict[str, Site] = field(default_factory=dict)
     experts: dict[str, ExpertsSite] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    """Further modules, by their whole path, each with the reason why adapters cannot change it."""
+    """Further modules, each with the reason why adapters cannot change it."""
+    head: dict[str, HeadSite] = field(default_factory=dict)
+    """By the name of the parameter."""
+    unused: tuple[str, ...] = ()
+    """Names below `prefixes` of modules that the model has and does not run."""
     step: StepAdapters = field(default_factory=StepAdapters)
     num_banks: int = 0
 
@@ -107,25 +123,37 @@ class AdapterSites:
 
     def find(self, name: str) -> Site | None:
         """Of a module by its path in the tree."""
-        for prefix in self.prefixes:
-            if name.startswith(prefix) and (site := self.by_name.get(name[len(prefix) :])):
-                return site
+        olds = (old for old in self.former if name.startswith(old))
+        for each in (name, *(self.former[old] + name[len(old) :] for old in olds)):
+            for prefix in self.prefixes:
+                if each.startswith(prefix) and (site := self.by_name.get(each[len(prefix) :])):
+                    return site
         return None
+
+    def find_experts(self, path: str) -> ExpertsSite | None:
+        """Of a module of experts by its path in the tree."""
+        found = (self.experts.get(path.removeprefix(prefix)) for prefix in self.prefixes)
+        return next((site for site in found if site is not None), None)
+
+    def is_unused(self, name: str) -> bool:
+        """Whether a module changes no answer of the model, as the pooler of an embedding model."""
+        paths = [f"{prefix}{each}." for prefix in self.prefixes for each in self.unused]
+        return any(f"{name}.".startswith(path) for path in paths)
 
     def add_experts(
         self, name: str, w13: Weights, w2: Weights, spec: ExpertsSpec, *, is_interleaved: bool
     ) -> LoraBank:
         """The experts of a layer as they are packed; is_interleaved: in the checkpoint."""
         bank = self.new_bank()
-        if isinstance(w2, NativeExperts):
-            count, hidden, inner = len(w2.panels), w2.out_features, w2.in_features
-        else:
+        if isinstance(w2, DeviceExperts) or (isinstance(w2, torch.Tensor) and w2.is_cuda):
+            self.refused[name] = "adapters of experts are served on CPUs only"
+            return bank
+        if isinstance(w2, torch.Tensor):
             count, *sides = w2.shape
             inner, hidden = sides if spec.is_transposed else sides[::-1]
-            if w2.is_cuda:
-                self.refused[name] = "adapters of experts are served on CPUs only"
-                return bank
-        is_reordered = is_interleaved and isinstance(w13, NativeExperts)
+        else:
+            count, hidden, inner = w2.num_experts, w2.out_features, w2.in_features
+        is_reordered = is_interleaved and not isinstance(w13, torch.Tensor)
         self.experts[name] = ExpertsSite(
             bank.number, count, hidden, inner, spec.is_gated, is_reordered
         )
@@ -133,4 +161,5 @@ class AdapterSites:
 
     def refusal(self, name: str) -> str | None:
         """Why a module that is there cannot have an adapter."""
-        return self.refused.get(name)
+        found = (self.refused.get(name.removeprefix(prefix)) for prefix in self.prefixes)
+        return next((why for why in found if why is not None), None)

@@ -35,6 +35,7 @@ from tokenmesh.shared.errors import (
 from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.generate import Generate
+from tokenmesh.shared.messages.pooling import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +140,8 @@ class AdapterStore:
         directory = await asyncio.to_thread(self._directories.locate, name, path)
         self._check_room(name)
         read = await self._read(directory)
+        if 0 < version < self.version_of(name):
+            raise Conflict(f"a later command about the adapter {name!r} came in", param="lora_name")
         before = self._known.get(name)
         if before is not None and before.content_hash == read.content_hash:
             before.path, before.version = directory, max(before.version, version)
@@ -287,8 +290,8 @@ class AdapterStore:
             self._versions.popitem(last=False)
 
 
-def adapter_of(store: AdapterStore | None, message: Generate) -> Adapter | None:
-    """What a request names. Raises InvalidInput or Unavailable, see `AdapterStore.find`."""
+def adapter_of(store: AdapterStore | None, message: Generate | Pool) -> Adapter | None:
+    """What a request names. Raises InvalidInput, and what `AdapterStore.find` does."""
     if message.lora is None:
         return None
     if store is None:

@@ -29,8 +29,10 @@ class Block(NamedTuple):
 class HeldBlocks:
     """By hash, in the order in which they came. No I/O."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, kv_code: str = "") -> None:
+        """kv_code: the 8-bit type of the KV cache."""
         self._block_size = block_size
+        self._kv_code = kv_code
         self._blocks: dict[bytes, Block] = {}
         self.digest = 0
         """See `BlocksHeld.digest`."""
@@ -65,13 +67,15 @@ class HeldBlocks:
     def _blocks_of(self, change: StoredBlocks) -> Iterator[Block]:
         request, size = change.request, self._block_size
         salt, lora, media = change.salt, request.spec.lora, request.spec.media
-        has_extras = bool(media) or lora is not None or salt is not None
+        has_extras = bool(media or self._kv_code) or lora is not None or salt is not None
         parent = change.hashes[change.first - 1] if change.first else None
         for index in range(change.first, change.end):
             start, end = index * size, (index + 1) * size
             extras: list[ExtraKey] = []
             if has_extras:
-                extras = extra_keys_of(start, end, lora=lora, salt=salt, media=media)
+                extras = extra_keys_of(
+                    *(start, end), lora=lora, salt=salt, media=media, kv_code=self._kv_code
+                )
             block_hash = change.hashes[index]
             token_ids = pack_ids(request.token_ids[start:end])
             name = None if lora is None else lora.name

@@ -91,13 +91,15 @@ class BlockEventStream:
         block_size: int,
         settings: BlockEventSettings,
         metrics: Metrics,
+        kv_code: str = "",
     ) -> None:
+        """kv_code: the 8-bit type of the KV cache."""
         self._bus = bus
         self._subject = subjects.block_events(model, worker_id)
         self._model, self._worker_id, self._epoch = model, worker_id, epoch
         self._block_size = block_size
         self._settings = settings
-        self._held = HeldBlocks(block_size)
+        self._held = HeldBlocks(block_size, kv_code)
         self._ring = ReplayBuffer(settings.replay_batches, settings.replay_bytes)
         self._snapshots = Snapshots(settings, epoch, block_size)
         self._pending: list[BlockChange] = []

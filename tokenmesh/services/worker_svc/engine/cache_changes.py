@@ -4,11 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import xxhash
 
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.shared.hashing import Adapter, extra_keys_for_block
 from tokenmesh.shared.tokens import pack_ids
+
+
+class Registered(msgspec.Struct, frozen=True, gc=False):
+    """A block that can be found although the step that fills it has not ended."""
+
+    row: int
+    """The row that fills it in that step."""
+    block: int
+    key: bytes
+    """Its hash, and its group's number if that is not the first."""
 
 
 @dataclass(slots=True, eq=False)

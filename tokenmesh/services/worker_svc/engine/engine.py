@@ -189,6 +189,9 @@ class Engine:
                 if starts.get(row) == 0:
                     owner.output.prompt_logprobs = []  # computed again after a preemption
                 owner.output.prompt_logprobs += entries
+        for row, states in result.alignments.items():
+            if (owner := self._scheduler.rows.owner(row, step.plan.step)) is not None:
+                owner.output.alignment = states
         owners, ends, ids = self._scheduler.draw(step.plan.step, result.tokens)
         self._publish_pooled(step.plan.step, result, ended_ns)
         # a request draws its first token in the step that computes the last of its prompt

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tokenmesh.services.worker_svc.engine.cache_changes import Registered
 from tokenmesh.services.worker_svc.engine.plan import Launch, StepPlan
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache, Registered
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.row_table import RowTable
 

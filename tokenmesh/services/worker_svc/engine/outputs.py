@@ -140,6 +140,7 @@ def _full_delta(
 ) -> Delta:
     is_first = not request.output.has_reported
     request.output.has_reported = True
+    alignment, request.output.alignment = request.output.alignment, None
     return Delta(
         stream=request.key.stream,
         attempt=request.key.attempt,
@@ -151,6 +152,7 @@ def _full_delta(
         cached_tokens=(request.place.num_cached or 0) if is_first else None,
         prompt_logprobs=_take_prompt_logprobs(request),
         error=ending.error if ending else None,
+        alignment=alignment,
     )
 
 

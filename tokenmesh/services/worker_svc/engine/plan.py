@@ -148,6 +148,8 @@ class StepResult(msgspec.Struct):
     The entry for position p (p >= 1) describes prompt token p given the tokens before it; the
     chunk [start, start + n) yields the entries of positions start+1 .. start+n that are prompt.
     """
+    alignments: dict[int, list[int]] = {}
+    """row -> see `Delta.alignment`, in the step that computes the last of its prompt."""
     pooled: dict[int, Pooled] = {}
     """row -> its numbers, for each that `pools` and did not fail."""
     errors: dict[int, str] = {}

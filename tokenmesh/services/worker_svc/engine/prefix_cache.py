@@ -13,8 +13,6 @@ states needs no blocks for a hit.
 import logging
 from collections.abc import Iterable
 
-import msgspec
-
 from tokenmesh.services.worker_svc.engine.block_pool import (
     HASH_BYTES,
     NO_PARENT,
@@ -27,6 +25,7 @@ from tokenmesh.services.worker_svc.engine.block_pool import (
 from tokenmesh.services.worker_svc.engine.cache_changes import (
     BlockChange,
     BlockLog,
+    Registered,
     RouteChange,
     RouteLedger,
 )
@@ -37,16 +36,6 @@ from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import extra_keys_for_block
 
 logger = logging.getLogger(__name__)
-
-
-class Registered(msgspec.Struct, frozen=True, gc=False):
-    """A block that can be found although the step that fills it has not ended."""
-
-    row: int
-    """The row that fills it in that step."""
-    block: int
-    key: bytes
-    """Its hash, and its group's number if that is not the first."""
 
 
 class PrefixCache:
@@ -61,9 +50,11 @@ class PrefixCache:
         route_tokens: int = 0,
         log: BlockLog | None = None,
         states: SavedStates | None = None,
+        kv_code: str = "",
     ) -> None:
         """num_blocks: with the null block. route_tokens: of a route block; 0: there is no index.
-        log: of changes. states: None where rows keep none; then there may be window groups."""
+        log: of changes. states: None where rows keep none; then there may be window groups.
+        kv_code: the 8-bit type of the KV cache."""
         assert states is None or not groups.num_windowed
         self._enabled = enabled
         self._log = log if enabled else None
@@ -73,6 +64,7 @@ class PrefixCache:
         self.pool = BlockPool(num_blocks, self._note_forgotten if is_followed else None)
         self.groups = groups
         """Which tables requests have."""
+        self._kv_code = kv_code
         self._block_size = size = groups.block_size
         self._pack = block_packer(size)
         self._marks = [bytes([number + 1]) for number in range(groups.num_windowed)]
@@ -259,7 +251,7 @@ class PrefixCache:
     def _hash_up_to(self, request: Request, num_blocks: int) -> None:
         size = self._block_size
         spec, token_ids, hashes = request.spec, request.token_ids, request.kv.hashes
-        has_extras = spec.has_block_extras or request.kv.is_long
+        has_extras = spec.has_block_extras or request.kv.is_long or bool(self._kv_code)
         salt = request.block_salt if has_extras else None
         parent = hashes[-1] if hashes else NO_PARENT
         for start in range(len(hashes) * size, num_blocks * size, size):
@@ -267,7 +259,7 @@ class PrefixCache:
             extras = b""
             if has_extras:
                 extras = extra_keys_for_block(
-                    start, end, lora=spec.lora, salt=salt, media=spec.media
+                    start, end, lora=spec.lora, salt=salt, media=spec.media, kv_code=self._kv_code
                 )
             # as `hash_block`, but every stream does this at the end of every block
             parent = digest(parent + self._pack(*token_ids[start:end]) + extras)
@@ -296,5 +288,10 @@ def make_cache(
     groups = KvGroups.of(runner.windows, size, settings.max_num_batched_tokens)
     indexed = route_tokens if route_tokens % size == 0 else 0
     return PrefixCache(
-        runner.num_blocks, groups, enabled=enabled, route_tokens=indexed, log=log, states=states
+        *(runner.num_blocks, groups),
+        enabled=enabled,
+        route_tokens=indexed,
+        log=log,
+        states=states,
+        kv_code=settings.kv_code,
     )

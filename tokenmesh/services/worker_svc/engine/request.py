@@ -210,6 +210,8 @@ class OutputState:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     pooled: Pooled | None = None
     """The numbers of a request with `pooling`."""
+    alignment: list[int] | None = None
+    """See `Delta.alignment`; until it is delivered."""
 
 
 class Request:

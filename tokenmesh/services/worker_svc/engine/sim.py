@@ -2,8 +2,8 @@
 
 The token at output position p of a stream depends on its prompt, its adapter, its seed and p, on
 nothing else: `sim_token`. So a migrated stream continues with the same tokens, and a reader
-detects lost, repeated or foreign tokens. The numbers of a pooled prompt depend on its tokens alone:
-`sim_pooled`.
+detects lost, repeated or foreign tokens. The numbers of a pooled prompt depend on its tokens and
+its adapter alone: `sim_pooled`.
 """
 
 import sys
@@ -18,6 +18,7 @@ from typing import Final
 import xxhash
 
 from tokenmesh.services.worker_svc.engine.plan import (
+    AdapterMatrices,
     NewRow,
     ScheduledRow,
     StepPlan,
@@ -87,7 +88,11 @@ def sim_vector(key: bytes, size: int) -> "array[float]":
 
 
 def sim_pooled(
-    token_ids: Sequence[int], params: PoolingParams, size: int, num_labels: int
+    token_ids: Sequence[int],
+    params: PoolingParams,
+    size: int,
+    num_labels: int,
+    adapter: AdapterMatrices | None = None,
 ) -> Pooled:
     """The numbers of a prompt: of each of its tokens where the task answers per token.
 
@@ -97,6 +102,8 @@ def sim_pooled(
     keys = [prompt_key(token_ids)]
     if params.task in ("token_embed", "token_classify"):
         keys = [prompt_key(place) for place in enumerate(token_ids)]
+    if adapter is not None:
+        keys = [key + adapter.content_hash.encode() for key in keys]
     if params.task in ("classify", "score", "token_classify"):
         rows = [_shares(sim_vector(key, max(2, num_labels)))[:num_labels] for key in keys]
     else:
@@ -193,8 +200,13 @@ class SimRunner:
             if row.new.wants_prompt_logprobs:
                 result.prompt_logprobs[entry.row] = self._prompt_logprobs(row, entry)
             if entry.pools and row.new.pooling is not None:
-                numbers = (row.new.token_ids, row.new.pooling, self._size, self._num_labels)
-                result.pooled[entry.row] = sim_pooled(*numbers)
+                result.pooled[entry.row] = sim_pooled(
+                    row.new.token_ids,
+                    row.new.pooling,
+                    self._size,
+                    self._num_labels,
+                    row.new.adapter,
+                )
             if entry.samples:
                 self._draw(entry.row, entry.drafts, result)
         return result

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
+from tokenmesh.services.worker_svc.engine.cache_changes import Registered
 from tokenmesh.services.worker_svc.engine.decode_wheel import DecodeWheel
 from tokenmesh.services.worker_svc.engine.plan import Runner, ScheduledRow, StepPlan
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache, Registered
+from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
 from tokenmesh.services.worker_svc.engine.queues import BlockReclaimer, service_order
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.row_table import EndDetector

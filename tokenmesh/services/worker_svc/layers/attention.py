@@ -13,6 +13,7 @@ from tokenmesh.kernels.paged_attention import paged_attention, variant_of
 from tokenmesh.kernels.qk_norm_rope_kv_write import HeadNorm, qk_norm_rope_kv_write
 from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.models.kv_store import LayerPages
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 
 
@@ -40,13 +41,9 @@ class Attention:
     sinks: torch.Tensor | None = None
     """float32 [H]: for each query head a score without a value; None: there are none."""
 
-    def forward(
-        self, x: torch.Tensor, turned: TurnedStep, pages: torch.Tensor, group: int = 0
-    ) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]; writes the keys and values of x into `pages`.
-
-        group: the layer's KV group, whose blocks the step names.
-        """
+    def forward(self, x: torch.Tensor, turned: TurnedStep, layer_pages: LayerPages) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]; writes the keys and values of x into its pages."""
+        pages, group, (k_scale, v_scale) = layer_pages
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
         buffer = linear(x, self.qkv).view(len(x), heads + 2 * kv_heads, config.head_dim)
@@ -58,10 +55,11 @@ class Attention:
         step = turned.step
         turns = None if self.layer.rope is None else turned.turns[self.layer.rope]
         query = qk_norm_rope_kv_write(
-            buffer, pages, step.slots(pages, group), turns, norm, turned.query_scale
+            *(buffer, pages, step.slots(pages, group), turns, norm, turned.query_scale),
+            *(k_scale, v_scale),
         )
         prepared = step.attention(self.layer.window, pages, group)
-        variant = variant_of(config.attention_softcap, self.sinks)
+        variant = variant_of(config.attention_softcap, self.sinks, k_scale, v_scale)
         mixed = paged_attention(query, pages, prepared, config.attention_scale, variant)
         return linear(mixed, self.out)
 

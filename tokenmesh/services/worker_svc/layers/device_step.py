@@ -8,9 +8,10 @@ import torch
 from tokenmesh.kernels.alignment import padded
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.lora import DeviceAdapterRows
-from tokenmesh.kernels.paged_attention import DeviceRows
+from tokenmesh.kernels.paged_attention import DeviceRows, Rows, span_ends
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, HostStep, Step, StepMedia
+from tokenmesh.services.worker_svc.sampling.device_tables import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,20 @@ class DeviceStep:
         tables = self.windowed[group - 1].block_tables
         return replace(self.rows, window=window, block_tables=tables)
 
+    def with_media(self, media: StepMedia) -> "DeviceStep":
+        """The same with what the host has of it; its copies do not wait for the device."""
+        device, rows, positions = self.rows.cu_q.device, self.rows, media.positions
+        if media.spans:
+            order = Rows(self.starts, self.counts, torch.empty(0), media.spans)
+            rows = replace(rows, ends=upload(span_ends(order).int(), device))
+        if positions is not None:
+            positions = upload(positions, device)
+        return replace(self, rows=rows, media=StepMedia(media.patches, positions, media.spans))
+
 
 def on_device(step: HostStep, device: torch.device) -> Step:
-    """The same step as the device takes it: for what is tried on a model while it is loaded.
+    """The same step as the device takes it, which waits for the copies: for what is tried on a
+    model while it is loaded, and for models that pool. Without adapters.
 
     Rows of one token must come first.
     """
@@ -91,7 +103,7 @@ def on_device(step: HostStep, device: torch.device) -> Step:
         state_rows=states,
         starts=step.starts,
         counts=counts,
-    )
+    ).with_media(step.media)
 
 
 def _aligned(tables: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ class Patch(NamedTuple):
 
     def apply(self, hidden: torch.Tensor) -> None:
         """Write to embeddings hidden [T, hidden]."""
-        values = self.values[:, : hidden.shape[1]].to(hidden.dtype)
+        values = self.values[:, : hidden.shape[1]].to(hidden)
         if self.adds:
             hidden[self.tokens] += values
         else:
@@ -38,7 +38,7 @@ class StepMedia:
     patches: Sequence[Patch] = ()
     """Those that `embed` was given."""
     positions: torch.Tensor | None = None
-    """[position_rows, T] int64 for the rope; None: `Step.positions` in every row."""
+    """[position_rows, T] int64 or float32 for the rope; None: `Step.positions` in every row."""
     spans: Sequence[tuple[int, int]] = ()
     """First token and end of runs of tokens that see each other both ways, ascending."""
 

@@ -15,7 +15,8 @@ from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.layers.rotary import RopeConfig
 from tokenmesh.services.worker_svc.layers.step import Patch, Step
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
-from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps
+from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.models.quantization import Quantization
 from tokenmesh.shared.messages.media import MediaItem
 
@@ -43,6 +44,12 @@ class ModelFacts:
     rounding: Rounding | None = field(default=None, kw_only=True)
     """What plain weights are rounded to when they are loaded."""
     media: MediaFacts = field(default=TEXT_ONLY, kw_only=True)
+
+    @property
+    def weight_format(self) -> str:
+        """How its weights are kept: a method of quantization, else the checkpoint's type."""
+        method = None if self.quantization is None else self.quantization.method
+        return self.rounding or method or self.dtype or "float32"
 
     @property
     def rope_boundary(self) -> int | None:
@@ -80,6 +87,19 @@ CrossWriter = Callable[[torch.Tensor, KvStore, int], None]
 store, the row's number."""
 
 
+class Aligner(Protocol):
+    """Finds where in a recording the tokens of a transcript are, while it is a row's prompt."""
+
+    def begin(self, row: int, first: int, num_states: int) -> None:
+        """Before the prompt's first token: the transcript begins at token `first` of it."""
+
+    def drop(self, row: int) -> None:
+        """The row has ended; nothing happens for one that is not aligned."""
+
+    def take(self, row: int) -> list[int] | None:
+        """See `Delta.alignment`, once the prompt is computed; None for one that is not aligned."""
+
+
 class LanguageModel(Protocol):
     """All weights of a model, ready to run. Only the compute thread calls it."""
 
@@ -108,6 +128,10 @@ class LanguageModel(Protocol):
         """None: it has no cross attention."""
 
     @property
+    def aligner(self) -> Aligner | None:
+        """None: no heads of its cross attention are known to follow the speech."""
+
+    @property
     def has_program(self) -> bool:
         """Whether C kernels run all layers, which makes results independent of the batch."""
 
@@ -121,7 +145,9 @@ class LanguageModel(Protocol):
     def positions_of(
         self, token_ids: Sequence[int], media: Sequence[MediaItem]
     ) -> torch.Tensor | None:
-        """Positions [rows, T] of a prompt's tokens, int64; None: they count from 0 in every row.
+        """Positions [rows, T] of a prompt's tokens, int64 or, of some models, float32.
+
+        None: they count from 0 in every row.
 
         Positions of output tokens count on from the greatest of them. Raises ValueError for media
         whose grids do not fit the prompt.

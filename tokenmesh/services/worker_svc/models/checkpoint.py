@@ -7,7 +7,7 @@ not compute what its authors trained.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -50,11 +50,12 @@ class Checkpoint:
         directory: Path,
         device: torch.device | None = None,
         buffer_bytes: int = _BUFFER_BYTES,
+        without: Collection[str] = (),
     ) -> None:
         """Read every shard's header. Raises CheckpointError when one is missing or broken.
 
         Tensors are made on `device` (default: CPU). What must be converted, or copied to another
-        device, goes there in pieces of `buffer_bytes`.
+        device, goes there in pieces of `buffer_bytes`. without: names that are read elsewhere.
         """
         self.directory = directory
         self.bytes_read = 0
@@ -63,7 +64,7 @@ class Checkpoint:
         self._device = device or torch.device("cpu")
         self._buffer_bytes = buffer_bytes
         self._buffer: torch.Tensor | None = None
-        self._shards = TensorShards(directory)
+        self._shards = TensorShards(directory, lambda name: name not in without)
         self._taken: set[str] = set()
         self._encoded: dict[str, EncodedWeight] = {}
         self._parts: frozenset[str] = frozenset()
@@ -204,6 +205,11 @@ class Checkpoint:
         else:
             self._taken.update(name for name, _ in named)
         return codes
+
+    def take_stack(self, name: str) -> Callable[[int], Codes | None]:
+        """The codes of each matrix of an encoded stack [E, ...]; see `EncodedWeight.codes`."""
+        self._taken.add(name)
+        return self._encoded[name].codes_by_expert()
 
     def take_into(self, name: str, target: torch.Tensor) -> None:
         """Read a tensor into a contiguous one of its shape. Raises CheckpointError."""

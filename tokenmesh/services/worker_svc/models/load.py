@@ -78,7 +78,7 @@ def load_model(
 
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
-    if facts.rounding is not None and not has_kernels:
+    if facts.rounding is not None and not has_kernels and checkpoint.device.type == "cpu":
         what = "weights are rounded to %s and decoded again, which saves no memory: no C kernels"
         logger.warning(what, facts.rounding)
     if facts.quantization is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.model_files import served_part
 
 REFUSED_IN_CONFIG: Final[Mapping[str, Any]] = {
     "is_causal": True,
@@ -155,6 +156,12 @@ class RawConfig:
         if not isinstance(value, list) or len(value) != length:
             raise self.error(key, f"is not a list of {length} entries")
         return value
+
+
+def read_config(directory: Path) -> RawConfig:
+    """config.json of what is served of a checkpoint. Raises CheckpointError."""
+    whole = read_json(directory / "config.json")
+    return RawConfig(served_part(whole.values), whole.origin)
 
 
 def read_json(path: Path) -> RawConfig:

@@ -1,7 +1,7 @@
 """PoolingActor: takes the Pools of a model that pools, beside the WorkerActor, which controls it.
 
-It has a mailbox of its own, since a Pool is answered when it is computed: those that wait must not
-keep a ping or a cancellation waiting.
+It has its own mailbox, since a Pool is answered when it is computed: Pools that wait must not delay
+a ping or a cancellation.
 """
 
 from collections.abc import Callable

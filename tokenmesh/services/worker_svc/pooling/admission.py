@@ -6,6 +6,8 @@ from typing import Final
 
 from tokenmesh.services.worker_svc.admission import (
     check_counters,
+    check_ids,
+    check_media,
     read_ids,
     tenant_of,
 )
@@ -14,7 +16,8 @@ from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
-from tokenmesh.shared.messages.pooling import Pool, PoolItem
+from tokenmesh.shared.hashing import Adapter
+from tokenmesh.shared.messages.pooling import Pool, PoolingParams, PoolItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tokens import BYTES_PER_ID
 
@@ -31,14 +34,19 @@ def num_tokens_of(message: Pool) -> int:
 
 
 async def admit_pool(
-    message: Pool, loaded: Loaded, block_size: int, traceparent: str | None = None
+    message: Pool,
+    loaded: Loaded,
+    block_size: int,
+    traceparent: str | None = None,
+    lora: Adapter | None = None,
 ) -> list[Request]:
-    """The engine's requests, in the order of the items. Raises InvalidInput."""
+    """The engine's requests, in the order of the items, still without the matrices of `lora`.
+
+    Raises InvalidInput.
+    """
     facts = loaded.pooling
     if facts is None:
         raise InvalidInput("this model generates text; it does not pool", param="model")
-    if message.lora is not None:
-        raise InvalidInput(f"this worker has no adapter {message.lora!r}", param="lora")
     if not message.items:
         raise InvalidInput("there is nothing to pool", param="items")
     check_counters(message)
@@ -49,10 +57,10 @@ async def admit_pool(
     requests: list[Request] = []
     num_read = 0
     for number, item in enumerate(message.items):
-        prompt_ids = _checked(item, number, room, loaded.vocab_size, facts)
+        prompt_ids = _checked(item, number, room, loaded, facts, message.params)
         # one trace of a Pool shows how it went for the others
         parent = traceparent if not number else None
-        requests.append(_request(message, number, prompt_ids, loaded, facts, parent))
+        requests.append(_request(message, number, prompt_ids, loaded, facts, parent, lora))
         num_read += _ITEM_TOKENS + len(prompt_ids)
         if num_read > _TOKENS_AT_ONCE:
             num_read = 0
@@ -61,12 +69,15 @@ async def admit_pool(
 
 
 def _checked(
-    item: PoolItem, number: int, room: int, vocab_size: int, facts: PoolingFacts
+    item: PoolItem,
+    number: int,
+    room: int,
+    loaded: Loaded,
+    facts: PoolingFacts,
+    params: PoolingParams,
 ) -> list[int]:
     """The prompt of an item."""
     where = f"item {number}"
-    if item.media:
-        raise InvalidInput(f"{where}: this model takes no media", param="items")
     num_tokens = len(item.prompt_ids) // BYTES_PER_ID
     if num_tokens > room:
         raise PromptTooLong(
@@ -75,11 +86,14 @@ def _checked(
     prompt_ids = read_ids(item.prompt_ids, "prompt_ids")
     if not prompt_ids:
         raise InvalidInput(f"{where} holds no token", param="items")
-    if (largest := max(prompt_ids)) >= vocab_size:
-        raise InvalidInput(
-            f"{where} holds the id {largest}; the model has {vocab_size} ids", param="items"
-        )
+    media = sorted(item.media, key=lambda each: each.offset)
+    check_media(media, len(prompt_ids), loaded)
+    check_ids(prompt_ids, media, where, loaded.vocab_size)
     _check_types(item.type_ids, where, len(prompt_ids), facts.num_types)
+    try:
+        facts.num_left_out(params, prompt_ids)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}", param="items") from error
     return prompt_ids
 
 
@@ -103,17 +117,22 @@ def _request(
     loaded: Loaded,
     facts: PoolingFacts,
     traceparent: str | None,
+    lora: Adapter | None,
 ) -> Request:
+    media = sorted(message.items[number].media, key=lambda each: each.offset)
     spec = RequestSpec(
         key=StreamKey(message.gateway, message.stream, message.attempt, number),
         request_id=message.request_id,
         num_prompt=len(prompt_ids),
         sampling=_DRAWS_NOTHING,
+        media=media,
+        whole_runs=loaded.media.whole_runs(media),
         owner=tenant_of(message),
         priority=message.priority,
         cache_salt=loaded.cache_salt(message.cache_salt, len(prompt_ids)),
         rope_boundary=loaded.rope_boundary,
         traceparent=traceparent,
+        lora=lora,
         pooling=message.params,
         type_ids=message.items[number].type_ids,
         is_whole=not facts.is_causal,

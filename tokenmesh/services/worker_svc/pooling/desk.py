@@ -7,11 +7,12 @@ items are requests of the engine of their own, which share a step with those of 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
+from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.services.worker_svc.admission import tenant_of
 from tokenmesh.services.worker_svc.engine.engine import ABORTED
 from tokenmesh.services.worker_svc.engine.outputs import EndedStream
@@ -19,12 +20,14 @@ from tokenmesh.services.worker_svc.engine.request import Ending, Request, Stream
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.pooling.admission import admit_pool, num_cached, num_tokens_of
+from tokenmesh.services.worker_svc.preparation import fetch_embeddings
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.thread import AddAll, End, EngineHost
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Cancelled, Overloaded, TokenMeshError
+from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import new_blob_key
 from tokenmesh.shared.messages import Failed, PoolAnswer, Refused
 from tokenmesh.shared.messages.failed import from_failed
@@ -60,13 +63,16 @@ class PoolDesk:
         streams: WorkerStreams,
         book: LoadBook,
         blobs: Blobs,
+        adapters: AdapterStore | None = None,
     ) -> None:
+        """adapters: None: there are none."""
         self._settings = settings
         self._loaded = loaded
         self._host = host
         self._streams = streams
         self._book = book
         self._blobs = blobs
+        self._adapters = adapters
         self._work: dict[StreamKey, _Work] = {}
 
     async def answer(self, message: Pool, traceparent: str | None) -> PoolAnswer | Refused:
@@ -75,6 +81,7 @@ class PoolDesk:
         Its items are dropped when the caller gives up, when the Pool is cancelled, and when one of
         them fails.
         """
+        lora = adapter_of(self._adapters, message)
         owner, num_tokens = tenant_of(message), num_tokens_of(message)
         if (refusal := self._book.refusal(num_tokens, owner, self._streams)) is not None:
             return refusal
@@ -84,8 +91,11 @@ class PoolDesk:
         stream.num_items = len(message.items)
         try:
             requests = await admit_pool(
-                message, self._loaded, self._settings.block_size, traceparent
+                message, self._loaded, self._settings.block_size, traceparent, lora
             )
+            await self._fetch_media(requests)
+            if lora is not None:
+                await self._take_adapter(stream, requests, lora)
             ending = await self._compute(stream, requests)
             if ending.reason != "stop":
                 raise _error_of(ending)
@@ -112,6 +122,36 @@ class PoolDesk:
         if work is not None and not work.done.done():
             work.done.set_result(ending)
         return work is not None
+
+    async def _fetch_media(self, requests: Sequence[Request]) -> None:
+        """Give each request the embeddings of its media; those of equal items are fetched once.
+
+        Raises Unavailable where they have expired, InvalidInput where they do not fit.
+        """
+        media = [item for request in requests for item in request.spec.media]
+        if not media:
+            return
+        loaded, timeout_s = self._loaded, self._settings.media_wait_s
+        found = await fetch_embeddings(
+            media, self._blobs, loaded.hidden_size, timeout_s, loaded.media
+        )
+        for request in requests:
+            own = {each.content_hash: found[each.content_hash] for each in request.spec.media}
+            if own:
+                request.spec = replace(request.spec, embeddings=own)
+
+    async def _take_adapter(
+        self, stream: WorkerStream, requests: Sequence[Request], lora: Adapter
+    ) -> None:
+        """Give each request the matrices of its adapter; the stream's end gives them back.
+
+        Raises Overloaded where streams of too many others run, Unavailable for another content.
+        """
+        assert self._adapters is not None, "a Pool with an adapter was admitted without any"
+        stream.adapter = await self._adapters.lease(lora)
+        matrices = stream.adapter.adapter.matrices
+        for request in requests:
+            request.spec = replace(request.spec, adapter=matrices)
 
     async def _compute(self, stream: WorkerStream, requests: list[Request]) -> Ending:
         if stream.ended_s is not None:
@@ -141,7 +181,7 @@ class PoolDesk:
             num_bytes += len(pooled.data)
             if len(pooled.data) > _INLINE_BYTES or num_bytes > _MESSAGE_BYTES:
                 num_bytes -= len(pooled.data)
-                # a key of its own: hashing what is large would hold the event loop
+                # a new key: hashing what is large would hold the event loop
                 key = await self._blobs.put(pooled.data, new_blob_key("pooled"))
                 check = check_of(pooled.data)
                 pooled = msgspec.structs.replace(pooled, data=b"", blob=key, blob_check=check)

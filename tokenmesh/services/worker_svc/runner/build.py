@@ -12,21 +12,24 @@ import torch
 
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
+from tokenmesh.kernels.page_codes import FP8
 from tokenmesh.services.worker_svc.adapters.read import AdapterReader
 from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
 from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.kv_scales import NO_SCALES, read_kv_scales
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.models.load import read_model_facts
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.pooling.kind import pools
-from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.services.worker_svc.models.raw_config import read_config
 from tokenmesh.services.worker_svc.models.token_ids import check_tokenizer_ids, read_eos
 from tokenmesh.services.worker_svc.runner.cuda.graphs import GraphProgress
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes, warm_up
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device import device_of
 from tokenmesh.services.worker_svc.runner.maker import LoadTimes, RunnerMaker, gpu_budget
+from tokenmesh.services.worker_svc.runner.page_dtype import page_dtype_of
 from tokenmesh.services.worker_svc.runner.pool_build import build_pool_runner
 from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
 from tokenmesh.services.worker_svc.runner.resident import TorchResident
@@ -83,6 +86,10 @@ class RunnableModel:
         return self.facts.encoder_states
 
     @property
+    def weight_format(self) -> str:
+        return self.facts.weight_format
+
+    @property
     def rope_boundary(self) -> int | None:
         return self.facts.rope_boundary
 
@@ -93,11 +100,12 @@ class RunnableModel:
 def build(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> Loaded:
     """See `build_runner` and `build_pool_runner`: by what the checkpoint is served for."""
     directory = locate(model.model, model.revision, with_code=model.trust_remote_code)
-    raw = read_json(directory / "config.json")
+    raw = read_config(directory)
     if not pools(model, raw, directory):
         return build_runner(model, worker, progress)
     device = _start(worker)
-    return build_pool_runner(model, worker, directory, raw, device, choose_dtype, progress)
+    with _fitting("the model does not fit the GPU", "model"):
+        return build_pool_runner(model, worker, directory, raw, device, choose_dtype, progress)
 
 
 def _start(worker: WorkerSettings) -> torch.device:
@@ -182,22 +190,26 @@ def _maker_of(
     model: ModelSettings, worker: WorkerSettings, native: bool, device: torch.device
 ) -> RunnerMaker:
     directory = locate(model.model, model.revision, with_code=model.trust_remote_code)
-    raw = read_json(directory / "config.json")
+    raw = read_config(directory)
     facts = read_model_facts(raw, directory, model)
     check_tokenizer_ids(model, raw, facts.vocab_size)
     if device.type == "cuda":
         check_shapes(facts, worker)
         check_compiler()
+    dtype = choose_dtype(model, facts, directory, device)
+    page_dtype = page_dtype_of(worker, dtype, device, raw)
     return RunnerMaker(
         facts=facts,
         directory=directory,
-        dtype=choose_dtype(model, facts, directory, device),
+        dtype=dtype,
         max_model_len=_max_model_len(model, facts),
         may_be_shorter=model.max_model_len == "auto",
         eos_token_ids=read_eos(raw, directory, model, facts.vocab_size),
         settings=worker,
         native=native,
         device=device,
+        page_dtype=page_dtype,
+        kv_scales=read_kv_scales(directory) if page_dtype in FP8 else NO_SCALES,
     )
 
 
@@ -212,10 +224,11 @@ def _reload(maker: RunnerMaker) -> LanguageModel:
 def _log(maker: RunnerMaker, times: LoadTimes, store: KvStore) -> None:
     saved = f" and {store.num_saved} saved states" if store.num_saved else ""
     logger.info(
-        "loaded %s in %s: %s; KV pool of %d blocks%s, %.2f GiB",
+        "loaded %s in %s: %s; KV pool in %s of %d blocks%s, %.2f GiB",
         maker.directory,
         maker.dtype,
         _speed(times),
+        maker.page_dtype,
         store.num_blocks,
         saved,
         store.nbytes / (1 << 30),

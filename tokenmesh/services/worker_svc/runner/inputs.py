@@ -4,6 +4,7 @@ Batch order: rows of one token first, shortest first, then longer chunks. Result
 so no other module depends on the order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from tokenmesh.kernels.lora import AdapterRows
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, HostStep, Patch, StepMedia
-from tokenmesh.services.worker_svc.runner.media import spans_within
+from tokenmesh.services.worker_svc.runner.media import step_media
 from tokenmesh.services.worker_svc.runner.rows import HostRows
 
 
@@ -95,7 +96,7 @@ def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) 
             token_lengths=lengths,
             windowed_tables=rows.windowed_tables,
             media=_media_of(order, rows, patches),
-            adapters=_adapters_of(order, rows),
+            adapters=adapter_rows(order, rows),
         ),
         sampled_rows=sampled_rows,
         last_tokens=None if is_whole else torch.tensor(last_tokens, dtype=torch.int64),
@@ -108,19 +109,12 @@ def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) 
 def _media_of(order: list[ScheduledRow], rows: HostRows, patches: list[Patch]) -> StepMedia:
     if not rows.has_media_steps:
         return NO_MEDIA
-    num_rows, first = rows.position_rows, 0
-    spans: list[tuple[int, int]] = []
-    positions = []
-    for entry in order:
-        row, count = rows[entry.row], entry.num_tokens + len(entry.drafts)
-        spans += spans_within(row.whole_runs, entry.start, entry.start + count, first)
-        if num_rows > 1:
-            positions.append(row.positions_at(entry.start, count, num_rows))
-        first += count
-    return StepMedia(patches, torch.cat(positions, dim=1) if positions else None, spans)
+    entries = [(rows[e.row], e.start, e.num_tokens + len(e.drafts)) for e in order]
+    return step_media(entries, rows.position_rows, patches)
 
 
-def _adapters_of(order: list[ScheduledRow], rows: HostRows) -> AdapterRows | None:
+def adapter_rows(order: Sequence[ScheduledRow], rows: HostRows) -> AdapterRows | None:
+    """The tokens of a step, in batch order, that have adapters; None: none has."""
     if not rows.num_adapted:
         return None
     return AdapterRows.of(

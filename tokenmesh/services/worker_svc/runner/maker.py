@@ -11,12 +11,9 @@ import torch
 from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.keeps import (
-    KvStore,
-    cross_bytes,
-    make_store,
-    row_bytes,
-)
+from tokenmesh.services.worker_svc.models.keeps import cross_bytes, row_bytes
+from tokenmesh.services.worker_svc.models.kv_scales import NO_SCALES, KvScales
+from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.load import load_model
 from tokenmesh.services.worker_svc.runner.cuda.forward import KINDS
 from tokenmesh.services.worker_svc.runner.cuda.graphs import graph_bytes
@@ -68,11 +65,20 @@ class RunnerMaker:
     native: bool
     """Whether the C kernels run."""
     device: torch.device
+    page_dtype: torch.dtype
+    """Of pages and latents."""
+    kv_scales: KvScales = NO_SCALES
+    """Of the checkpoint, where pages are 8-bit floats."""
 
     def load(self, progress: Progress) -> tuple[LanguageModel, LoadTimes]:
         """Read the weights. Raises CheckpointError, ConfigError, and torch.OutOfMemoryError."""
         began_s = perf_s()
-        checkpoint = Checkpoint(self.directory, self.device, self.settings.load_buffer_bytes)
+        checkpoint = Checkpoint(
+            self.directory,
+            self.device,
+            self.settings.load_buffer_bytes,
+            self.kv_scales.names,
+        )
         model = load_model(self.facts, checkpoint, self.dtype, progress, self.native)
         if self.settings.batch_invariant and not model.has_program:
             raise ConfigError(
@@ -110,6 +116,8 @@ class RunnerMaker:
             self.device,
             model.grouping,
             size.num_saved,
+            self.page_dtype,
+            self.kv_scales.of(len(model.keeps)),
         )
         if self.device.type == "cuda":
             eos = self.eos_token_ids
@@ -135,6 +143,7 @@ class RunnerMaker:
             self.max_model_len,
             can_save=self.device.type == "cpu",
             may_be_shorter=self.may_be_shorter,
+            page_dtype=self.page_dtype,
         )
 
     def _profile(self, model: LanguageModel) -> int:

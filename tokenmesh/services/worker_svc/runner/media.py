@@ -1,15 +1,87 @@
 """Embeddings for tokens of a prompt: in place of those of their ids, or added to them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.layers.step import Patch
+from tokenmesh.services.worker_svc.layers.step import Patch, StepMedia
 from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.shared.messages.media import ADD, MediaItem
 from tokenmesh.shared.tensor_blob import TensorBlob
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPositions:
+    """Positions of a row whose prompt's do not count from 0 in every row of them."""
+
+    values: torch.Tensor
+    """[position_rows, num_prompt]"""
+    shift: float
+    """From the place of an output token to its position."""
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> Self:
+        return cls(values, float(values.max()) + 1 - values.shape[1])
+
+    def at(self, start: int, count: int) -> torch.Tensor:
+        """[position_rows, count] from a place on; output tokens count on from the prompt's."""
+        num_rows, num_prompt = self.values.shape
+        own = torch.arange(start, start + count).expand(num_rows, -1)
+        kind = self.values.dtype
+        if start >= num_prompt:
+            return (own.double() + self.shift).to(kind)
+        known = self.values[:, start : start + count]
+        rest = own[:, known.shape[1] :].double() + self.shift
+        return torch.cat([known, rest.to(kind)], dim=1)
+
+
+PositionsOf = Callable[[Sequence[int], Sequence[MediaItem]], torch.Tensor | None]
+"""See `LanguageModel.positions_of`."""
+
+
+def positions_of_prompt(
+    new: NewRow, facts: ModelFacts, positions_of: PositionsOf | None
+) -> tuple[PromptPositions | None, str | None]:
+    """Those of a request, None where they count from 0, and what is wrong with its media."""
+    if positions_of is None or not new.media or facts.media.position_rows == 1:
+        return None, None
+    try:
+        values = positions_of(new.token_ids[: new.num_prompt], new.media)
+    except ValueError as problem:
+        return None, str(problem)
+    return None if values is None else PromptPositions.of(values), None
+
+
+class MediaRow(Protocol):
+    """What a row brings beside tokens."""
+
+    @property
+    def whole_runs(self) -> tuple[tuple[int, int], ...]:
+        """Positions (first, end) whose tokens see each other both ways."""
+
+    @property
+    def positions(self) -> PromptPositions | None:
+        """None: they count from 0."""
+
+
+def step_media(
+    entries: Sequence[tuple[MediaRow, int, int]], num_rows: int, patches: Sequence[Patch]
+) -> StepMedia:
+    """What the rows of a step bring beside tokens: of each, in batch order, the row, its first
+    position and its new tokens; num_rows: of positions."""
+    spans: list[tuple[int, int]] = []
+    positions, first = [], 0
+    for row, start, count in entries:
+        spans += spans_within(row.whole_runs, start, start + count, first)
+        if num_rows > 1 and row.positions is None:
+            positions.append(torch.arange(start, start + count).expand(num_rows, -1))
+        elif row.positions is not None:
+            positions.append(row.positions.at(start, count))
+        first += count
+    return StepMedia(patches, torch.cat(positions, dim=1) if positions else None, spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
 from tokenmesh.services.worker_svc.models.keeps import (
     Grouping,
     LayerKeeps,
-    block_elements,
     cross_bytes,
     row_bytes,
+    token_bytes,
 )
 from tokenmesh.services.worker_svc.runner.device import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -173,9 +173,11 @@ def need_of(
     *,
     can_save: bool,
     may_be_shorter: bool = False,
+    page_dtype: torch.dtype | None = None,
 ) -> Need:
-    """Memory that layers with these `keeps` need. can_save: whether the runner can copy states."""
-    per_token = block_elements(keeps, grouping) * dtype.itemsize
+    """Memory that layers with these `keeps` need. can_save: whether the runner can copy states.
+    page_dtype: of pages and latents; None: dtype."""
+    per_token = token_bytes(keeps, grouping, page_dtype or dtype)
     state_bytes = row_bytes(keeps)
     is_saved = can_save and settings.enable_prefix_caching and state_bytes > 0
     num_saved = settings.saved_states if is_saved else 0

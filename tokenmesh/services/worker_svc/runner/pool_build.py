@@ -9,18 +9,34 @@ from pathlib import Path
 import torch
 
 from tokenmesh.kernels import native as native_kernels
+from tokenmesh.kernels.page_codes import FP8
+from tokenmesh.services.worker_svc.adapters.read import AdapterReader
+from tokenmesh.services.worker_svc.layers.device_step import on_device
+from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, row_bytes
+from tokenmesh.services.worker_svc.models.keeps import row_bytes
+from tokenmesh.services.worker_svc.models.kv_scales import NO_SCALES, KvScales, read_kv_scales
+from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.kind import read_pooling, stated_length
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.services.worker_svc.models.token_ids import check_tokenizer_ids
+from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
 from tokenmesh.services.worker_svc.runner.device import available_host_bytes
-from tokenmesh.services.worker_svc.runner.memory import Need, host_budget, need_of, size_store
+from tokenmesh.services.worker_svc.runner.maker import gpu_budget
+from tokenmesh.services.worker_svc.runner.memory import (
+    GpuBudget,
+    MemoryBudget,
+    Need,
+    host_budget,
+    need_of,
+    size_store,
+)
+from tokenmesh.services.worker_svc.runner.page_dtype import page_dtype_of
 from tokenmesh.services.worker_svc.runner.pool_runner import PoolRunner
 from tokenmesh.services.worker_svc.runner.resident import TorchResident
 from tokenmesh.services.worker_svc.runner.rows import HostRows
@@ -44,12 +60,16 @@ class LoadedPooler:
     max_model_len: int
     resident: TorchResident
     kv_bytes: KvBytes
+    adapters: AdapterReader
+    """Reads adapters for the model."""
     make_trace: type[TorchTrace] = TorchTrace
     has_grammars: bool = False
-    media: MediaFacts = TEXT_ONLY
-    adapters: None = None
     encoder_states: int = 0
     eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def media(self) -> MediaFacts:
+        return self.facts.media
 
     @property
     def vocab_size(self) -> int:
@@ -58,6 +78,10 @@ class LoadedPooler:
     @property
     def hidden_size(self) -> int:
         return self.facts.hidden_size
+
+    @property
+    def weight_format(self) -> str:
+        return self.facts.weight_format
 
     @property
     def rope_boundary(self) -> int | None:
@@ -79,23 +103,30 @@ def build_pool_runner(
     """Load a checkpoint for pooling; blocks. Raises CheckpointError or ConfigError."""
     from tokenmesh.services.worker_svc.models.hf.pooling.build import build_pooler, read_pool_facts
 
-    if device.type != "cpu":
-        raise ConfigError("models that pool run on a CPU only so far", param="worker.device")
     pooling = read_pooling(model, raw, directory)
     facts = read_pool_facts(raw, directory, pooling)
+    if model.language_model_only:
+        facts = replace(facts, media=TEXT_ONLY)
     check_tokenizer_ids(model, raw, facts.vocab_size)
+    is_host = device.type == "cpu"
+    if not is_host:
+        _check_gpu(facts, worker)
     dtype = choose_dtype(model, facts, directory, device)
-    has_kernels = worker.native_kernels and native_kernels.has_started()
+    has_kernels = is_host and worker.native_kernels and native_kernels.has_started()
+    page_dtype = page_dtype_of(worker, dtype, device, raw)
+    scales = read_kv_scales(directory) if page_dtype in FP8 else NO_SCALES
 
     @torch.inference_mode()
     def load(show: Progress) -> PoolModel:
-        checkpoint = Checkpoint(directory, device, worker.load_buffer_bytes)
-        return build_pooler(facts, pooling, checkpoint, dtype, show, has_kernels)
+        checkpoint = Checkpoint(directory, device, worker.load_buffer_bytes, scales.names)
+        is_exact = worker.float32_matmul_precision == "highest"
+        return build_pooler(facts, pooling, checkpoint, dtype, show, has_kernels, is_exact)
 
+    gpu = gpu_budget(device, worker)
     loaded = load(progress)
     longest = stated_length(model, facts.max_position, directory)
     with torch.inference_mode():
-        store, need = _store_of(loaded, worker, longest)
+        store, need = _Pool(loaded, worker, longest, page_dtype, scales, device).make(gpu)
         rows = HostRows(
             *(worker.num_rows, max(1, need.groups.blocks_of(longest) if loaded.keeps else 1)),
             *(facts, len(store.grouping.windows) - 1),
@@ -108,17 +139,75 @@ def build_pool_runner(
         max_model_len=longest,
         resident=TorchResident(runner, loaded, store, partial(load, lambda done, total: None)),
         kv_bytes=KvBytes(need.block_bytes, row_bytes(loaded.keeps)),
+        adapters=AdapterReader(loaded.sites, dtype, worker.lora.max_lora_rank),
     )
 
 
-def _store_of(loaded: PoolModel, worker: WorkerSettings, longest: int) -> tuple[KvStore, Need]:
-    need = need_of(*(loaded.keeps, loaded.grouping, worker, loaded.dtype, longest), can_save=False)
-    num_blocks = 2
-    if loaded.keeps:
-        budget = partial(host_budget, available_host_bytes(), worker.cpu_memory_utilization)
-        num_blocks = size_store(need, worker, budget).num_blocks
-    store = make_store(
-        *(loaded.keeps, num_blocks, worker.block_size, worker.num_rows),
-        *(loaded.dtype, torch.device("cpu"), loaded.grouping),
-    )
-    return store, need
+def _check_gpu(facts: ModelFacts, worker: WorkerSettings) -> None:
+    """Raises ConfigError for what does not run on a GPU."""
+    if worker.lora.enable_lora:
+        problem = "adapters of models that pool are served on a CPU only"
+        raise ConfigError(
+            f"{problem}; leave enable_lora out or set worker.device to cpu",
+            param="worker.lora.enable_lora",
+        )
+    check_shapes(facts, worker)
+    check_compiler()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """What the pool of a model is made from."""
+
+    loaded: PoolModel
+    worker: WorkerSettings
+    longest: int
+    page_dtype: torch.dtype
+    scales: KvScales
+    device: torch.device
+
+    def make(self, gpu: GpuBudget | None) -> tuple[KvStore, Need]:
+        """The store, and what it was measured by; gpu: None on a CPU."""
+        loaded, worker = self.loaded, self.worker
+        need = need_of(
+            *(loaded.keeps, loaded.grouping, worker, loaded.dtype, self.longest),
+            can_save=False,
+            page_dtype=self.page_dtype,
+        )
+        num_blocks = 2
+        if loaded.keeps:
+            num_blocks = size_store(need, worker, partial(self._budget, gpu)).num_blocks
+        return self._store(num_blocks), need
+
+    def _budget(self, gpu: GpuBudget | None) -> MemoryBudget:
+        if gpu is None:
+            return host_budget(available_host_bytes(), self.worker.cpu_memory_utilization)
+        return gpu.measure(self._largest_step)
+
+    def _largest_step(self) -> int:
+        """Compute the states of the longest chunk; bytes of a store that is just large enough."""
+        count = min(self.worker.max_num_batched_tokens, self.longest)
+        page_size, groups = self.worker.block_size, len(self.loaded.grouping.windows)
+        tables = torch.arange(1, 1 + -(-count // page_size))[None]
+        store = self._store(1 + tables.numel())
+        step = HostStep(
+            starts=[0],
+            counts=[count],
+            numbers=[0],
+            all_tables=tables,
+            page_size=page_size,
+            token_lengths=range(1, count + 1),
+            windowed_tables=[tables] * (groups - 1),
+        )
+        ids = torch.zeros(count, dtype=torch.int64, device=self.device)
+        self.loaded.states(ids, None, on_device(step, self.device), store)
+        return store.nbytes
+
+    def _store(self, num_blocks: int) -> KvStore:
+        loaded, worker = self.loaded, self.worker
+        return make_store(
+            *(loaded.keeps, num_blocks, worker.block_size, worker.num_rows),
+            *(loaded.dtype, self.device, loaded.grouping),
+            page_dtype=self.page_dtype,
+            scales=self.scales.of(len(loaded.keeps)),
+        )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.shared.config.worker import WorkerSettings

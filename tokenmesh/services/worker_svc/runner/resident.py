@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import torch
 
 from tokenmesh.services.worker_svc.models.api import LanguageModel
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.pool_runner import PoolRunner

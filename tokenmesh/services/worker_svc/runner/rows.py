@@ -1,6 +1,6 @@
 """HostRows: what the runner keeps of each request from its admission to its end or preemption."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,8 +12,14 @@ from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, within_vocabulary
 from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts
-from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of, states_of
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.services.worker_svc.runner.media import (
+    MediaPatch,
+    PositionsOf,
+    PromptPositions,
+    patches_of,
+    positions_of_prompt,
+    states_of,
+)
 
 _NO_BLOCKS: Final[list[int]] = []
 
@@ -35,24 +41,8 @@ class Row:
     """Why this request cannot be computed."""
     whole_runs: tuple[tuple[int, int], ...] = ()
     """See `RequestSpec.whole_runs`."""
-    positions: torch.Tensor | None = None
-    """[position_rows, num_prompt]; None: they count from 0 in every row."""
-    shift: int = 0
-    """From the place of an output token to its position."""
-
-    def positions_at(self, start: int, count: int, num_rows: int) -> torch.Tensor:
-        """[num_rows, count] from a position on; output tokens count on from the prompt's."""
-        own = torch.arange(start, start + count).expand(num_rows, -1)
-        if self.positions is None:
-            return own
-        if start >= self.num_prompt:
-            return own + self.shift
-        known = self.positions[:, start : start + count]
-        return torch.cat([known, own[:, known.shape[1] :] + self.shift], dim=1)
-
-
-PositionsOf = Callable[[Sequence[int], Sequence[MediaItem]], torch.Tensor | None]
-"""See `LanguageModel.positions_of`."""
+    positions: PromptPositions | None = None
+    """None: they count from 0 in every row of positions."""
 
 
 class HostRows:
@@ -87,12 +77,8 @@ class HostRows:
             states, error = states_of(new, self._facts)
         else:
             patches, error = patches_of(new, self._facts)
-        positions = None
-        if positions_of is not None and new.media and self.position_rows > 1:
-            try:
-                positions = positions_of(new.token_ids[: new.num_prompt], new.media)
-            except ValueError as problem:
-                error = str(problem)
+        positions, problem = positions_of_prompt(new, self._facts, positions_of)
+        error = problem or error
         new = within_vocabulary(new, self._facts.vocab_size)
         token_ids = list(new.token_ids)
         largest = max(token_ids)
@@ -110,7 +96,6 @@ class HostRows:
             error=error,
             whole_runs=self._facts.media.whole_runs(new.media),
             positions=positions,
-            shift=0 if positions is None else int(positions.max()) + 1 - new.num_prompt,
             adapter=adapter_of(new),
         )
         self.num_adapted += new.adapter is not None

@@ -1,8 +1,8 @@
 """TorchRunner: a step is prepare, forward, sample, in this order, on the compute thread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count as counting
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
 from tokenmesh.services.worker_svc.models.api import LanguageModel
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.services.worker_svc.runner.inputs import Drafted, StepInputs, build_inputs
 from tokenmesh.services.worker_svc.runner.rows import HostRows
@@ -48,6 +48,7 @@ class StepLogits:
     sampled: torch.Tensor | None
     """float32 [N + D, vocab] in the order of StepInputs.last_tokens; None when no row samples."""
     prompt: dict[int, list[TokenLogprobs]]
+    alignments: dict[int, list[int]] = field(default_factory=dict)
 
 
 class TorchRunner:
@@ -106,6 +107,8 @@ class TorchRunner:
         for number in plan.removed_rows:
             self._rows.remove(number)
             self._sampler.remove(number)
+            if self._model.aligner is not None:
+                self._model.aligner.drop(number)
         for each in plan.new_rows:
             new = within_vocabulary(each, self._model.facts.vocab_size)
             self._rows.add(each, self._model.positions_of)
@@ -119,6 +122,9 @@ class TorchRunner:
                 assert self._model.write_cross is not None
                 self._model.write_cross(row.states, self._store, new.row)
                 row.states = None
+            rule = new.sampling.speech
+            if rule is not None and rule.align_states and self._model.aligner is not None:
+                self._model.aligner.begin(new.row, rule.align_from, rule.align_states)
         for number, block in plan.grown:
             self._rows.append_block(number, block)
         for number, blocks in plan.grown_windowed:
@@ -149,14 +155,30 @@ class TorchRunner:
             if inputs.last_tokens is not None:
                 hidden = hidden.index_select(0, inputs.last_tokens)
             sampled = self._model.logits(hidden)
-        return StepLogits(sampled=sampled, prompt=prompt)
+        return StepLogits(sampled, prompt, self._alignments(inputs))
+
+    def _alignments(self, inputs: StepInputs) -> dict[int, list[int]]:
+        """Those of rows whose prompt is complete."""
+        aligner, step, found = self._model.aligner, inputs.step, dict[int, list[int]]()
+        if aligner is None:
+            return found
+        for number, start, count in zip(step.numbers, step.starts, step.counts, strict=True):
+            if start + count >= self._rows[number].num_prompt:
+                states = aligner.take(number)
+                if states is not None:
+                    found[number] = states
+        return found
 
     @torch.inference_mode()
     def sample(self, inputs: StepInputs | None, logits: StepLogits) -> StepResult:
         """Draw a token for each row that samples, and one more after each draft that is right."""
         if inputs is None:
             return StepResult()
-        result = StepResult(prompt_logprobs=logits.prompt, errors=dict(inputs.errors))
+        result = StepResult(
+            prompt_logprobs=logits.prompt,
+            errors=dict(inputs.errors),
+            alignments=logits.alignments,
+        )
         if logits.sampled is not None:
             num_rows = len(inputs.sampled_rows)
             draws = self._sampler.draw(inputs.sampled_rows, logits.sampled[:num_rows])
@@ -174,7 +196,7 @@ class TorchRunner:
 
         A row that cannot draw says so in the step after, as it would without drafts.
         """
-        for place in count():
+        for place in counting():
             drafted = [
                 each
                 for each in drafted

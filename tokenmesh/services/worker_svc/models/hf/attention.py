@@ -13,6 +13,7 @@ from tokenmesh.kernels.kv_write import kv_write
 from tokenmesh.kernels.native import (
     MAX_HEAD_DIM,
     MAX_QUERIES,
+    PAGE_TYPES,
     Kind,
     Op,
     Program,
@@ -20,7 +21,8 @@ from tokenmesh.kernels.native import (
     ProgramModel,
     has_started,
 )
-from tokenmesh.kernels.paged_attention import Variant, paged_attention, variant_of
+from tokenmesh.kernels.page_codes import head_width
+from tokenmesh.kernels.paged_attention import paged_attention, variant_of
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.hf.run import ModulePlace
 
@@ -39,7 +41,6 @@ class Port:
     softcap: float | None
     has_sinks: bool
     value_dim: int
-    _variant: Variant | None = None
 
     def attend(
         self,
@@ -60,12 +61,11 @@ class Port:
             return self._attend_in_c(query, key, value, scale, step)
         keys_values = torch.cat([padded(key[0], pages), padded(value[0], pages)]).transpose(0, 1)
         group = self.place.group
-        kv_write(keys_values.contiguous(), pages, step.slots(pages, group))
+        kv_write(keys_values.contiguous(), pages, step.slots(pages, group), *self.place.scale)
         rows = step.attention(self.window, pages, group)
-        if self._variant is None:
-            self._variant = variant_of(self.softcap, sinks)
+        variant = variant_of(self.softcap, sinks, *self.place.scale)
         mixed = paged_attention(
-            padded(query[0], pages).transpose(0, 1), pages, rows, scale, self._variant
+            padded(query[0], pages).transpose(0, 1), pages, rows, scale, variant
         )
         heads = query.shape[1]
         return mixed.view(1, query.shape[2], heads, -1)[..., : self.value_dim]
@@ -74,7 +74,7 @@ class Port:
         self, query: torch.Tensor, key: torch.Tensor, pages: torch.Tensor, step: HostStep
     ) -> bool:
         """Whether the C kernels have been started and do all that this layer does."""
-        dim = pages.shape[-1]
+        dim = head_width(pages)
         return (
             has_started()
             and not self.has_sinks
@@ -83,7 +83,7 @@ class Port:
             and dim % 16 == 0
             and dim <= MAX_HEAD_DIM
             and query.shape[1] // key.shape[1] <= MAX_QUERIES
-            and pages.dtype == query.dtype
+            and (pages.dtype == query.dtype or pages.dtype in PAGE_TYPES)
             and query.dtype in (torch.float32, torch.bfloat16)
         )
 
@@ -97,7 +97,12 @@ class Port:
     ) -> torch.Tensor:
         heads = torch.cat([each[0].transpose(0, 1) for each in (query, key, value)], dim=1)
         tables = [step.tables(self.place.group)]
-        inputs = ProgramInputs(step.starts, step.counts, step.numbers, tables, (), None)
+        store = self.place.run.store
+        assert store is not None
+        scales = None if store.scale_table is None else store.scale_table[self.place.layer]
+        inputs = ProgramInputs(
+            *(step.starts, step.counts, step.numbers, tables, (), None), page_scales=scales
+        )
         program = self._program(query.shape[1], key.shape[1], heads, scale)
         program.run(heads.flatten(1), inputs, self.place.tensor[None])
         # the results have taken the queries' place
@@ -123,7 +128,7 @@ class Port:
 
 def padded(heads: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     """[*, D] with zeros up to the width of a slot of the pages."""
-    missing = pages.shape[-1] - heads.shape[-1]
+    missing = head_width(pages) - heads.shape[-1]
     return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
 
 

@@ -1,6 +1,8 @@
 """Checkpoint -> a model of the general kind: as a native decoder where it can be read as one."""
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from transformers import PreTrainedModel
@@ -11,7 +13,11 @@ from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import LanguageModel, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
-from tokenmesh.services.worker_svc.models.hf.adapter_sites import add_sites, site_problems
+from tokenmesh.services.worker_svc.models.hf.adapter_sites import (
+    add_sites,
+    former_names,
+    site_problems,
+)
 from tokenmesh.services.worker_svc.models.hf.check import (
     Reference,
     Waits,
@@ -21,8 +27,13 @@ from tokenmesh.services.worker_svc.models.hf.check import (
     reference,
 )
 from tokenmesh.services.worker_svc.models.hf.codes import offer_stored, round_weights
-from tokenmesh.services.worker_svc.models.hf.cross import states_for_check
-from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.cross import states_for_check, take_alignment_heads
+from tokenmesh.services.worker_svc.models.hf.deferred_experts import (
+    DeferredExperts,
+    find_deferred,
+)
+from tokenmesh.services.worker_svc.models.hf.expert_codes import offer_stored_experts
+from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
 from tokenmesh.services.worker_svc.models.hf.language import stand_in
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
@@ -37,7 +48,7 @@ from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.swap import swap
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
-from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
+from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.promotion.promote import promote
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
@@ -60,9 +71,10 @@ def build_hf(
     """
 
     def read() -> tuple[HfModel, Reference]:
-        return read_tree(facts, checkpoint, dtype, progress)
+        return read_tree(facts, checkpoint, dtype, progress, deferred)
 
     try:
+        deferred = _deferred(facts, checkpoint, dtype, has_kernels)
         model, expected = read()
         promoted = None
         if not model.tree.crosses and facts.media == TEXT_ONLY:
@@ -110,9 +122,11 @@ def _as_tree(model: HfModel, expected: Reference, has_kernels: bool) -> HfModel:
             port.take_form(forms[0])
     modules = [*model.tree.body.modules(), *model.tree.model.modules()]
     calls = _record(model, modules)
-    problems = site_problems(model, calls)
+    ports = [*mixers, *model.tree.indexers]
+    problems = site_problems(model.tree.body, ports, calls)
     swap(modules, calls, has_kernels)
-    add_sites(model, problems)
+    model.sites.former = former_names(model.sites_prefix)
+    add_sites(model.sites, model.tree.body, model.sites_prefix, problems)
     for form in forms:
         for port in mixers:
             port.take_form(form)
@@ -142,17 +156,34 @@ def _record(model: HfModel, modules: list[torch.nn.Module]) -> Calls:
     return record(modules, lambda: model.logits(model.forward(model.embed(ids), step, store)))
 
 
+def _deferred(
+    facts: HfFacts, checkpoint: Checkpoint, dtype: torch.dtype, has_kernels: bool
+) -> dict[str, DeferredExperts]:
+    """Experts that become codes, where all of them as plain weights would fill memory."""
+    is_coded = facts.quantization is not None or facts.rounding is not None
+    if not is_coded or not (has_kernels or checkpoint.device.type == "cuda"):
+        return {}
+    return find_deferred(empty_tree(facts.config, facts.kind), checkpoint, dtype)
+
+
 def read_tree(
-    facts: HfFacts, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress
+    facts: HfFacts,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    progress: Progress,
+    deferred: Mapping[str, DeferredExperts] = MappingProxyType({}),
 ) -> tuple[HfModel, Reference]:
     """The tree over our memory, and the logits that it has to come to."""
-    model = read_weights(facts, checkpoint, dtype, progress)
+    model = read_weights(facts, checkpoint, dtype, progress, deferred=deferred)
     if facts.quantization is not None:
         offer_stored(model, checkpoint)
+        offer_stored_experts(model, checkpoint)
     if facts.rounding is not None:
         round_weights(model, model.get_output_embeddings(), facts.rounding)
+        experts.round_all(model, facts.rounding)
     expected = reference(model, facts.vocab_size, _states(facts, model))
     tree = adapt(model, facts.ropes)
+    take_alignment_heads(tree.crosses, tree.run, facts.directory, facts.config)
     body = Computed(tree.body)
     keeps = tree.probe()
     stand_in(model, tree.body, body)

@@ -19,7 +19,7 @@ from tokenmesh.services.worker_svc.layers.device_step import on_device
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
-from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store
+from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 
 _READS: Final = frozenset(
@@ -77,6 +77,8 @@ HALF_TOLERANCE: Final = 0.2
 """In half precision a route may flip, so it is wider; and where transformers' own logits move by
 more when embeddings are rounded differently, it is so many times as much:"""
 _TIMES_OWN: Final = 3.0
+_SAME: Final = 0.02
+"""Between two runs of the same code in half precision, which some kernels of a GPU round apart."""
 _MOST: Final = 0.8
 """Logits of another function are 1 away and more."""
 _PAGE: Final = 4
@@ -110,10 +112,14 @@ class Reference:
 def reference(
     model: PreTrainedModel, vocab_size: int, states: Sequence[torch.Tensor] = ()
 ) -> Reference:
-    """Call it before the tree is adapted. states: of an encoder, for each prompt."""
+    """Call it before the tree is adapted. states: of an encoder, for each prompt.
+
+    Raises UnservedModel for a model in half precision that needs token ids beside embeddings: what
+    leaving them out changes may be less than what rounding does.
+    """
+    given = prompts(vocab_size, model.device)
 
     def logits() -> torch.Tensor:
-        given = prompts(vocab_size, model.device)
         encoded = [{"encoder_outputs": (each[None],)} for each in states] or [{}] * len(given)
         each = [
             model(input_ids=ids[None], use_cache=False, **more).logits[0]
@@ -125,12 +131,24 @@ def reference(
     if model.dtype == torch.float32:
         return Reference(expected, TOLERANCE)
     embedding: Any = model.get_input_embeddings()
+    ids = given[-1]
+    if not states and not _is_near(model, embedding(ids), expected[-len(ids) :]):
+        raise UnservedModel("its code needs token ids beside their embeddings")
     hook = embedding.register_forward_hook(lambda _module, _ids, rows: _rounded_anew(rows))
     try:
         own = _distance(logits(), expected)
     finally:
         hook.remove()
     return Reference(expected, min(_MOST, max(HALF_TOLERANCE, _TIMES_OWN * own)))
+
+
+def _is_near(model: PreTrainedModel, rows: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether embeddings [T, H] alone yield the logits of their tokens."""
+    try:
+        alone = model(inputs_embeds=rows[None], use_cache=False).logits[0]
+    except Exception:  # whatever the code around a body raises without ids; only the body runs here
+        return True
+    return _distance(alone.float(), expected) < _SAME
 
 
 def _rounded_anew(rows: torch.Tensor) -> torch.Tensor:

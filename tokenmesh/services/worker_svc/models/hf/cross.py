@@ -3,14 +3,17 @@
 Keys and values are written once, when a row begins; no other row shares them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.models.alignment import RowAlignments, read_heads
 from tokenmesh.services.worker_svc.models.hf.run import ModulePlace, Run
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 
 DECODERS: Final = {"WhisperForConditionalGeneration": "WhisperForCausalLM"}
 """Encoder-decoder architectures: transformers' class of the decoder with its head."""
@@ -30,6 +33,7 @@ class CrossPort:
     run: Run
     length: int
     """States of the encoder."""
+    layer: int = 0
     place: ModulePlace | None = None
 
     @property
@@ -54,8 +58,12 @@ class CrossPort:
         if step is not None:  # else only shapes count: the probe
             assert self.place is not None
             assert isinstance(step, HostStep)
-            mixed = cross_attention(query, self.place.tensor, step)
+            mixed = cross_attention(query, self.place.tensor, step, self._note)
         return self.module.out_proj(mixed.flatten(1))[None], None
+
+    def _note(self, number: int, weights: torch.Tensor) -> None:
+        if self.run.alignments is not None:
+            self.run.alignments.add(number, self.layer, weights)
 
     def write(self, states: torch.Tensor, store: KvStore, row: int) -> None:
         """states [length, H]: keys and values of a row."""
@@ -65,14 +73,23 @@ class CrossPort:
             page.copy_(project(states).unflatten(-1, (self.heads, -1)).transpose(0, 1))
 
 
-def cross_attention(query: torch.Tensor, pages: torch.Tensor, step: HostStep) -> torch.Tensor:
-    """query [T, heads, D] scaled, pages [rows, 2, heads, length, D] -> [T, heads, D]."""
+def cross_attention(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    step: HostStep,
+    note: Callable[[int, torch.Tensor], None],
+) -> torch.Tensor:
+    """query [T, heads, D] scaled, pages [rows, 2, heads, length, D] -> [T, heads, D].
+
+    `note` receives the weights [heads, tokens, length] of each row.
+    """
     mixed, first = torch.empty_like(query), 0
     for number, count in zip(step.numbers, step.counts, strict=True):
         keys, values = pages[number]
         tokens = slice(first, first + count)
         scores = query[tokens].transpose(0, 1) @ keys.transpose(1, 2)
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+        note(number, weights)
         mixed[tokens] = (weights @ values).transpose(0, 1)
         first += count
     return mixed
@@ -84,7 +101,8 @@ def wrap_cross(body: Any, run: Run) -> list[CrossPort]:
         return []
     decoder, config = body.decoder, body.config
     ports = [
-        CrossPort(layer.encoder_attn, run, config.max_source_positions) for layer in decoder.layers
+        CrossPort(layer.encoder_attn, run, config.max_source_positions, number)
+        for number, layer in enumerate(decoder.layers)
     ]
     for port in ports:
         port.module.forward = port.forward
@@ -103,6 +121,12 @@ def wrap_cross(body: Any, run: Run) -> list[CrossPort]:
 
     body.forward = forward
     return ports
+
+
+def take_alignment_heads(ports: list[CrossPort], run: Run, directory: Path, config: Any) -> None:
+    """Record the heads that follow the speech, where the checkpoint names them."""
+    if ports and (heads := read_heads(directory, len(ports), ports[0].heads)):
+        run.alignments = RowAlignments(config.median_filter_width, heads)
 
 
 def states_for_check(shape: tuple[int, int], like: torch.Tensor) -> list[torch.Tensor]:

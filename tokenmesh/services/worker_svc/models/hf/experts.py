@@ -13,8 +13,18 @@ from typing import Any, Final
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from tokenmesh.kernels.linear.formats.round import Rounding
 from tokenmesh.kernels.lora.experts import experts_with_lora
 from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec, activated, pack
+from tokenmesh.services.worker_svc.models.hf.deferred_experts import deferred_of, settle
+from tokenmesh.services.worker_svc.models.hf.expert_codes import (
+    expert_codes,
+    first_name,
+    is_experts,
+    offer,
+    round_numbers,
+)
+from tokenmesh.services.worker_svc.models.hf.recognise import gates, is_same_gate
 from tokenmesh.shared.allocator import trim_heap
 
 NAME: Final = "tokenmesh"
@@ -28,7 +38,7 @@ def take_over(tree: torch.nn.Module, native: bool) -> None:
     native: the C kernels have been started.
     """
     for module in list(tree.modules()):
-        if hasattr(module, "is_transposed") and hasattr(module, "has_gate"):
+        if is_experts(module):
             try:
                 prepare(module, native)
             except ValueError as error:
@@ -36,15 +46,37 @@ def take_over(tree: torch.nn.Module, native: bool) -> None:
             trim_heap()
 
 
+def round_all(tree: torch.nn.Module, rounding: Rounding) -> None:
+    """Round the weights of all experts that our op runs; the others stay plain."""
+    for module in tree.modules():
+        if is_experts(module):
+            try:
+                _round(module, spec_of(module), rounding)
+            except ValueError as error:
+                logger.warning("%s; they are not rounded", error)
+
+
+def _round(module: torch.nn.Module, spec: ExpertsSpec, rounding: Rounding) -> None:
+    deferred = deferred_of(module)
+    if deferred is None:
+        round_numbers(module, spec, rounding)
+    else:
+        deferred.rounding = rounding, spec
+    offer(module, rounding)
+
+
 def prepare(module: Any, native: bool) -> None:
     """Pack a module's weights, in their place; `native`: the C kernels have been started.
 
     Raises ValueError for experts that the op does not know.
     """
+    settle(module)
     spec = spec_of(module)
-    first = "gate_up_proj" if module.has_gate else "up_proj"
+    first = first_name(module)
+    w13, w2 = getattr(module, first).detach(), module.down_proj.detach()
+    codes = expert_codes(module, w13, w2, spec)
     module.tokenmesh_interleaved = spec.is_interleaved
-    module.port = pack(getattr(module, first).detach(), module.down_proj.detach(), spec, native)
+    module.port = pack(w13, w2, spec, native, codes)
     for name in (first, "down_proj"):
         module.register_parameter(name, None)
 
@@ -54,10 +86,10 @@ def spec_of(module: Any) -> ExpertsSpec:
     name = type(module).__name__
     if module.has_post_expert_norm:
         raise ValueError(f"{name}: experts with a norm after each of them are not supported")
-    probe = _probe(_limit_of(module))
+    probe = gates(32)
     expected = module._apply_gate(probe) if module.has_gate else module.act_fn(probe)
     for spec in _candidates(module):
-        if torch.allclose(activated(probe, spec), expected, rtol=1e-5, atol=1e-5):
+        if is_same_gate(expected, activated(probe, spec)):
             break
     else:
         raise ValueError(f"{name}: its activation is not supported for experts")
@@ -71,12 +103,6 @@ def spec_of(module: Any) -> ExpertsSpec:
 def _limit_of(module: Any) -> float | None:
     limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
     return limit if limit is not None and 0 < limit < math.inf else None
-
-
-def _probe(limit: float | None) -> torch.Tensor:
-    """Rows of gate and up: small numbers, and some on both sides of the limit."""
-    rows = torch.randn((64, 32), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
-    return torch.cat((2 * rows, 2 * (limit or 4.0) * rows))
 
 
 def _candidates(module: Any) -> Iterator[ExpertsSpec]:

@@ -30,6 +30,13 @@ from tokenmesh.shared.messages.media import AUDIO
 UNBOUNDED: Final = 32768
 """Longest sequence of a model that has no such limit itself; max_model_len may be less."""
 
+_LEFT_OUT: Final[dict[str, tuple[str, ...]]] = {
+    **{architecture: (prefix,) for architecture, prefix in ENCODERS.items()},
+    # what speaks
+    "Qwen3OmniMoeThinkerForConditionalGeneration": ("talker.", "code2wav."),
+}
+"""See `HfFacts.left_out`."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -43,12 +50,12 @@ class HfFacts(ModelFacts):
     keeps: tuple[LayerKeeps, ...] = ()
     mixers: tuple[type[torch.nn.Module], ...] = ()
     """Kinds of modules that keep a state."""
-    left_out: str | None = None
-    """What the names of tensors begin with that another service loads."""
+    left_out: tuple[str, ...] = ()
+    """What the names of tensors begin with that another service loads, or none."""
 
     def gpu_problem(self) -> str | None:
-        if self.media != MediaFacts(self.media.kinds):
-            return "images with rows of positions, deepstack or spans run on a CPU only"
+        if self.media.hears_all:
+            return "recordings that are added to all tokens of a row run on a CPU only"
         problems = [_gpu_problem_of(each) for layer in self.keeps for each in layer]
         problems += [
             f"its {kind.__name__} keeps a state that no kernel of a GPU computes"
@@ -87,9 +94,12 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
         problem = "names code of the checkpoint's own, which only --trust-remote-code runs"
         raise raw.error("auto_map", problem)
     try:
-        config = AutoConfig.from_pretrained(
+        whole = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
+        config = getattr(whole, "thinker_config", whole)
+        if config is not whole:
+            logger.warning("the talker of %s is not served: answers are texts", directory)
         forget_quantization(config)
         kind = _class_of(raw, architecture, directory, trust_remote_code)
     except Exception as error:  # whatever a config class raises about its own keys
@@ -189,7 +199,7 @@ def hf_facts_of(
         media=MediaFacts(frozenset({AUDIO})) if architecture in DECODERS else media_facts(tree),
         quantization=quantization,
         encoder_states=config.max_source_positions if architecture in DECODERS else 0,
-        left_out=ENCODERS.get(architecture),
+        left_out=_LEFT_OUT.get(architecture, ()),
     )
 
 

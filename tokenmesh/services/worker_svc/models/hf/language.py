@@ -6,6 +6,8 @@ encoders and their projectors.
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import wraps
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -13,10 +15,15 @@ from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
+from tokenmesh.services.worker_svc.models.omni_positions import OMNI, omni_positions
 from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO, MediaItem
 
+_STREAMING: Final = "voxtral_realtime"
+"""Model type of a language model that writes while it listens."""
 _SEES_AHEAD: Final = frozenset({"Gemma3ForConditionalGeneration"})
 """Classes whose masks let the tokens of an image see each other both ways."""
+_READS_TOWER: Final = "qwen2_audio"
+"""Its code reads the tower's device in every pass, and has no method for embeddings of audio."""
 _TYPE_OF: Final = {IMAGE: 1, VIDEO: 2, AUDIO: 3}
 """`mm_token_type_ids` of transformers' processors; text is 0."""
 _GRIDS: Final = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
@@ -55,6 +62,10 @@ def without_towers(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
             for name in towers:
                 parent, _, child = name.rpartition(".")
                 delattr(self.get_submodule(parent), child)
+                if config.model_type == _READS_TOWER:
+                    setattr(self.get_submodule(parent), child, SimpleNamespace(device=None))
+            if config.model_type == _STREAMING:
+                _give_time(self, language_body(self))
             type(self).tokenmesh_towers = tuple(towers)
             plain = [re.escape(name.removeprefix("model.")) for name in towers]
             ignored = {rf"^(model\.)?{name}\." for name in plain}
@@ -64,12 +75,52 @@ def without_towers(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     return type(kind.__name__, (kind,), named)
 
 
+def _give_time(model: Any, body: Any) -> None:
+    """Let the body take the delay by itself, and the model embeddings alone.
+
+    Its layers depend on the delay between a word and its text, which config.json states. Recordings
+    are added to the embeddings of all tokens, so transformers' forward does not run without one.
+    """
+    shell, own = model.base_model, body.forward
+
+    @wraps(own)
+    def forward(**named: Any) -> Any:
+        embeddings = named["inputs_embeds"]
+        delay = embeddings.new_full((1,), shell.config.default_num_delay_tokens)
+        return own(t_cond=shell.time_embedding(delay)[None], **named)
+
+    def whole(
+        input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **named: Any,
+    ) -> Any:
+        """As the shell returns it, of tokens that hear nothing."""
+        if inputs_embeds is None:
+            inputs_embeds = shell.get_input_embeddings()(input_ids)
+        passed = {name: named[name] for name in _PASSED if name in named}
+        found = forward(inputs_embeds=inputs_embeds, **passed)
+        return SimpleNamespace(**_NONE, last_hidden_state=found.last_hidden_state)
+
+    body.forward, shell.forward = forward, whole
+
+
+_PASSED: Final = ("attention_mask", "position_ids", "past_key_values", "use_cache")
+_NONE: Final[dict[str, None]] = dict.fromkeys(
+    (
+        *("past_key_values", "hidden_states", "attentions"),
+        *("encoder_past_key_values", "padding_cache"),
+    )
+)
+
+
 def _towers(module: torch.nn.Module, path: str, body: torch.nn.Module) -> Iterator[str]:
     """Paths of children that do not hold the body; heads are directly in the outermost module."""
     inner = {id(each) for each in body.modules()}
     for name, child in module.named_children():
         where = f"{path}{name}"
         if id(child) in inner or isinstance(child, torch.nn.Linear):
+            continue
+        if next(child.parameters(), None) is None:  # what it computes follows from config.json
             continue
         if any(each is body for each in child.modules()):
             yield from _towers(child, f"{where}.", body)
@@ -104,11 +155,13 @@ def media_facts(model: PreTrainedModel) -> MediaFacts:
     config = model.config
     if not has_towers(config):
         return TEXT_ONLY
+    if config.model_type == _STREAMING:
+        return MediaFacts(frozenset({AUDIO}), hears_all=True)
     shell: Any = model.base_model
     kinds = [
         kind
         for kind, method in _FEATURES_OF.items()
-        if (hasattr(shell, method) or hasattr(model, method)) and _has_token(config, kind)
+        if _has_tower(model, kind, method) and _has_token(config, kind)
     ]
     rows = 1
     if hasattr(shell, "get_rope_index"):
@@ -122,6 +175,12 @@ def media_facts(model: PreTrainedModel) -> MediaFacts:
     )
 
 
+def _has_tower(model: Any, kind: str, method: str) -> bool:
+    """Whether the class computes embeddings of a kind."""
+    has_method = hasattr(model.base_model, method) or hasattr(model, method)
+    return has_method or (kind == AUDIO and model.config.model_type == _READS_TOWER)
+
+
 def _has_token(config: Any, kind: str) -> bool:
     names = (f"{kind}_token_id", f"{kind}_token_index")
     return any(getattr(config, name, None) is not None for name in names)
@@ -132,6 +191,8 @@ def prompt_positions(
     shell: Any, token_ids: Sequence[int], media: Sequence[MediaItem]
 ) -> torch.Tensor:
     """Positions [rows, T] by the tree's own rule. Raises ValueError where the grids do not fit."""
+    if getattr(shell.config, "model_type", None) in OMNI:
+        return omni_positions(shell.config, token_ids, media)
     ids = torch.tensor([token_ids])
     types = torch.zeros_like(ids)
     for item in media:

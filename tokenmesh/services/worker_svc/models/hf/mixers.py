@@ -5,7 +5,7 @@ together as a batch of one token each, longer chunks one by one, through the mod
 """
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -18,14 +18,13 @@ from tokenmesh.services.worker_svc.models.hf.run import (
     Run,
     RunCache,
     UnservedModel,
+    cache_argument,
 )
 from tokenmesh.services.worker_svc.models.hf.state_forms import (
     FlatMixer,
     MixerStates,
     has_flat_form,
 )
-
-_CACHE_NAMES = ("cache_params", "past_key_values", "past_key_value")
 
 
 def calls(module: torch.nn.Module, name: str) -> bool:
@@ -48,6 +47,8 @@ class MixerPort:
     module: torch.nn.Module
     places: dict[tuple[str, int], tuple[int, int]]
     """State -> layer and item of the store; empty until the probe has seen them."""
+    probed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    """States that the probe saw."""
     flat: FlatMixer | None = None
     """Runs all rows at once through kernels; None: row by row through the module's own forward."""
     takes_chunks: bool = True
@@ -61,8 +62,8 @@ class MixerPort:
     def forward(self, inner: Any, hidden: torch.Tensor, named: dict[str, Any]) -> torch.Tensor:
         """hidden [1, T, H] -> [1, T, H]."""
         step = self.run.step
-        if step is None:  # the probe looks at what this leaves in the run
-            return _mixed(inner(hidden, **named))
+        if step is None:
+            return self._probe(inner, hidden, named)
         if self.flat is not None:
             assert step.state_rows is not None
             return self._all_at_once(self.flat, hidden[0], step.state_rows)[None]
@@ -81,6 +82,13 @@ class MixerPort:
             out[0, tokens] = mixed
         assert out is not None
         return out
+
+    def _probe(self, inner: Any, hidden: torch.Tensor, named: dict[str, Any]) -> torch.Tensor:
+        if self.probed:
+            raise UnservedModel(f"a {type(self.module).__name__} runs twice in one pass")
+        mixed = _mixed(inner(hidden, **named))
+        self.probed, self.run.states = self.run.states, {}
+        return mixed
 
     def _all_at_once(self, flat: FlatMixer, hidden: torch.Tensor, rows: StateRows) -> torch.Tensor:
         store = self.run.store
@@ -127,7 +135,7 @@ def wrap(module: torch.nn.Module, run: Run, cache: RunCache) -> MixerPort:
     port = MixerPort(run, cache, module, {})
     inner = module.forward
     parameters = inspect.signature(inner).parameters
-    cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)
+    cache_name = cache_argument(inner)
 
     def forward(hidden_states: torch.Tensor, *args: Any, **named: Any) -> Any:
         named = {**dict(zip(list(parameters)[1:], args, strict=False)), **named}

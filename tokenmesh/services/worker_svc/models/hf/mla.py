@@ -169,13 +169,16 @@ class LatentPort:
         if self._inward is None or self._outward is None:
             self._inward, self._outward = self._take_weight(query.shape[1])
         heads, rank, nope = query.shape[1], latent.shape[-1], self.module.qk_nope_head_dim
-        latents = torch.cat([latent[0, 0], turned[0, 0]], dim=-1).to(pages.dtype)
-        latent_write(latents, pages, step.token_slots)
+        latents = torch.cat([latent[0, 0], turned[0, 0]], dim=-1)
+        latent_write(latents, pages, step.token_slots, self.place.scale.key)
         absorbed = torch.matmul(query[0, ..., :nope], self._inward)
         absorbed = torch.cat([absorbed, query[0, ..., nope:]], dim=-1).transpose(0, 1)
         rows = step.attention(None, pages[None, :, None])
         indices = None if chosen is None else _positions(chosen[0], rows)
-        mixed = mla_attention(absorbed.contiguous(), pages, rows, rank, scale, indices)
+        mixed = mla_attention(
+            *(absorbed.contiguous(), pages, rows, rank, scale, indices),
+            page_scale=self.place.scale.key,
+        )
         by_head = mixed.view(len(absorbed), heads, rank).transpose(0, 1)
         return torch.matmul(by_head, self._outward).transpose(0, 1)[None]
 

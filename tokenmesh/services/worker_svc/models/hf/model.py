@@ -10,11 +10,13 @@ from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.layers.step import Patch, Step
+from tokenmesh.services.worker_svc.models.alignment import RowAlignments
 from tokenmesh.services.worker_svc.models.api import CrossWriter
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.language import prompt_positions
 from tokenmesh.services.worker_svc.models.hf.tree import Tree
-from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps, window_groups
+from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps, window_groups
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.shared.messages.media import MediaItem
 
 
@@ -62,6 +64,10 @@ class HfModel:
     def write_cross(self) -> CrossWriter | None:
         return self._write_cross if self.tree.crosses else None
 
+    @property
+    def aligner(self) -> RowAlignments | None:
+        return self.tree.run.alignments
+
     def _write_cross(self, states: torch.Tensor, store: KvStore, row: int) -> None:
         states = states.to(self.device, self.dtype)
         for port in self.tree.crosses:
@@ -89,28 +95,11 @@ class HfModel:
         self.tree.run.begin(step, store)
         self.sites.step.rows = step.adapters
         try:
-            rows = step.media.positions
-            positions = step.positions[None] if rows is None else rows[:, None]
-            more = self._deepstack(hidden, step.media.patches)
+            positions, more = media_arguments(hidden, step, self.facts)
             return self.tree.hidden_of(hidden[None], positions, **more)[0]
         finally:
             self.tree.run.end()
             self.sites.step.rows = None
-
-    def _deepstack(self, hidden: torch.Tensor, patches: Sequence[Patch]) -> dict[str, Any]:
-        """What the tree adds to the outputs of its first layers, by its own names."""
-        count = self.facts.media.num_deepstack
-        width = (1 + count) * hidden.shape[1]
-        deep = [patch for patch in patches if patch.values.shape[1] == width]
-        if not count or not deep:
-            return {}
-        mask = torch.zeros(1, len(hidden), dtype=torch.bool, device=hidden.device)
-        for patch in deep:
-            mask[0, patch.tokens] = True
-        deep.sort(key=lambda patch: patch.tokens.start)
-        values = torch.cat([patch.values[:, hidden.shape[1] :] for patch in deep])
-        parts = torch.split(values.to(hidden), hidden.shape[1], dim=1)
-        return {"visual_pos_masks": mask, "deepstack_visual_embeds": list(parts)}
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.logits`; by the tree's own head, with all that it does to logits."""
@@ -118,6 +107,27 @@ class HfModel:
         logits: torch.Tensor = self.tree.model(inputs_embeds=hidden[None], use_cache=False).logits
         self.body.hidden = None
         return logits[0].float() if out is None else out.copy_(logits[0])
+
+
+def media_arguments(
+    hidden: torch.Tensor, step: Step, facts: HfFacts
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Positions [1, T] or [rows, 1, T] of a step, and what the tree adds to the outputs of its
+    first layers, by its own names."""
+    rows = step.media.positions
+    positions = step.positions[None] if rows is None else rows[:, None]
+    count = facts.media.num_deepstack
+    width = (1 + count) * hidden.shape[1]
+    deep = [patch for patch in step.media.patches if patch.values.shape[1] == width]
+    if not count or not deep:
+        return positions, {}
+    # the tree adds to tokens by index; here to the whole row, which needs no count of them
+    layers = hidden.new_zeros(count, 1, *hidden.shape)
+    for patch in deep:
+        parts = patch.values[:, hidden.shape[1] :].to(hidden)
+        layers[:, 0, patch.tokens] = parts.view(len(parts), count, -1).transpose(0, 1)
+    row = torch.zeros(1, dtype=torch.int64, device=hidden.device)
+    return positions, {"visual_pos_masks": row, "deepstack_visual_embeds": list(layers)}
 
 
 class Computed(torch.nn.Module):

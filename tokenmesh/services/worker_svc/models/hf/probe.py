@@ -23,6 +23,8 @@ from tokenmesh.services.worker_svc.models.hf.run import RECURRENT, ModulePlace, 
 from tokenmesh.services.worker_svc.models.keeps import Cross, Kept, Latent, LayerKeeps, Pages, State
 
 PROBE: Final = "tokenmesh_probe"
+_FARTHEST: Final = 1 << 24
+"""A position that no sequence reaches."""
 _KNOWN: Final = frozenset({"softcap", "s_aux", "sliding_window", "is_causal", "position_ids"})
 """What a call of attention may pass that matters or is covered by the mask."""
 _HARMLESS: Final = frozenset({"dropout", "use_cache", "output_attentions", "return_dict"})
@@ -84,16 +86,21 @@ def probe(
     """Run `forward`, whose attention is PROBE; what the layers keep."""
     global _seen
     seen = _seen = Seen(run)
-    undo = [_spy(port, seen) for port in mixers]
     run.cached_layers.clear()
     try:
         forward()
     finally:
         _seen = None
-        for restore in undo:
-            restore()
     if own := run.cached_layers - {layer for _, layer, _, _ in seen.ports}:
         raise UnservedModel(f"layer {min(own)} attends with its own code")
+    for mixer in mixers:
+        layer = _layer_of(mixer.module)
+        for key, state in mixer.probed.items():
+            # recurrences lose too much in half precision
+            dtype = torch.float32 if key[0] == RECURRENT else state.dtype
+            item = seen.add(layer, State(tuple(state.shape[1:]), dtype))
+            seen.mixers.append((mixer, layer, item, key))
+        mixer.probed = {}
     for port in indexers:
         layer = _layer_of(port.module)
         item = seen.add(layer, Latent(port.width, 0))
@@ -105,28 +112,6 @@ def probe(
     if not seen.keeps:
         raise UnservedModel("no layer keeps anything between steps")
     return seen
-
-
-def _spy(port: MixerPort, seen: Seen) -> Callable[[], None]:
-    """Note a mixer's states after each call of it."""
-    forward = port.module.forward
-
-    def spied(*args: Any, **named: Any) -> Any:
-        seen.run.states = {}
-        mixed = forward(*args, **named)
-        layer = _layer_of(port.module)
-        if any(each is port for each, *_ in seen.mixers):
-            raise UnservedModel(f"a mixer of layer {layer} runs twice in one pass")
-        for key, state in seen.run.states.items():
-            # recurrences lose too much in half precision
-            dtype = torch.float32 if key[0] == RECURRENT else state.dtype
-            item = seen.add(layer, State(tuple(state.shape[1:]), dtype))
-            seen.mixers.append((port, layer, item, key))
-        seen.run.states = {}
-        return mixed
-
-    port.module.forward = spied
-    return lambda: setattr(port.module, "forward", forward)
 
 
 def _layer_of(module: torch.nn.Module) -> int:
@@ -202,7 +187,7 @@ def _mask_of(mask_function: Callable[..., Any], local_size: int | None) -> MaskS
     if sees(0, 1) or sees(far, far + 1):
         return MaskSeen(refusal="its tokens look at later tokens")
     if local_size is None:
-        if not (sees(far, 0) and sees(far, far // 2) and sees(far, far)):
+        if not all(sees(query, key) for query in (far, _FARTHEST) for key in (0, far // 2, far)):
             return MaskSeen(refusal="its mask is neither causal nor a window")
         return MaskSeen()
     for query in (local_size, local_size + 1, 2 * local_size - 1, far):

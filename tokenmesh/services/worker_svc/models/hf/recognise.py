@@ -32,6 +32,8 @@ class Call:
     """The first tensor it was given."""
     out: torch.Tensor | None
     """Its result, or the first part of that."""
+    is_tensor: bool = True
+    """Whether `out` is the whole result."""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ def record(modules: Iterable[torch.nn.Module], forward: Callable[[], object]) ->
         given = (each for each in (*args, *named.values()) if isinstance(each, torch.Tensor))
         first = out[0] if isinstance(out, tuple) else out
         made = first if isinstance(first, torch.Tensor) else None
-        calls.by_module.setdefault(module, []).append(Call(next(given, None), made))
+        calls.by_module.setdefault(module, []).append(Call(next(given, None), made, made is out))
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
     try:
@@ -134,6 +136,25 @@ class Gated:
 def random_rows(*shape: int, seed: int = 0, device: torch.device | None = None) -> torch.Tensor:
     """Normal numbers in float32, the same on every call and every device; None: on the CPU."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device or "cpu")
+
+
+_SIZES: Final = (2.0, 30.0, 1e3)
+"""Standard deviations of `gates`: limits that no small number reaches show among the large ones."""
+
+
+def gates(width: int, *, device: torch.device | None = None) -> torch.Tensor:
+    """Inputs [3 * 16, width] of an activation, with its gate where there is one."""
+    rows = random_rows(len(_SIZES), 16, width, device=device)
+    return (rows * rows.new_tensor(_SIZES)[:, None, None]).flatten(0, 1)
+
+
+def is_same_gate(expected: Any, ours: torch.Tensor) -> bool:
+    """`is_same` for results from `gates`: products of two numbers, each row by its own size."""
+    if not isinstance(expected, torch.Tensor) or expected.shape != ours.shape:
+        return False
+    sizes = (ours.new_tensor(_SIZES) / _SIZES[0]).square()
+    unit = sizes.repeat_interleave(len(ours) // len(sizes))[:, None]
+    return is_same(expected / unit, ours / unit)
 
 
 def norm_of(module: torch.nn.Module) -> Norm | None:
@@ -219,8 +240,8 @@ def _activation_of(
 ) -> ExpertsSpec | None:
     """What happens between the projections, which are left out while the module is tried."""
     device = down.weight.device
-    probe = 2 * random_rows(1, _ROWS, 2 * down.in_features, device=device)
-    given = [each.contiguous() for each in probe.chunk(len(gate_up), dim=-1)]
+    probe = gates(2 * down.in_features, device=device)
+    given = [each.contiguous()[None] for each in probe.chunk(len(gate_up), dim=-1)]
     names = {child: name for name, child in module.named_children()}
     stand_ins: dict[torch.nn.Module, torch.Tensor | None] = dict(
         zip(gate_up, given, strict=True)
@@ -228,11 +249,12 @@ def _activation_of(
     try:
         for linear, out in stand_ins.items():
             module._modules[names[linear]] = Given(out)
-        expected = module.forward(random_rows(1, _ROWS, gate_up[0].in_features, device=device))
+        x = random_rows(1, len(probe), gate_up[0].in_features, device=device)
+        (expected,) = module.forward(x)
     except Exception:  # whatever a module raises that is something else
         return None
     finally:
         for linear in stand_ins:
             module._modules[names[linear]] = linear
     specs = (ExpertsSpec(activation=each) for each in ACTIVATIONS)
-    return next((spec for spec in specs if is_same(expected, activated(probe, spec))), None)
+    return next((each for each in specs if is_same_gate(expected, activated(probe, each))), None)

@@ -1,5 +1,6 @@
 """What the modules of one tree see of the step at work: `Run`, places in the store, the cache."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
@@ -9,16 +10,24 @@ from transformers.cache_utils import Cache
 
 from tokenmesh.kernels.native import Program
 from tokenmesh.services.worker_svc.layers.step import Step
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.alignment import RowAlignments
+from tokenmesh.services.worker_svc.models.kv_store import KvScale, KvStore
 from tokenmesh.shared.errors import CheckpointError
 
 CONV: Final = "conv"
 RECURRENT: Final = "recurrent"
 """The kinds of states that transformers' caches know."""
+_CACHE_NAMES: Final = ("past_key_values", "cache_params", "past_key_value")
 
 
 class UnservedModel(CheckpointError):
     """Its message completes "ARCHITECTURE cannot be served: "."""
+
+
+def cache_argument(forward: Callable[..., object]) -> str | None:
+    """The name by which `forward` takes a cache; None: it takes none."""
+    parameters = inspect.signature(forward).parameters
+    return next((name for name in _CACHE_NAMES if name in parameters), None)
 
 
 @dataclass(slots=True)
@@ -35,6 +44,8 @@ class Run:
     """Layers that gave keys and values to the cache."""
     attention: dict[tuple[float, ...], Program] = field(default_factory=dict)
     """C programs of attention, one for all layers that attend alike."""
+    alignments: RowAlignments | None = None
+    """Of rows whose transcripts are aligned; None: the model has no heads for it."""
 
     def begin(self, step: Step, store: KvStore) -> None:
         """Before a forward pass."""
@@ -58,6 +69,12 @@ class ModulePlace:
         """The layer's tensor, see `KvStore.layers`."""
         assert self.run.store is not None
         return self.run.store.layers[self.layer][self.item]
+
+    @property
+    def scale(self) -> KvScale:
+        """Of the layer's pages."""
+        assert self.run.store is not None
+        return self.run.store.scale_of(self.layer)
 
     @property
     def group(self) -> int:

@@ -6,7 +6,7 @@ projections, gates, norms, remains the module's own: no family needs code here.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Final
@@ -17,12 +17,14 @@ from tokenmesh.kernels.causal_conv import causal_conv
 from tokenmesh.kernels.gated_delta import gated_delta
 from tokenmesh.kernels.mamba2 import mamba2
 from tokenmesh.kernels.state_rows import StateRows
+from tokenmesh.services.worker_svc.models.hf.run import UnservedModel, cache_argument
 
 _CONVOLUTION: Final = "causal_conv1d_fn"
 _DELTA_RULES: Final = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 _SCAN: Final = "mamba2_chunk_scan"
 _RECURRENCES: Final = frozenset({*_DELTA_RULES, _SCAN})
-_CACHE_NAMES: Final = ("cache_params", "past_key_values")
+_OF_STATES: Final = frozenset({"output_final_state", "return_final_states", "chunk_size"})
+"""Arguments that change neither outputs nor states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,9 @@ class FlatMixer:
             inner.__closure__,
         )
         self._forward.__kwdefaults__ = inner.__kwdefaults__
-        parameters = inspect.signature(inner).parameters
-        self._cache_name = next(name for name in _CACHE_NAMES if name in parameters)
+        cache_name = cache_argument(inner)
+        assert cache_name is not None
+        self._cache_name = cache_name
 
     def __call__(self, hidden: torch.Tensor, states: MixerStates) -> torch.Tensor:
         """hidden [T, H] -> [T, H]; the rows' states are those after their last token."""
@@ -87,11 +90,12 @@ class FlatMixer:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         activation: str | None = None,
-        **_named: object,
+        **named: object,
     ) -> torch.Tensor:
         """hidden_states [1, C, T] -> [1, C, T]."""
+        _refuse_others(named)
         if activation not in (None, "silu", "swish"):
-            raise ValueError(f"a convolution with the activation {activation}")
+            raise UnservedModel(f"no kernel convolves with the activation {activation}")
         assert self._states is not None
         out = causal_conv(
             hidden_states[0].t().contiguous(),
@@ -111,9 +115,10 @@ class FlatMixer:
         g: torch.Tensor,
         beta: torch.Tensor,
         use_qk_l2norm_in_kernel: bool = False,
-        **_named: object,
+        **named: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[1, T, heads, ...] -> the outputs, and the states, which are written already."""
+        _refuse_others(named)
         assert self._states is not None
         assert self._states.recurrent is not None
         out = gated_delta(
@@ -141,11 +146,12 @@ class FlatMixer:
         dt_bias: torch.Tensor | None = None,
         dt_softplus: bool = False,
         dt_limit: tuple[float, float] = (0.0, float("inf")),
-        **_named: object,
+        **named: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `_delta`. The kernel chooses its own chunk size."""
+        _refuse_others(named)
         if not dt_softplus:
-            raise ValueError("a scan whose time steps go through no softplus")
+            raise UnservedModel("no kernel scans time steps that go through no softplus")
         assert self._states is not None
         assert self._states.recurrent is not None
         out = mamba2(
@@ -162,6 +168,13 @@ class FlatMixer:
             dt_limit,
         )
         return out[None], self._states.recurrent
+
+
+def _refuse_others(named: Mapping[str, object]) -> None:
+    """Raise UnservedModel for an argument that may change the result."""
+    for name, value in named.items():
+        if value is not None and name not in _OF_STATES:
+            raise UnservedModel(f"its mixer passes {name}, which no kernel takes")
 
 
 class _NoStates:

@@ -106,16 +106,16 @@ def _pays(group: list[torch.nn.Linear], native: bool) -> bool:
 def _set_products(group: list[torch.nn.Linear], native: bool) -> None:
     sizes = [each.out_features for each in group]
     layer = packed(group, native)
-    _note_parts(group, layer)
+    note_parts(group, layer)
     if len(group) == 1:
-        _run_by(group[0], lambda x: _by_row(linear, x, layer), layer)
+        run_by(group[0], lambda x: _by_row(linear, x, layer), layer)
         return
     merged = _Merged(layer, sizes)
     for number, each in enumerate(group):
-        _run_by(each, _part(merged, number), layer)
+        run_by(each, _part(merged, number), layer)
 
 
-def _note_parts(group: list[torch.nn.Linear], layer: Linear) -> None:
+def note_parts(group: list[torch.nn.Linear], layer: Linear) -> None:
     """Note at each module which outputs of the layer are its own; see `part_of`."""
     first = 0
     for each in group:
@@ -134,10 +134,10 @@ def _part(merged: "_Merged", number: int) -> Callable[[torch.Tensor], torch.Tens
 
 def packed(group: list[torch.nn.Linear], native: bool, order: torch.Tensor | None = None) -> Linear:
     """Take over linear layers that read the same input; outputs below each other or in `order`."""
-    codes = codes_of(group) if native else None
+    codes = codes_of(group) if native or group[0].weight.is_cuda else None
     weight, bias = taken(group)
     if order is not None:
-        codes = None if codes is None else codes.rows(order)
+        codes = None if codes is None else codes.rows(order.to(codes.numbers.device))
         weight = weight if codes is not None else weight[order.to(weight.device)]
         bias = None if bias is None else bias[order.to(bias.device)]
     if codes is not None:
@@ -234,14 +234,14 @@ def _set_own_products(module: torch.nn.Module, calls: Calls) -> int:
 def _set_gated(module: torch.nn.Module, gated: Gated, native: bool) -> None:
     gate_up = packed(gated.gate_up, native)
     down = packed([gated.down], native)
-    _note_parts(gated.gate_up, gate_up)
-    _note_parts([gated.down], down)
+    note_parts(gated.gate_up, gate_up)
+    note_parts([gated.down], down)
     spec = gated.spec
 
     def mlp(x: torch.Tensor) -> torch.Tensor:
         return linear(_activated(linear(x, gate_up), spec), down)
 
-    _run_by(module, lambda x: _by_row(mlp, x), gate_up, down)
+    run_by(module, lambda x: _by_row(mlp, x), gate_up, down)
 
 
 def _activated(gate_up: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
@@ -252,7 +252,7 @@ def _activated(gate_up: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
             return activated_in_float32(gate_up.float(), spec).to(gate_up.dtype)
 
 
-def _run_by(module: Any, forward: Callable[[torch.Tensor], torch.Tensor], *own: object) -> None:
+def run_by(module: Any, forward: Callable[[torch.Tensor], torch.Tensor], *own: object) -> None:
     """Replace the forward of this instance; attributes that others read stay.
 
     own: what holds its weights from now on, where `tensors_of` finds them.
@@ -263,4 +263,4 @@ def _run_by(module: Any, forward: Callable[[torch.Tensor], torch.Tensor], *own: 
 
 def _set_norm(module: torch.nn.Module, norm: Norm) -> None:
     weight, eps = norm.weight, norm.eps
-    _run_by(module, lambda x: rms_norm(x, weight, eps), weight)
+    run_by(module, lambda x: rms_norm(x, weight, eps), weight)

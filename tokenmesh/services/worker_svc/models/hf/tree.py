@@ -4,7 +4,6 @@ Ropes whose angles depend on the length of a sequence are replaced: transformers
 longest position of the batch, which would let the rows of a step change each other's numbers.
 """
 
-import inspect
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,12 @@ from tokenmesh.services.worker_svc.models.hf.mla import (
     wrap_indexer,
 )
 from tokenmesh.services.worker_svc.models.hf.probe import PROBE, probe
-from tokenmesh.services.worker_svc.models.hf.run import Run, RunCache, UnservedModel
+from tokenmesh.services.worker_svc.models.hf.run import (
+    Run,
+    RunCache,
+    UnservedModel,
+    cache_argument,
+)
 from tokenmesh.services.worker_svc.models.keeps import LayerKeeps
 from tokenmesh.services.worker_svc.models.native.read_rope import RopeRules, read_ropes
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
@@ -84,11 +88,14 @@ def by_row(body: torch.nn.Module, ropes: tuple[RopeConfig, ...], run: Run) -> No
 
 def _compare(module: Any, rope: RowRope, like: torch.Tensor) -> None:
     """A short and a long sequence: their last tokens are turned as the tree's module turns them."""
+    x = torch.empty(1, dtype=torch.float32, device=like.device)
     for last in () if like.is_meta else (1, 2 * module.config.max_position_embeddings):
         positions = torch.tensor([[0, last]], device=like.device)
-        for own, ours in zip(module(like, positions), rope(like, positions), strict=True):
-            if not torch.allclose(own[0, -1], ours[0, -1], atol=1e-2):
-                raise UnservedModel("its rope depends on the length in an unsupported way")
+        own, ours = (torch.stack(each(x, positions))[:, 0, -1] for each in (module, rope))
+        # angles of large positions lose digits, what both are multiplied by does not
+        has_size = torch.allclose(own.norm(dim=0), ours.norm(dim=0), rtol=1e-4)
+        if not has_size or not torch.allclose(own, ours, atol=1e-2):
+            raise UnservedModel("its rope depends on the length in an unsupported way")
 
 
 logger = logging.getLogger(__name__)
@@ -166,16 +173,11 @@ def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
     by_row(body, ropes, run)
     crosses = wrap_cross(body, run)
     embedding = model.get_input_embeddings()
-    shell, name = model.base_model, _cache_name(body)
+    name = cache_argument(body.forward)
+    if name is None:
+        raise UnservedModel("its code in transformers has no cache")
+    shell = model.base_model
     return Tree(model, shell, body, embedding, run, cache, name, mixers, indexers, crosses)
-
-
-def _cache_name(body: torch.nn.Module) -> str:
-    parameters = inspect.signature(body.forward).parameters
-    for name in ("past_key_values", "cache_params"):
-        if name in parameters:
-            return name
-    raise UnservedModel("its code in transformers has no cache")
 
 
 def _reason_of(error: Exception) -> str:

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import torch
@@ -16,6 +17,11 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed, misshapen
+from tokenmesh.services.worker_svc.models.hf.deferred_experts import (
+    DeferredExperts,
+    defer,
+    left_uninitialized,
+)
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
 from tokenmesh.services.worker_svc.models.hf.language import is_of_tower
 from tokenmesh.shared.errors import CheckpointError
@@ -81,28 +87,20 @@ def read_weights(
     dtype: torch.dtype,
     progress: Progress,
     is_ignored: Callable[[str, str], bool] = lambda _name, _problem: False,
+    deferred: Mapping[str, DeferredExperts] = MappingProxyType({}),
 ) -> PreTrainedModel:
-    """The tree with all weights in `dtype`, in eval mode.
+    """The tree with all weights in `dtype`, in eval mode, but those of the experts in `deferred`.
 
     is_ignored: whether a tensor may be "missing" or "unexpected".
     Raises CheckpointError for a tensor that is missing, misshapen, left over or of another type.
     """
     tensors = stored_tensors(checkpoint, dtype, _BUFFER_TYPES)
-    if facts.left_out is not None:
+    if facts.left_out:
         tensors = {n: each for n, each in tensors.items() if not n.startswith(facts.left_out)}
     total = checkpoint.num_bytes(())
     progress(0, total)
     try:
-        model, found = facts.kind.from_pretrained(
-            None,
-            state_dict=tensors,
-            config=copy.deepcopy(facts.config),
-            dtype=dtype,
-            attn_implementation="eager",
-            experts_implementation="eager",
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        model, found = _loaded(facts, tensors, dtype, deferred)
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # whatever its conversions raise about tensors
@@ -122,20 +120,44 @@ def read_weights(
             raise CheckpointError(f"{place}: {what} tensors: {listed(names)}")
     progress(total, total)
     tree: PreTrainedModel = model.eval()
+    defer(tree, deferred)
     if checkpoint.device.type != "cpu":
         _move(tree, checkpoint.device)
     return tree
 
 
+def _loaded(
+    facts: HfFacts,
+    tensors: Mapping[str, Stored],
+    dtype: torch.dtype,
+    deferred: Mapping[str, DeferredExperts],
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """The tree, and what transformers says of tensors that do not fit it."""
+    apart = {name for each in deferred.values() for name in each.stored}
+    with left_uninitialized({each.kind for each in deferred.values()}):
+        model, found = facts.kind.from_pretrained(
+            None,
+            state_dict={n: each for n, each in tensors.items() if n not in apart},
+            config=copy.deepcopy(facts.config),
+            dtype=dtype,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    own = {f"{path}.{name}" for path, each in deferred.items() for name in each.parameters}
+    return model, {**found, "missing_keys": set(found["missing_keys"]) - own}
+
+
 def _move(tree: torch.nn.Module, device: torch.device) -> None:
     """One tensor after the other, so that what has moved leaves the host's memory at once.
 
-    Those that several modules share stay one.
+    Those that several modules share stay one, and those without memory stay so.
     """
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for module in tree.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None:
+            if parameter is not None and not parameter.is_meta:
                 if id(parameter) not in moved:
                     there = torch.nn.Parameter(parameter.to(device), requires_grad=False)
                     # the old one stays alive, without memory, and so does its id

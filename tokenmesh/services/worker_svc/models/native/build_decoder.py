@@ -1,24 +1,28 @@
 """Checkpoint -> Decoder: merge projections, order rows for rope, pack weights, layer by layer."""
 
-from dataclasses import dataclass, replace
+import logging
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from tokenmesh.kernels.linear import Linear, pack, pack_codes
-from tokenmesh.kernels.linear.formats.round import Rounding
+from tokenmesh.kernels.linear.formats.round import Grid, head_grid, rounded
 from tokenmesh.kernels.native import NativeCodes, NativeWeight
+from tokenmesh.kernels.quantized_linear import DeviceCodes
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.models.api import Progress
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import LayerConfig, Names
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer, Table
 from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
 from tokenmesh.shared.allocator import trim_heap
+
+logger = logging.getLogger(__name__)
 
 
 def build_decoder(
@@ -32,13 +36,10 @@ def build_decoder(
 
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
-    config = facts.config
-    names = next(
-        (n for n in facts.names if f"{n.model}embed_tokens.weight" in checkpoint), facts.names[0]
-    )
+    config, names = facts.config, names_in(facts, checkpoint)
     shape = (config.vocab_size, config.hidden_size)
     sites = AdapterSites(tuple(each.model for each in facts.names))
-    loader = _LayerLoader(facts, names, checkpoint, dtype, native, sites, facts.rounding)
+    loader = LayerLoader(facts, names, checkpoint, dtype, native, sites, facts.rounding)
     embedding, head = loader.ends(shape)
     num_bytes = checkpoint.num_bytes(names.ignored)
     layers = []
@@ -48,6 +49,9 @@ def build_decoder(
         progress(checkpoint.bytes_read, num_bytes)
     norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), torch.float32)
     checkpoint.finish(names.ignored)
+    for problem, decoded in loader.decoded.items():
+        what = "weights of %d modules are decoded to %s, which saves no memory: %s: %s"
+        logger.warning(what, len(decoded), dtype, problem, listed(decoded))
     progress(checkpoint.bytes_read, num_bytes)
     return Decoder(
         facts=facts,
@@ -63,8 +67,14 @@ def build_decoder(
     )
 
 
+def names_in(facts: NativeFacts, checkpoint: Checkpoint) -> Names:
+    """Of the prefixes that a family's checkpoints have, those of this one."""
+    found = (each for each in facts.names if f"{each.model}embed_tokens.weight" in checkpoint)
+    return next(found, facts.names[0])
+
+
 @dataclass(frozen=True, slots=True)
-class _LayerLoader:
+class LayerLoader:
     """Reads one layer at a time."""
 
     facts: NativeFacts
@@ -73,8 +83,10 @@ class _LayerLoader:
     dtype: torch.dtype
     native: bool
     sites: AdapterSites
-    rounding: Rounding | None
+    rounding: Grid | None
     """What plain weights are rounded to."""
+    decoded: dict[str, list[str]] = field(default_factory=dict)
+    """Modules that no kernel of the GPU computes with, by the reason."""
 
     def ends(self, shape: tuple[int, int]) -> tuple[torch.Tensor | Table, Linear]:
         """Embedding and head. A head that the C kernels read serves as the embedding too."""
@@ -99,8 +111,8 @@ class _LayerLoader:
         return self.checkpoint.take(f"{name}.weight", shape, self.dtype)
 
     def _head(self, name: str, shape: tuple[int, int]) -> Linear:
-        # rounding logits to 4 bits costs more than it saves
-        rounding: Rounding | None = "int8" if self.rounding == "int4" else self.rounding
+        to = self.facts.rounding
+        rounding = None if to is None else head_grid(to, self.checkpoint.device)
         loader = replace(self, rounding=rounding)
         return loader._product([name], [shape[0]], shape[1], has_bias=False)
 
@@ -202,14 +214,25 @@ class _LayerLoader:
             biases = [(f"{name}.bias", size) for name, size in named]
             bias = self.checkpoint.take_rows(biases, (), self.dtype)
             bias = bias if order is None else bias[order.to(bias.device)]
-        codes = self.checkpoint.take_codes(weights, inputs) if self.native else None
-        if codes is not None:
-            codes = codes if order is None else codes.rows(order)
-            return pack_codes(codes, bias, self.dtype, self.native)
-        weight = self.checkpoint.take_rows(weights, (inputs,), self.dtype)
-        weight = weight if order is None else weight[order.to(weight.device)]
-        rounding = None if self.checkpoint.is_encoded(weights[0][0]) else self.rounding
-        return pack(weight, bias, self.native, rounding)
+        device = self.checkpoint.device
+        is_encoded = self.checkpoint.is_encoded(weights[0][0])
+        takes_codes = self.native or device.type == "cuda"
+        codes = self.checkpoint.take_codes(weights, inputs) if takes_codes else None
+        if codes is None:
+            weight = self.checkpoint.take_rows(weights, (inputs,), self.dtype)
+            weight = weight if order is None else weight[order.to(device)]
+            if self.rounding is None or is_encoded:
+                if is_encoded and device.type == "cuda":
+                    problem = "its format has no codes, or modules of one input have several"
+                    self.decoded.setdefault(problem, []).extend(names)
+                return pack(weight, bias, self.native)
+            codes = rounded(weight, self.rounding)
+        else:
+            codes = codes.to(device)
+            codes = codes if order is None else codes.rows(order.to(device))
+        if device.type == "cuda" and (found := DeviceCodes.problem(codes)) is not None:
+            self.decoded.setdefault(found, []).extend(names)
+        return pack_codes(codes, bias, self.dtype, self.native)
 
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         if name is None:

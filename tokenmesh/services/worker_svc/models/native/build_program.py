@@ -11,9 +11,9 @@ from tokenmesh.kernels.moe import routed
 from tokenmesh.kernels.native import (
     MAX_HEAD_DIM,
     MAX_QUERIES,
+    AnyExperts,
     Kind,
     NativeCodes,
-    NativeExperts,
     NativeWeight,
     Op,
     Program,
@@ -87,7 +87,7 @@ def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
             if isinstance(layer.mlp, Experts)
         )
         and all(
-            isinstance(layer.mlp.w13, NativeExperts) and isinstance(layer.mlp.w2, NativeExperts)
+            isinstance(layer.mlp.w13, AnyExperts) and isinstance(layer.mlp.w2, AnyExperts)
             for layer in layers
             if isinstance(layer.mlp, Experts)
         )
@@ -141,7 +141,13 @@ class _Writer:
         if shape.query_scaling is not None:
             self._in_place(Kind.SCALE, _Buffer.QKV, queries)
         self._in_place(
-            Kind.KV_WRITE, _Buffer.QKV, 2 * keys, offset=queries, index=slot, group=group
+            Kind.KV_WRITE,
+            _Buffer.QKV,
+            2 * keys,
+            offset=queries,
+            index=slot,
+            group=group,
+            layer=number,
         )
         self._op(
             Kind.ATTENTION,
@@ -149,6 +155,7 @@ class _Writer:
             _Buffer.MIXED,
             index=slot,
             group=group,
+            layer=number,
             window=config.window or 0,
             value=shape.attention_scale,
             softcap=shape.attention_softcap or 0.0,
@@ -174,8 +181,8 @@ class _Writer:
         self._linear(active, target, mlp.down)
 
     def _experts(self, source: int, mlp: Experts) -> None:
-        assert isinstance(mlp.w13, NativeExperts)
-        assert isinstance(mlp.w2, NativeExperts)
+        assert isinstance(mlp.w13, AnyExperts)
+        assert isinstance(mlp.w2, AnyExperts)
         router = mlp.router.weight
         assert isinstance(router, NativeWeight)
         own = routed(router, mlp.correction, mlp.routing, mlp.w13, mlp.w2, mlp.spec)

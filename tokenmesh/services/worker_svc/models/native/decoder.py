@@ -18,12 +18,8 @@ from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.layers.step import HostStep, Patch, Step
 from tokenmesh.services.worker_svc.models.api import ModelFacts
-from tokenmesh.services.worker_svc.models.keeps import (
-    Grouping,
-    KvStore,
-    LayerKeeps,
-    window_groups,
-)
+from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps, window_groups
+from tokenmesh.services.worker_svc.models.kv_store import KvStore, LayerPages
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, QueryScaling
 from tokenmesh.shared.messages.media import MediaItem
 
@@ -44,17 +40,15 @@ class DecoderLayer:
         hidden: torch.Tensor,
         pending: torch.Tensor | None,
         step: TurnedStep,
-        pages: torch.Tensor,
+        pages: LayerPages,
         config: DecoderConfig,
-        group: int = 0,
     ) -> torch.Tensor:
         """Add `pending`, the last layer's result, and one block to hidden [T, hidden], in place.
 
         Returns the other block's result: the next layer adds it where it reads hidden anyway.
-        group: the layer's KV group.
         """
         x = _add_and_norm(hidden, pending, self.attention_norm, config)
-        x = self.attention.forward(x, step, pages, group)
+        x = self.attention.forward(x, step, pages)
         if self.attention_post_norm is not None:
             x = rms_norm(x, self.attention_post_norm, config.rms_norm_eps)
         x = _add_and_norm(hidden, x, self.mlp_norm, config)
@@ -118,6 +112,10 @@ class Decoder:
         return None
 
     @property
+    def aligner(self) -> None:
+        return None
+
+    @property
     def has_program(self) -> bool:
         return self.program is not None
 
@@ -152,22 +150,17 @@ class Decoder:
         """See `Model.forward`; hidden [T, hidden] is overwritten."""
         assert store.pool is not None
         if self.program is not None and isinstance(step, HostStep) and _runs_in_c(step):
-            self.program.run(hidden, self._program_inputs(step), store.pool)
+            self.program.run(hidden, self._program_inputs(step, store), store.pool)
             return hidden
-        turned = TurnedStep(
-            step,
-            [rotary.turns(step.positions, step.lengths) for rotary in self.rotaries],
-            _query_scale(self.config.query_scaling, step),
-        )
+        turned = turned_step(self.config, self.rotaries, step)
         x = None
-        groups = store.grouping.group_of
         self.sites.step.rows = step.adapters
-        for layer, (pages,), group in zip(self.layers, store.layers, groups, strict=True):
-            x = layer.forward(hidden, x, turned, pages, self.config, group)
+        for number, layer in enumerate(self.layers):
+            x = layer.forward(hidden, x, turned, store.pages_of(number), self.config)
         self.sites.step.rows = None
         return _add_and_norm(hidden, x, self.norm, self.config)
 
-    def _program_inputs(self, step: HostStep) -> ProgramInputs:
+    def _program_inputs(self, step: HostStep, store: KvStore) -> ProgramInputs:
         return ProgramInputs(
             starts=step.starts,
             counts=step.counts,
@@ -181,6 +174,7 @@ class Decoder:
             ],
             query_scale=_query_scale(self.config.query_scaling, step),
             adapters=None if step.adapters is None else step.adapters.native.address,
+            page_scales=store.scale_table,
         )
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -193,6 +187,12 @@ class Decoder:
             logits.div_(self.config.logits_divisor)
         softcap = self.config.logits_softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def turned_step(config: DecoderConfig, rotaries: Sequence[Rotary], step: Step) -> TurnedStep:
+    """A step with the factors of its positions."""
+    turns = [rotary.turns(step.positions, step.lengths) for rotary in rotaries]
+    return TurnedStep(step, turns, _query_scale(config.query_scaling, step))
 
 
 def _runs_in_c(step: HostStep) -> bool:

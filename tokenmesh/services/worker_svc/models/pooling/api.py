@@ -1,14 +1,18 @@
 """PoolModel: what a model that pools offers the runner."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-from tokenmesh.services.worker_svc.layers.step import HostStep
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
+from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.api import ModelFacts
-from tokenmesh.services.worker_svc.models.keeps import Grouping, KvStore, LayerKeeps
+from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.heads import PoolHead
+from tokenmesh.shared.messages.media import MediaItem
 
 
 class PoolModel(Protocol):
@@ -25,6 +29,10 @@ class PoolModel(Protocol):
     def head(self) -> PoolHead: ...
 
     @property
+    def sites(self) -> AdapterSites:
+        """What adapters may change."""
+
+    @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
         """What each layer keeps between steps; nothing where tokens see their whole prompt."""
 
@@ -37,9 +45,17 @@ class PoolModel(Protocol):
         """Which layers share a block table."""
 
     def states(
-        self, ids: torch.Tensor, types: torch.Tensor | None, step: HostStep, store: KvStore
+        self, ids: torch.Tensor, types: torch.Tensor | None, step: Step, store: KvStore
     ) -> torch.Tensor:
         """ids and types [T] of the rows of a step -> final states [T, H].
 
-        Rows come sorted by their number of tokens. types None: all 0.
+        Rows come sorted by their number of tokens. types None: all 0. Embeddings of media are in
+        `step.media`.
         """
+
+    def positions_of(
+        self, token_ids: Sequence[int], media: Sequence[MediaItem]
+    ) -> torch.Tensor | None:
+        """Positions [position_rows, T] of a prompt with media; None: they count from 0.
+
+        Raises ValueError for media that do not fit the prompt."""

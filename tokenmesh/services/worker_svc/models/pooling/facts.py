@@ -1,8 +1,10 @@
 """PoolingFacts: what the worker must know of a model that pools, before its weights are read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.services.worker_svc.models.pooling.instruction import InstructionRule
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolingParams, PoolTask
 
@@ -29,12 +31,20 @@ class PoolingFacts:
     """Sizes that an embedding was trained to be cut to."""
     any_dimension: bool = False
     """Whether it was trained to be cut anywhere."""
+    instruction: InstructionRule | None = None
+    """How the tokens are found that a mean leaves out; None: it takes all."""
     reads_all: bool = True
     """Whether a prompt's answer needs more than the state of its last token."""
 
     def reads_all_for(self, params: PoolingParams) -> bool:
         """Whether the answer needs the state of every token."""
         return self.reads_all or params.task in PER_TOKEN
+
+    def num_left_out(self, params: PoolingParams, prompt_ids: Sequence[int]) -> int:
+        """Tokens at a prompt's beginning that its embedding leaves out. Raises InvalidInput."""
+        if self.instruction is None or params.task != "embed":
+            return 0
+        return self.instruction.length(prompt_ids)
 
     def check(self, params: PoolingParams) -> None:
         """Raise InvalidInput where the model does not do what is wanted."""

@@ -4,12 +4,14 @@ take -> head -> activation -> normalize -> slice. What is taken comes from `take
 checkpoint has behind it: Dense modules of sentence-transformers, or a classifier.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 import torch
 
+from tokenmesh.kernels.lora import HeadChange
+from tokenmesh.services.worker_svc.adapters.sites import HeadSite
 from tokenmesh.services.worker_svc.models.pooling.facts import PER_TOKEN
 from tokenmesh.services.worker_svc.models.pooling.take import finished, joined, part_of, taken
 from tokenmesh.shared.messages.pooling import PoolingParams
@@ -69,15 +71,54 @@ class VectorHead:
         return vectors
 
 
+class Logits(Protocol):
+    """What a classifier computes of states, and the parameters that it does so with."""
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Those that adapters may change, by their names in the tree."""
+
+    @property
+    def linear_weights(self) -> Set[str]:
+        """Names of the parameters that are weights of linear layers."""
+
+    def replacing(self, parameters: Mapping[str, torch.Tensor]) -> "Logits":
+        """The same with other values of some parameters."""
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """States [N, n, H] -> [N, labels], or [N, n, labels] of a classifier of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogits:
+    """Products of the last token's state with rows of a decoder's head. Implements `Logits`."""
+
+    weight: torch.Tensor
+    """float32 [O, H]"""
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    linear_weights: Set[str] = frozenset()
+
+    def replacing(self, parameters: Mapping[str, torch.Tensor]) -> "TokenLogits":
+        raise AssertionError("it has no parameters that adapters may change")
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(states[:, -1].float(), self.weight)
+
+
 @dataclass(frozen=True, slots=True)
 class LabelHead:
     """Scores of labels, of a prompt or of each token."""
 
     takes: tuple[str, ...]
     """The one token whose state the classifier reads; empty: it reads all of them."""
-    logits: Callable[[torch.Tensor], torch.Tensor]
-    """States [N, n, H] -> [N, labels], or [N, n, labels] of a classifier of tokens."""
+    logits: Logits
     activation: str
+
+    def changed(self, changes: Mapping[str, HeadChange]) -> "LabelHead":
+        """The same with what an adapter does to its parameters, by name."""
+        own = self.logits.parameters
+        values = {name: change.of(own[name]) for name, change in changes.items()}
+        return replace(self, logits=self.logits.replacing(values))
 
     def of_states(self, states: torch.Tensor, params: PoolingParams) -> torch.Tensor:
         """Of whole prompts: float32 [N, n, H] -> [N, labels], or [N, n, labels] of each token."""
@@ -95,6 +136,17 @@ class LabelHead:
 PoolHead = VectorHead | LabelHead
 
 
+def head_sites(head: PoolHead) -> dict[str, HeadSite]:
+    """What adapters may change of a head, by the names of its parameters."""
+    if isinstance(head, VectorHead):
+        return {}
+    weights = head.logits.linear_weights
+    return {
+        name: HeadSite(name, tuple(each.shape), name in weights)
+        for name, each in head.logits.parameters.items()
+    }
+
+
 class Kept:
     """What is kept of the chunks of a prompt that takes several steps."""
 
@@ -103,14 +155,16 @@ class Kept:
         self._params = params
         self._takes = () if params.task in PER_TOKEN else head.takes
         self._parts: list[torch.Tensor] = []
-        """For each of what is taken its part so far; else all states."""
+        """For each of what is taken its part so far; else all states, in the host's memory."""
+        self._device = torch.device("cpu")
         self._length = 0
 
     def add(self, states: torch.Tensor) -> None:
         """The states of the next chunk, float32 [1, n, H]."""
-        parts = [part_of(each, states, self._length) for each in self._takes] or [states]
+        self._device = states.device
+        parts = [part_of(each, states, self._length) for each in self._takes]
         if not self._takes:
-            self._parts += parts
+            self._parts.append(states.cpu())
         elif self._parts:
             each = zip(self._takes, self._parts, parts, strict=True)
             self._parts = [joined(*three) for three in each]
@@ -121,7 +175,8 @@ class Kept:
     def numbers(self) -> torch.Tensor:
         """Of the whole prompt: [1, size] or [1, n, size]."""
         if not self._takes:
-            return self._head.of_states(torch.cat(self._parts, dim=1), self._params)
+            whole = torch.cat(self._parts, dim=1).to(self._device)
+            return self._head.of_states(whole, self._params)
         each = zip(self._takes, self._parts, strict=True)
         found = [finished(take, part, self._length) for take, part in each]
         return self._head.of_taken(torch.cat(found, dim=-1), self._params)

@@ -3,10 +3,15 @@
 A simulated worker reads the same, so nothing here imports torch.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
+from tokenmesh.services.worker_svc.models.pooling.instruction import (
+    is_gritlm,
+    read_rule,
+)
 from tokenmesh.services.worker_svc.models.pooling.modules import (
     LogitScore,
     SentenceModules,
@@ -19,6 +24,9 @@ from tokenmesh.shared.messages.pooling import PoolTask
 
 COLBERT: Final = "HF_ColBERT"
 """The architecture of Stanford's ColBERT checkpoints, which transformers has no class for."""
+COLQWEN2: Final = "ColQwen2ForRetrieval"
+"""Late interaction by Qwen2-VL: a vector for each token of a text or of an image."""
+_RETRIEVERS: Final = "ForRetrieval"
 _CLASSIFIERS: Final = ("ForSequenceClassification",)
 _TOKEN_CLASSIFIERS: Final = ("ForTokenClassification",)
 _GENERATORS: Final = (
@@ -48,7 +56,7 @@ def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:
         return model.runner == "pooling"
     if model.convert not in ("auto", "none"):
         return True
-    if read_modules(directory) is not None:
+    if (directory / "modules.json").exists():
         return True
     return bool(raw.get("architectures")) and not architecture_of(raw).endswith(_GENERATORS)
 
@@ -58,7 +66,10 @@ def modules_of(directory: Path, is_causal: bool) -> SentenceModules:
 
     A reranker that scores by two tokens of a decoder may say so in config.json, with vLLM's keys.
     """
-    score = _score_by_tokens(read_json(directory / "config.json"), directory)
+    raw = read_json(directory / "config.json")
+    if is_gritlm(raw):
+        return SentenceModules(("mean",))
+    score = _score_by_tokens(raw, directory)
     if score is not None:
         return SentenceModules(score=score)
     found = read_modules(directory)
@@ -85,7 +96,10 @@ def _score_by_tokens(raw: RawConfig, directory: Path) -> LogitScore | None:
 
 def read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> PoolingFacts:
     """Of a model that `pools`. Raises CheckpointError and ConfigError."""
-    architecture, text = architecture_of(raw), raw.part("text_config") or raw
+    architecture, text = architecture_of(raw), text_part(raw)
+    if architecture.endswith(_RETRIEVERS) and architecture != COLQWEN2:
+        problem = f"names {architecture}, which is not supported; of its kind {COLQWEN2} is"
+        raise raw.error("architectures", problem)
     is_causal = not is_bidirectional(raw)
     modules = modules_of(directory, is_causal)
     num_types = text.integer("type_vocab_size", 1, minimum=0) or 1
@@ -106,8 +120,17 @@ def read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> Pooli
     if architecture == COLBERT:
         size = raw.integer("colbert_dim", raw.integer("dim", 128))
         return PoolingFacts(("token_embed",), size, (), is_causal, num_types)
+    if architecture == COLQWEN2:
+        return PoolingFacts(("token_embed",), raw.integer("embedding_dim", 128), (), True)
     size = text.integer("hidden_size", _other_width(text))
-    return _embeds(raw, modules, size, is_causal, num_types)
+    facts = _embeds(raw, modules, size, is_causal, num_types)
+    return replace(facts, instruction=read_rule(directory)) if is_gritlm(raw) else facts
+
+
+def text_part(raw: RawConfig) -> RawConfig:
+    """The config of the language model, which may be within that of a vision-language model."""
+    inner = raw.part("vlm_config") or raw
+    return inner.part("text_config") or inner
 
 
 def _embeds(
@@ -126,10 +149,10 @@ def _embeds(
 
 def is_bidirectional(raw: RawConfig) -> bool:
     """Whether tokens depend on later ones: of encoders, and of decoders whose config says so."""
-    text = raw.part("text_config") or raw
+    text = text_part(raw)
     if text.get("use_bidirectional_attention") or text.get("is_causal") is False:
         return True
-    return str(raw.get("model_type")) in ENCODERS
+    return is_gritlm(raw) or str(raw.get("model_type")) in ENCODERS
 
 
 ENCODERS: Final = frozenset(

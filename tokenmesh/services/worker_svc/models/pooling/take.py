@@ -33,7 +33,8 @@ def part_of(take: str, chunk: torch.Tensor, start: int) -> torch.Tensor:
         case "max":
             return chunk.amax(dim=1)
         case "weightedmean":
-            weights = torch.arange(start + 1, start + 1 + chunk.shape[1], dtype=chunk.dtype)
+            end = start + 1 + chunk.shape[1]
+            weights = torch.arange(start + 1, end, dtype=chunk.dtype, device=chunk.device)
             return (chunk * weights[:, None]).sum(dim=1)
         case _:
             return chunk.sum(dim=1)

@@ -16,6 +16,7 @@ from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
+from tokenmesh.services.worker_svc.models.hf.deferred_experts import settle
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     FIRST_PAGE,
@@ -24,7 +25,8 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
     random_rows,
 )
 from tokenmesh.services.worker_svc.models.hf.swap import packed
-from tokenmesh.services.worker_svc.models.keeps import KvStore, make_store, one_group
+from tokenmesh.services.worker_svc.models.keeps import one_group
+from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer
@@ -35,12 +37,14 @@ from tokenmesh.services.worker_svc.models.promotion.native_parts import (
 )
 from tokenmesh.services.worker_svc.models.promotion.read_experts import in_dtype
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Heads, Unread
-from tokenmesh.services.worker_svc.models.promotion.read_layer import Reading, read_layer
+from tokenmesh.services.worker_svc.models.promotion.read_layer import LayerCall, Reading, read_layer
 from tokenmesh.services.worker_svc.models.promotion.skeleton import Skeleton, read_skeleton
 from tokenmesh.shared.allocator import trim_heap
 
 TOLERANCE: Final = 1e-5
 """Largest relative error between both forms of a layer, in float32."""
+_OWN: Final = "tokenmesh_"
+"""Attributes that loading adds to modules begin so."""
 
 
 def promote(model: HfModel, native: bool) -> Decoder:
@@ -87,7 +91,7 @@ def _read_kinds(model: HfModel, skeleton: Skeleton) -> list[Reading]:
     by_kind: dict[Hashable, Reading] = {}
     readings = []
     for number, layer in enumerate(skeleton.layers):
-        kind = _kind_of(layer, skeleton.calls[number].named)
+        kind = _kind_of(layer, skeleton.calls[number])
         if kind not in by_kind:
             try:
                 by_kind[kind] = _proved(model, skeleton, number)
@@ -97,14 +101,16 @@ def _read_kinds(model: HfModel, skeleton: Skeleton) -> list[Reading]:
     return readings
 
 
-def _kind_of(layer: torch.nn.Module, named: dict[str, Any]) -> Hashable:
+def _kind_of(layer: torch.nn.Module, call: LayerCall) -> Hashable:
     """A key that is equal for layers that differ only in their weights."""
     parts = []
     for name, module in layer.named_modules():
         numbers = tuple(
             (key, id(value) if callable(value) else value)
             for key, value in sorted(vars(module).items())
-            if key != "layer_idx" and (value is None or _is_plain(value))
+            if key != "layer_idx"
+            and not key.startswith(_OWN)
+            and (value is None or _is_plain(value))
         )
         shapes = tuple((key, p.shape) for key, p in module.named_parameters(recurse=False))
         port = getattr(module, PORT, None)
@@ -112,8 +118,7 @@ def _kind_of(layer: torch.nn.Module, named: dict[str, Any]) -> Hashable:
         if isinstance(port, Port):
             seen = (port.window, port.softcap, port.has_sinks)
         parts.append((name, type(module), numbers, shapes, seen))
-    turns = tuple(id(each) for each in named.values() if isinstance(each, tuple))
-    return tuple(parts), turns
+    return tuple(parts), tuple(each if _is_plain(each) else id(each) for each in call.given)
 
 
 def _is_plain(value: object) -> bool:
@@ -148,7 +153,7 @@ def _proved(model: HfModel, skeleton: Skeleton, number: int) -> Reading:
     lengths = skeleton.positions + 1
     turns = [rotary.turns(skeleton.positions, lengths) for rotary in skeleton.rotaries]
     total = hidden[0].clone()
-    (pages,) = store.layers[0]
+    pages = store.pages_of(0)
     last = ours.forward(total, None, TurnedStep(step, turns, None), pages, config)
     total.add_(last, alpha=config.residual_multiplier)
     error = float((total - reading.output[0]).norm() / reading.output.norm())
@@ -163,7 +168,9 @@ def _in_float32(model: HfModel, layer: torch.nn.Module) -> Any:
     for each in layer.parameters():
         own = each.detach().to(torch.float32, copy=True)  # a native layer reorders rows in place
         shared[id(each)] = torch.nn.Parameter(own, requires_grad=False)
-    return copy.deepcopy(layer, shared).float()
+    copied = copy.deepcopy(layer, shared).float()
+    settle(copied)
+    return copied
 
 
 def _config_of(model: HfModel, skeleton: Skeleton, readings: Sequence[Reading]) -> DecoderConfig:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from tokenmesh.kernels.moe import SCORES, Routing, route
+from tokenmesh.services.worker_svc.models.hf.expert_codes import is_experts
 from tokenmesh.services.worker_svc.models.hf.experts import spec_of
 from tokenmesh.services.worker_svc.models.hf.recognise import is_same, random_rows
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
@@ -77,11 +78,7 @@ class _StandIn(torch.nn.Module):
 
 def find_experts(layer: torch.nn.Module) -> tuple[str, str] | None:
     """The names of the block and of the experts in it; None: the layer has none. Raises Unread."""
-    names = [
-        name
-        for name, each in layer.named_modules()
-        if hasattr(each, "is_transposed") and hasattr(each, "has_gate")
-    ]
+    names = [name for name, each in layer.named_modules() if is_experts(each)]
     if not names:
         return None
     if len(names) > 1 or "." not in names[0]:

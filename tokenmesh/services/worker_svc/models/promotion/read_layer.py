@@ -37,6 +37,7 @@ from tokenmesh.services.worker_svc.models.promotion.read_heads import (
 )
 
 _FIT: Final = 1e-4
+_HIDDEN: Final = "hidden_states"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,17 @@ class LayerCall:
     args: tuple[Any, ...]
     named: dict[str, Any]
 
+    @property
+    def given(self) -> list[Any]:
+        """All that the layer is given beside hidden states."""
+        if _HIDDEN in self.named:
+            return [*self.args, *(v for name, v in self.named.items() if name != _HIDDEN)]
+        return [*self.args[1:], *self.named.values()]
+
     def run(self, layer: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [1, T, H] -> [1, T, H]."""
-        if "hidden_states" in self.named:
-            out = layer(*self.args, **{**self.named, "hidden_states": hidden})
+        if _HIDDEN in self.named:
+            out = layer(*self.args, **{**self.named, _HIDDEN: hidden})
         else:
             out = layer(hidden, *self.args[1:], **self.named)
         if not isinstance(out, torch.Tensor):
@@ -96,6 +104,11 @@ def read_layer(
     Its run has begun a step; positions [T] are those that the call has turns of.
     """
     return _Reader(layer, call, hidden, positions, rotaries).read()
+
+
+def _tensors_of(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name: layers of one kind may differ in either."""
+    return {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
 
 
 class _Reader:
@@ -151,7 +164,7 @@ class _Reader:
         parameters = {id(p) for module in known for p in module.parameters()} | {id(sinks)}
         if experts is not None:
             parameters |= self._parameters_of(experts)
-        if any(id(p) not in parameters for m in self._names for p in m.parameters()):
+        if any(id(own) not in parameters for own in _tensors_of(self._layer).values()):
             raise Unread("it has weights beside those of a plain layer")
         return Reading(
             heads=heads,
@@ -213,7 +226,7 @@ class _Reader:
         modules = [self._modules[experts.experts]]
         if experts.shared_gate is not None:
             modules.append(self._modules[experts.shared_gate])
-        named = dict(self._layer.named_parameters())
+        named = _tensors_of(self._layer)
         names = (experts.router, experts.bias, experts.correction)
         own = [named[name] for name in names if name in named]
         return {id(p) for p in (*own, *(p for m in modules for p in m.parameters()))}

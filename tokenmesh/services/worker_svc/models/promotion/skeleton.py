@@ -131,7 +131,9 @@ def _norm_of(
     inside = {part for layer in layers for part in layer.modules()}
     for module in body.modules():
         found = None if module in inside else norm_of(module)
-        if found is not None and is_same(out, rms_norm(x, found.weight, found.eps)):
+        if found is None or len(found.weight) != x.shape[-1]:
+            continue
+        if is_same(out, rms_norm(x, found.weight, found.eps)):
             return found
     raise Unread("it does not end with an RMS norm")
 

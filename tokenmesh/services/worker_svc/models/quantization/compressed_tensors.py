@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -106,7 +107,7 @@ def _patterns(raw: RawConfig, key: str) -> Iterator[re.Pattern[str]]:
 
 def _format_of(raw: RawConfig, group: RawConfig) -> Format | None:
     """The format of one group; None where its weights are not quantized."""
-    group.get("input_activations")
+    activations = group.part("input_activations")
     if group.part("output_activations") is not None:
         raise group.error("output_activations", "is set; quantized outputs are not supported")
     weights = group.part("weights")
@@ -126,6 +127,8 @@ def _format_of(raw: RawConfig, group: RawConfig) -> Format | None:
         )
     found = form(weights)
     refuse_unknown(weights, _OBSERVERS)
+    if isinstance(found, Scaled) and activations is not None:
+        return replace(found, rounds_inputs=activations.values.get("num_bits", 8) == 8)
     return found
 
 

@@ -1,6 +1,6 @@
 """EncodedWeight: a weight that has to be decoded from other tensors of the checkpoint."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -55,7 +55,19 @@ class EncodedWeight:
 
         Raises CheckpointError for numbers that are not finite.
         """
+        return self._codes({name: part.read() for name, part in self.parts.items()})
+
+    def codes_by_expert(self) -> Callable[[int], Codes | None]:
+        """As `codes`, for each matrix of a stack [E, ...]. The parts are read once, and held."""
         tensors = {name: part.read() for name, part in self.parts.items()}
+
+        def of(expert: int) -> Codes | None:
+            one = slice(expert, expert + 1)
+            return self._codes({name: tensor[one] for name, tensor in tensors.items()})
+
+        return of
+
+    def _codes(self, tensors: Tensors) -> Codes | None:
         try:
             codes = self.format.codes(tensors)
         except FormatError as error:

@@ -58,6 +58,7 @@ def read_fp8(raw: RawConfig) -> Quantization:
         tile=tile,
         scales=("weight_scale_inv", "weight_scale"),
         scale_types=(*FLOATS, torch.float8_e8m0fnu),
+        rounds_inputs=True,
     )
     ignored = [*skipped(raw, _SKIPPED), *skipped(raw, "ignored_layers")]
     refuse_unknown(raw, (*_ALWAYS_HARMLESS, "kv_cache_scheme"))
@@ -69,16 +70,15 @@ def read_fbgemm(raw: RawConfig) -> Quantization:
     """One scale for each row."""
     ignored = plain(skipped(raw, _SKIPPED))
     refuse_unknown(raw, (*_ALWAYS_HARMLESS, "activation_scale_ub"))
-    return Quantization(
-        raw.origin, (*ignored, (ALL, Scaled(tile=(1, WHOLE)))), frozenset({"input_scale_ub"})
-    )
+    form = Scaled(tile=(1, WHOLE), rounds_inputs=True)
+    return Quantization(raw.origin, (*ignored, (ALL, form)), frozenset({"input_scale_ub"}))
 
 
 _MODELOPT: Final[Mapping[str, Format]] = {
-    "FP8": Scaled(),
-    "FP8_PER_CHANNEL_PER_TOKEN": Scaled(tile=(1, WHOLE)),
+    "FP8": Scaled(rounds_inputs=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scaled(tile=(1, WHOLE), rounds_inputs=True),
     "NVFP4": Fp4("weight", NVFP4_GROUP, "weight_scale_2"),
-    "MXFP8": Scaled(tile=(1, MXFP4_GROUP), scale_types=E8M0),
+    "MXFP8": Scaled(tile=(1, MXFP4_GROUP), scale_types=E8M0, rounds_inputs=True),
 }
 
 

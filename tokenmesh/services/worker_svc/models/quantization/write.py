@@ -1,25 +1,33 @@
 """Write a quantized copy of a checkpoint, in the format of compressed-tensors.
 
-    python -m tokenmesh.services.worker_svc.models.quantization.write MODEL OUT int4
+    python -m tokenmesh.services.worker_svc.models.quantization.write MODEL OUT --format int4
 
-The weights of projections are rounded to the nearest. All other tensors and files are copied. One
-file of the checkpoint is in memory at a time.
+The weights of projections are rounded, to the nearest or by GPTQ. All other tensors and files are
+copied. One file of the checkpoint, or one layer, is in memory at a time.
 """
 
+import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.round import INT4_GROUP, Rounding, rounded
+from tokenmesh.services.worker_svc.models.quantization.calibrate import Calibration, Calibrator
+from tokenmesh.services.worker_svc.models.quantization.gptq import GptqSpec
 from tokenmesh.services.worker_svc.models.quantization.read import KEYS, MODELOPT_FILE
+from tokenmesh.services.worker_svc.models.quantization.write_parts import (
+    FORMATS,
+    calibrated_parts,
+    config_of,
+    rounded_parts,
+)
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.shared.errors import CheckpointError, ConfigError, TokenMeshError
 from tokenmesh.shared.model_files import SERVED_FILES, locate_model
@@ -30,19 +38,27 @@ _ENDINGS: Final = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 _OTHERS: Final = ("vision", "visual", "audio", "multi_modal", "mm_projector", "encoder.")
 """In names of modules that other services run, or that stay plain."""
 _FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
-_FORMATS: Final[dict[Rounding, str]] = {
-    "int8": "int-quantized",
-    "int4": "pack-quantized",
-    "fp8": "float-quantized",
-}
-_IN_WORD: Final = 8
+_GROUPS_OF: Final = 16
+"""What a group size of int4 is a multiple of."""
 
 
-def write_quantized(model: str, out: Path, to: Rounding) -> int:
+DEFAULT_TOKENS: Final = 16384
+DEFAULT_GROUP: Final = 128
+"""Of GPTQ's int4."""
+
+_File = tuple[str, dict[str, torch.Tensor], int]
+"""Its name, its tensors, and how many of them were rounded."""
+
+
+def write_quantized(
+    model: str, out: Path, to: Rounding, calibration: Calibration | None = None
+) -> int:
     """Copy a checkpoint with rounded weights to a new directory; how many were rounded.
 
-    Raises CheckpointError for one that cannot be read or is quantized, ConfigError for a directory
-    that holds something.
+    calibration: for GPTQ; None: weights are rounded to the nearest. Nothing is left in the
+    directory after an error. Raises CheckpointError for a checkpoint that cannot be read, is
+    quantized or has numbers that are not finite; ConfigError for a directory that holds something,
+    and for a calibration that does not fit.
     """
     source = locate_model(model, None, *SERVED_FILES)
     raw = read_json(source / "config.json")
@@ -51,25 +67,39 @@ def write_quantized(model: str, out: Path, to: Rounding) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already", param="OUT")
     files = _files(source)
-    out.mkdir(parents=True, exist_ok=True)
     plain: list[str] = []
+    if calibration is None:
+        parts = _rounded_files(source, files, to, plain)
+    else:
+        calibrator = Calibrator.open(source, raw, calibration)
+        parts = _calibrated_files(calibrator, source, files, plain)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        count = _write_files(out, parts)
+        if not count:
+            raise CheckpointError(f"{model}: has no projections to round", param="MODEL")
+        for each in source.iterdir():
+            if each.is_file() and ".safetensors" not in each.name and each.suffix != ".bin":
+                shutil.copyfile(each, out / each.name)
+        spec = None if calibration is None else calibration.spec
+        config = {**raw.values, KEYS[0]: config_of(to, plain, spec)}
+        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+    return count
+
+
+def _write_files(out: Path, parts: Iterator[_File]) -> int:
+    """Write the files and their index; how many weights were rounded."""
     place: dict[str, str] = {}
     count = 0
-    for file in files:
-        stored, number = _converted(source / file, to, plain)
+    for file, stored, number in parts:
         save_file(stored, out / file, metadata={"format": "pt"})
         place |= dict.fromkeys(stored, file)
         count += number
-    if not count:
-        shutil.rmtree(out)
-        raise CheckpointError(f"{model}: has no projections to round", param="MODEL")
-    if files != [SINGLE_FILE]:
+    if set(place.values()) != {SINGLE_FILE}:
         (out / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": place}))
-    config = {**raw.values, KEYS[0]: _config(to, plain)}
-    for each in source.iterdir():
-        if each.is_file() and ".safetensors" not in each.name and each.suffix != ".bin":
-            shutil.copyfile(each, out / each.name)
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return count
 
 
@@ -85,6 +115,32 @@ def _files(source: Path) -> list[str]:
     return [SINGLE_FILE]
 
 
+def _rounded_files(
+    source: Path, files: Sequence[str], to: Rounding, plain: list[str]
+) -> Iterator[_File]:
+    """Each file with its weights rounded to the nearest; adds modules that stay plain."""
+    for file in files:
+        yield file, *_converted(source / file, to, plain)
+
+
+def _calibrated_files(
+    calibrator: Calibrator, source: Path, files: Sequence[str], plain: list[str]
+) -> Iterator[_File]:
+    """A file with the projections of each layer, then the source's files without them."""
+    done: set[str] = set()
+    for number, layer in enumerate(calibrator.layers()):
+        stored: dict[str, torch.Tensor] = {}
+        for name, weight in layer.items():
+            stored |= _named(name, calibrated_parts(weight, calibrator.spec))
+        done |= set(layer)
+        yield f"model-layer-{number:05}.safetensors", stored, len(layer)
+    for number, file in enumerate(files):
+        with safe_open(source / file, framework="pt") as opened:
+            kept = {name: opened.get_tensor(name) for name in opened.keys() if name not in done}  # noqa: SIM118 - not a dict
+        plain += [name.removesuffix(".weight") for name in kept if _is_matrix(name, kept[name])]
+        yield f"model-rest-{number:05}.safetensors", kept, 0
+
+
 def _converted(path: Path, to: Rounding, plain: list[str]) -> tuple[dict[str, torch.Tensor], int]:
     """The tensors of one file, and how many were rounded; adds modules that stay plain."""
     stored: dict[str, torch.Tensor] = {}
@@ -92,16 +148,27 @@ def _converted(path: Path, to: Rounding, plain: list[str]) -> tuple[dict[str, to
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a dict
             tensor = file.get_tensor(name)
-            module = name.removesuffix(".weight")
             if _is_rounded(name, tensor, to):
-                parts = _parts(rounded(tensor, to), to)
-                stored |= {f"{module}.{part}": each for part, each in parts.items()}
+                if not tensor.isfinite().all():
+                    problem = "has numbers that are infinite or NaN"
+                    raise CheckpointError(f"{path}: tensor {name} {problem}")
+                stored |= _named(name, rounded_parts(rounded(tensor, to), to))
                 count += 1
                 continue
             stored[name] = tensor
-            if tensor.ndim == 2 and name.endswith(".weight"):
-                plain.append(module)
+            if _is_matrix(name, tensor):
+                plain.append(name.removesuffix(".weight"))
     return stored, count
+
+
+def _is_matrix(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.ndim == 2 and name.endswith(".weight")
+
+
+def _named(name: str, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The parts of a weight by their names in the file."""
+    module = name.removesuffix(".weight")
+    return {f"{module}.{part}": tensor for part, tensor in parts.items()}
 
 
 def _is_rounded(name: str, tensor: torch.Tensor, to: Rounding) -> bool:
@@ -111,56 +178,50 @@ def _is_rounded(name: str, tensor: torch.Tensor, to: Rounding) -> bool:
     return fits and not any(each in name for each in _OTHERS)
 
 
-def _parts(codes: Codes, to: Rounding) -> dict[str, torch.Tensor]:
-    """The tensors of a module."""
-    if to == "fp8":
-        weight = codes.numbers.view(torch.float8_e4m3fn)
-        return {"weight": weight, "weight_scale": codes.scales}
-    if to == "int8":
-        return {"weight": (codes.numbers ^ 128).view(torch.int8), "weight_scale": codes.scales}
-    eight = codes.numbers.long().view(len(codes.numbers), -1, _IN_WORD)
-    words = (eight << (4 * torch.arange(_IN_WORD))).sum(-1)
-    signed = torch.where(words >= 1 << 31, words - (1 << 32), words)
-    return {
-        "weight_packed": signed.to(torch.int32),
-        "weight_scale": codes.scales.contiguous(),
-        "weight_shape": torch.tensor(codes.shape),
-    }
-
-
-def _config(to: Rounding, plain: Sequence[str]) -> dict[str, Any]:
-    kind = "float" if to == "fp8" else "int"
-    bits = 4 if to == "int4" else 8
-    common = {"num_bits": bits, "type": kind, "symmetric": True}
-    weights = {**common, "dynamic": False, "strategy": "channel"}
-    activations = {**common, "dynamic": True, "strategy": "token"}
-    if to == "int4":
-        weights |= {"strategy": "group", "group_size": INT4_GROUP}
-    group = {
-        "targets": ["Linear"],
-        "weights": weights,
-        "input_activations": None if to == "int4" else activations,
-        "output_activations": None,
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": _FORMATS[to],
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": sorted({*plain, "lm_head"}),
-        "kv_cache_scheme": None,
-    }
+def _calibration(asked: argparse.Namespace) -> Calibration | None:
+    """Raises ConfigError for options that do not go together."""
+    own = ("calibration", "calibration_tokens", "group_size", "asymmetric", "no_act_order")
+    given = [f"--{name.replace('_', '-')}" for name in own if getattr(asked, name)]
+    if asked.method == "rtn":
+        if given:
+            raise ConfigError(f"{given[0]} is for --method gptq", param=given[0])
+        return None
+    if asked.format == "fp8":
+        problem = "fp8 is rounded to the nearest; --method gptq is for int4 and int8"
+        raise ConfigError(problem, param="--method")
+    if asked.calibration is None:
+        raise ConfigError("--method gptq needs --calibration FILE", param="--calibration")
+    max_tokens = asked.calibration_tokens or DEFAULT_TOKENS
+    if asked.format == "int8":
+        for name in ("--group-size", "--asymmetric", "--no-act-order"):
+            if name in given:
+                raise ConfigError(f"{name} is for --format int4", param=name)
+        return Calibration(asked.calibration.expanduser(), max_tokens, GptqSpec(8, None))
+    size = asked.group_size or DEFAULT_GROUP
+    if size % _GROUPS_OF:
+        problem = f"is {size}, not a multiple of {_GROUPS_OF}"
+        raise ConfigError(f"--group-size {problem}", param="--group-size")
+    spec = GptqSpec(4, size, not asked.asymmetric, not asked.no_act_order)
+    return Calibration(asked.calibration.expanduser(), max_tokens, spec)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """MODEL OUT FORMAT; 1 with a line that says why where it fails."""
-    model, out, asked = sys.argv[1:] if arguments is None else arguments
-    to: Rounding | None = next((each for each in _FORMATS if each == asked), None)
-    if to is None:
-        sys.stderr.write(f"format is {asked!r}; supported are {', '.join(_FORMATS)}\n")
-        return 2
+    """Takes the arguments of `tokenmesh quantize`; 1 with the reason on stderr for an error."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--format", choices=FORMATS, required=True)
+    parser.add_argument("--method", choices=("rtn", "gptq"), default="rtn")
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--calibration-tokens", type=int)
+    parser.add_argument("--group-size", type=int)
+    parser.add_argument("--asymmetric", action="store_true")
+    parser.add_argument("--no-act-order", action="store_true")
+    asked = parser.parse_args(arguments)
+    to: Rounding = asked.format
+    out = asked.out.expanduser()
     try:
-        count = write_quantized(model, Path(out).expanduser(), to)
+        count = write_quantized(asked.model, out, to, _calibration(asked))
     except TokenMeshError as error:
         sys.stderr.write(f"{error.message}\n")
         return 1

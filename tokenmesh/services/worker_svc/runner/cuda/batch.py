@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 from tokenmesh.kernels.lora import DeviceAdapterRows, LoraWeights
 from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
-from tokenmesh.services.worker_svc.layers.step import Patch
-from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows
+from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, Patch, StepMedia
+from tokenmesh.services.worker_svc.runner.cuda.rows import CudaRows, DeviceRow
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer, fill
+from tokenmesh.services.worker_svc.runner.media import step_media
 
 _PADDING = -1
 _NO_DRAW = -1
@@ -45,11 +46,13 @@ class Batch:
     """Of each row; empty where no row has one."""
     adapter_rows: DeviceAdapterRows | None = None
     """The same on the device."""
+    media: StepMedia = NO_MEDIA
+    """In the host's memory, but for the patches."""
 
     @property
     def is_plain_decode(self) -> bool:
         """One token in and one out for every row: what graphs are recorded of."""
-        is_plain = not self.patches and not self.adapters
+        is_plain = not self.patches and not self.adapters and self.media.positions is None
         return len(self.sampled) == self.num_tokens and is_plain
 
     @property
@@ -76,7 +79,17 @@ def make_batch(scheduled: list[ScheduledRow], rows: CudaRows) -> Batch:
         _append(batch, entry, rows)
     if rows.adapters:
         batch.adapters = [rows[entry.row].adapter for entry in entries]
+    known = [rows[entry.row] for entry in entries]
+    if any(row.positions is not None or row.whole_runs or row.patches for row in known):
+        places = zip(known, entries, strict=True)
+        batch.media = _media_of([(r, e.start, e.num_tokens) for r, e in places], rows, batch)
     return batch
+
+
+def _media_of(entries: list[tuple[DeviceRow, int, int]], rows: CudaRows, batch: Batch) -> StepMedia:
+    """Rows of positions only where one of the batch has some that do not count from 0."""
+    has_positions = any(row.positions is not None for row, _, _ in entries)
+    return step_media(entries, rows.position_rows if has_positions else 1, batch.patches)
 
 
 def _append(batch: Batch, entry: ScheduledRow, rows: CudaRows) -> None:

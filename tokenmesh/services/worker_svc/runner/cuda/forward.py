@@ -13,8 +13,10 @@ from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
 from tokenmesh.services.worker_svc.layers.device_step import DeviceStep, GroupTables
+from tokenmesh.services.worker_svc.layers.step import NO_MEDIA
 from tokenmesh.services.worker_svc.models.api import LanguageModel
-from tokenmesh.services.worker_svc.models.keeps import KvStore, Pages
+from tokenmesh.services.worker_svc.models.keeps import Pages
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.runner.cuda.batch import Batch, DevicePromptSpan
 from tokenmesh.services.worker_svc.runner.cuda.step_buffer import StepBuffer
 from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler, Needs
@@ -49,6 +51,8 @@ class Forward:
         )
         if batch.adapter_rows is not None:
             step = replace(step, adapters=batch.adapter_rows)
+        if batch.media is not NO_MEDIA:
+            step = step.with_media(batch.media)
         hidden = self.model.embed(self.tensors[0].token_ids[:num_tokens], batch.patches)
         return self.model.forward(hidden, step, self.store)
 

@@ -59,8 +59,6 @@ def _idle(memory: DeviceMemory) -> int:
     return memory.reserved() - memory.allocated()
 
 
-logger = logging.getLogger(__name__)
-
 Progress = Callable[[int, int], None]
 """Called with (graphs recorded, graphs in all)."""
 

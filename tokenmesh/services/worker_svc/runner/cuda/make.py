@@ -7,7 +7,7 @@ from typing import Any, Final
 from tokenmesh.kernels.triton_start import CannotCompileError, start_triton
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow, StepPlan
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.runner.cuda.device import TorchDevice
 from tokenmesh.services.worker_svc.runner.cuda.rows import CudaLimits
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner

@@ -11,7 +11,13 @@ from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
 from tokenmesh.services.worker_svc.models.api import ModelFacts
-from tokenmesh.services.worker_svc.runner.media import MediaPatch, patches_of
+from tokenmesh.services.worker_svc.runner.media import (
+    MediaPatch,
+    PositionsOf,
+    PromptPositions,
+    patches_of,
+    positions_of_prompt,
+)
 from tokenmesh.services.worker_svc.runner.rows import adapter_of
 from tokenmesh.services.worker_svc.sampling.device_tables import upload
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -64,6 +70,10 @@ class DeviceRow:
     error: str | None = None
     """Why this request cannot be computed."""
     adapter: LoraWeights | None = None
+    whole_runs: tuple[tuple[int, int], ...] = ()
+    """See `RequestSpec.whole_runs`."""
+    positions: PromptPositions | None = None
+    """In the host's memory; None: they count from 0 in every row of positions."""
 
 
 class CudaRows:
@@ -76,6 +86,7 @@ class CudaRows:
         self.writes: list[tuple[int, list[int]]] = []
         """Addresses in `state.flat` and the values to write there; they do not overlap."""
         self._facts = facts
+        self.position_rows = facts.media.position_rows
         self._row_by_number: dict[int, DeviceRow] = {}
         self.adapters: Counter[LoraWeights] = Counter()
         """Those that rows have, and how many rows."""
@@ -95,12 +106,14 @@ class CudaRows:
             if not self.adapters[row.adapter]:
                 del self.adapters[row.adapter]
 
-    def add(self, new: NewRow) -> None:
+    def add(self, new: NewRow, positions_of: PositionsOf | None = None) -> None:
         """Take a request, whatever the row held before."""
         self.remove(new.row)
         state, device = self.state, self.state.flat.device
         assert len(new.token_ids) <= state.token_ids.shape[1], "admission lets no longer one in"
         patches, error = patches_of(new, self._facts)
+        positions, problem = positions_of_prompt(new, self._facts, positions_of)
+        error = problem or error
         token_ids, largest = new.token_ids, max(new.token_ids)
         if largest >= self._facts.vocab_size:
             error = f"token id {largest} is not in the vocabulary of {self._facts.vocab_size}"
@@ -114,6 +127,8 @@ class CudaRows:
             num_blocks=[0] * len(self._tables),
             error=error,
             adapter=adapter_of(new),
+            whole_runs=self._facts.media.whole_runs(new.media),
+            positions=positions,
         )
         if (adapter := self._row_by_number[new.row].adapter) is not None:
             self.adapters[adapter] += 1

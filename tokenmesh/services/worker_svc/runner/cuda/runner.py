@@ -14,7 +14,7 @@ from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
 from tokenmesh.services.worker_svc.models.api import LanguageModel
-from tokenmesh.services.worker_svc.models.keeps import KvStore
+from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
 from tokenmesh.services.worker_svc.runner.cuda.adapters import AdapterSlots
 from tokenmesh.services.worker_svc.runner.cuda.answer import Answer
@@ -142,7 +142,7 @@ class CudaRunner:
             sampler.remove(number)
         for each in plan.new_rows:
             new = within_vocabulary(each, self._forward.model.facts.vocab_size)
-            rows.add(new)
+            rows.add(new, self._forward.model.positions_of)
             sampler.add(new)
         for number, block in plan.grown:
             rows.append_blocks(number, [block])

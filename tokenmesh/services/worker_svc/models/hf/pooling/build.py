@@ -9,8 +9,14 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.hf.adapter_sites import (
+    add_sites,
+    prefixes_of,
+    site_problems,
+)
 from tokenmesh.services.worker_svc.models.hf.facts import (
     HfFacts,
     build_empty,
@@ -18,9 +24,12 @@ from tokenmesh.services.worker_svc.models.hf.facts import (
     forget_quantization,
     hf_facts_of,
 )
+from tokenmesh.services.worker_svc.models.hf.language import has_towers, media_facts
 from tokenmesh.services.worker_svc.models.hf.pooling.causal import causal_pooler
 from tokenmesh.services.worker_svc.models.hf.pooling.heads import PROJECTION, make_head
+from tokenmesh.services.worker_svc.models.hf.pooling.layers import round_products, take_layers
 from tokenmesh.services.worker_svc.models.hf.pooling.model import Pooler
+from tokenmesh.services.worker_svc.models.hf.pooling.native_parts import take_over
 from tokenmesh.services.worker_svc.models.hf.pooling.tree import EncoderTree
 from tokenmesh.services.worker_svc.models.hf.recognise import record
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
@@ -29,8 +38,11 @@ from tokenmesh.services.worker_svc.models.hf.tree import adapt
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
 from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 from tokenmesh.services.worker_svc.models.pooling.facts import EMBEDDINGS, PoolingFacts
+from tokenmesh.services.worker_svc.models.pooling.heads import head_sites
+from tokenmesh.services.worker_svc.models.pooling.instruction import is_gritlm
 from tokenmesh.services.worker_svc.models.pooling.kind import (
     COLBERT,
+    COLQWEN2,
     ENCODERS,
     architecture_of,
     modules_of,
@@ -38,6 +50,7 @@ from tokenmesh.services.worker_svc.models.pooling.kind import (
 from tokenmesh.services.worker_svc.models.quantization import read_quantization
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.messages.media import IMAGE, VIDEO
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +63,15 @@ _LENGTHS: Final = (5, 14, 14, 23)
 
 def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> HfFacts:
     """Raises CheckpointError with the reason where the architecture cannot be served."""
-    architecture = architecture_of(raw)
-    _check_code(raw)
+    architecture, has_instructions = architecture_of(raw), is_gritlm(raw)
+    if not has_instructions:
+        _check_code(raw)
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         forget_quantization(config)
+        if has_instructions:
+            architecture = "MistralForCausalLM"
+            config.is_causal, config.sliding_window = False, None
     except Exception as error:  # whatever a config class raises about its own keys
         raise CheckpointError(
             f"{raw.origin}: transformers refuses it: {type(error).__name__}: {error}"
@@ -67,13 +84,22 @@ def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> H
         facts = hf_facts_of(raw, directory, architecture, config, tree, quantization)
         body: Any = tree.base_model
         if pooling.is_causal:
-            return replace(facts, keeps=adapt(body, facts.ropes).probe())
+            media = _media_of(architecture, body)
+            return replace(facts, media=media, keeps=adapt(body, facts.ropes).probe())
+        facts = replace(facts, media=TEXT_ONLY)
         encoder = EncoderTree.of(tree)
         return replace(facts, max_position=encoder.longest(facts.max_position))
     except UnservedModel as error:
         raise CheckpointError(
             f"{raw.origin}: {architecture} cannot be served: {error.message}", param="architectures"
         ) from error
+
+
+def _media_of(architecture: str, body: Any) -> MediaFacts:
+    """What prompts may hold beside text. Recordings are not pooled."""
+    media = media_facts(body) if has_towers(body.config) else TEXT_ONLY
+    kinds = {IMAGE} if architecture == COLQWEN2 else {IMAGE, VIDEO}
+    return replace(media, kinds=media.kinds & kinds)
 
 
 def _check_code(raw: RawConfig) -> None:
@@ -83,7 +109,7 @@ def _check_code(raw: RawConfig) -> None:
     """
     code = raw.part("auto_map")
     if code is not None and "AutoModel" in code.values and raw.get("model_type") not in ENCODERS:
-        problem = f"names {code.values['AutoModel']!r}, code of its own that may compute otherwise"
+        problem = f"names {code.values['AutoModel']!r}, code that may compute something else"
         raise raw.error("auto_map", problem)
 
 
@@ -99,7 +125,7 @@ def _class_of(
 ) -> type[PreTrainedModel]:
     """The class with its classifier, or the body alone where states are all that is wanted."""
     kind: Any = getattr(transformers, architecture, None)
-    if set(pooling.tasks) & EMBEDDINGS:
+    if set(pooling.tasks) & EMBEDDINGS and architecture != COLQWEN2:
         known = kind is not None or architecture == COLBERT
         kind = AutoModel._model_mapping.get(type(config), None) if known else None
     if not isinstance(kind, type) or not issubclass(kind, PreTrainedModel):
@@ -114,48 +140,100 @@ def build_pooler(
     dtype: torch.dtype,
     progress: Progress,
     has_kernels: bool,
+    is_exact: bool,
 ) -> PoolModel:
-    """Load every tensor. has_kernels: the C kernels have been started.
+    """Load every tensor.
 
+    has_kernels: the C kernels have been started. is_exact: they compute products of float32 in
+    float32, not by integers of 16 bits, which they do unless the states show it.
     Raises CheckpointError for a tensor that is missing, misshapen or unknown, and for a tree that
     computes something else over many prompts, or in chunks, than over each prompt alone.
     """
     if facts.quantization is not None:
         checkpoint.decode(facts.quantization)
-    ignored = _heads_of(facts) if set(pooling.tasks) & EMBEDDINGS else _Ignored()
     try:
-        model = read_weights(facts, checkpoint, dtype, progress, ignored)
-        body: Any = model.base_model
-        if set(pooling.tasks) & EMBEDDINGS and getattr(body, "pooler", None) is not None:
-            body.pooler = None  # of another task: it would be computed and not used
-        with torch.inference_mode():
-            if pooling.is_causal:
+        model, unused = _read(facts, pooling, checkpoint, dtype, progress)
+        if pooling.is_causal:
+            with torch.inference_mode():
+                body: Any = model.base_model  # make_head may put another in its place
                 head = make_head(facts, pooling, model, checkpoint)
                 return causal_pooler(facts, pooling, head, body, has_kernels)
-            return _encoder(facts, pooling, model, checkpoint)
+        try:
+            encoder = _encoder(facts, pooling, model, checkpoint, has_kernels, is_exact)
+        except _RoundingShows:
+            logger.info("%s is loaded again, to be computed in float32", facts.architecture)
+            model, unused = _read(facts, pooling, checkpoint, dtype, progress)
+            encoder = _encoder(facts, pooling, model, checkpoint, has_kernels, is_exact=True)
+        encoder.sites.unused = unused
+        return encoder
     except UnservedModel as error:
         raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
 
 
+class _RoundingShows(Exception):
+    """Products of integers move the states of a model too far."""
+
+
+def _read(
+    facts: HfFacts,
+    pooling: PoolingFacts,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """The tree with its weights, and the parts that no task here reads, which it is without."""
+    embeds = bool(set(pooling.tasks) & EMBEDDINGS)
+    ignored = _heads_of(facts) if embeds else _Ignored()
+    model = read_weights(facts, checkpoint, dtype, progress, ignored)
+    body: Any = model.base_model
+    if not embeds or getattr(body, "pooler", None) is None:
+        return model, ()
+    body.pooler = None
+    return model, ("pooler",)
+
+
+@torch.inference_mode()
 def _encoder(
     facts: HfFacts,
     pooling: PoolingFacts,
     model: PreTrainedModel,
     checkpoint: Checkpoint,
+    has_kernels: bool,
+    is_exact: bool,
 ) -> Pooler:
     body: Any = model.base_model
-    prompts = _prompts(facts.vocab_size)
+    prompts = [each.to(model.device) for each in _prompts(facts.vocab_size)]
     expected = torch.cat([_states_of(body, each) for each in prompts])
     tree = EncoderTree.of(model)
     head = make_head(facts, pooling, model, checkpoint)
     counts = [len(each) for each in prompts]
     ids = torch.cat(prompts)
-    modules = list(body.modules())
+    # what belongs to the head stays as it is: an adapter may have other weights for it
+    apart = set() if tree.pooler is None else set(tree.pooler.modules())
+    modules = [each for each in body.modules() if each not in apart]
     calls = record(modules, lambda: tree.states(ids, None, counts))
-    # oneDNN multiplies the many tokens of a step faster than the C kernels, which are made for few
-    swap(modules, calls, native=False)
+    problems = site_problems(body, (), calls, tree.passes(counts), may_repeat=True)
+    is_native = has_kernels and tree.is_flat and tree.run.fits
+    whole: set[torch.nn.Module] = set()
+    if is_native:
+        with tree.rows(counts):
+            whole = take_layers(modules, calls, is_exact=is_exact)
+    others = [each for each in modules if each not in whole]
+    swap(others, calls, is_native)
+    tree.sites.prefixes = prefixes_of(body, body, body.base_model_prefix)
+    tree.sites.head = head_sites(head)
+    add_sites(tree.sites, body, "", problems)
+    if is_native:
+        tree.is_native = True
+        take_over(others)
+        if not is_exact:
+            round_products(others)
+        # torch's threads spin between two operations, where those of the C kernels have work
+        torch.set_num_threads(1)
     error = _distance(tree.states(ids, None, counts), expected)
     limit = TOLERANCE if model.dtype == torch.float32 else _HALF_TOLERANCE
+    if not error <= limit and is_native and not is_exact and model.dtype == torch.float32:
+        raise _RoundingShows
     if not error <= limit:
         raise UnservedModel(
             f"over several prompts its states are {error:.2g} away from those of each alone, and "

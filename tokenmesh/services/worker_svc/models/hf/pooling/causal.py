@@ -5,13 +5,21 @@ generates.
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
+from tokenmesh.kernels.dispatch import uses_triton
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.hf import experts
+from tokenmesh.services.worker_svc.models.hf.adapter_sites import (
+    add_sites,
+    prefixes_of,
+    site_problems,
+)
 from tokenmesh.services.worker_svc.models.hf.check import (
     HALF_TOLERANCE,
     TOLERANCE,
@@ -19,7 +27,9 @@ from tokenmesh.services.worker_svc.models.hf.check import (
     prompts,
 )
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.language import prompt_positions
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
+from tokenmesh.services.worker_svc.models.hf.model import media_arguments
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     FIRST_PAGE,
     FIRST_TOKENS,
@@ -29,15 +39,11 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.swap import swap
 from tokenmesh.services.worker_svc.models.hf.tree import Tree, adapt
-from tokenmesh.services.worker_svc.models.keeps import (
-    Grouping,
-    KvStore,
-    LayerKeeps,
-    make_store,
-    window_groups,
-)
+from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps, window_groups
+from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
-from tokenmesh.services.worker_svc.models.pooling.heads import PoolHead
+from tokenmesh.services.worker_svc.models.pooling.heads import PoolHead, head_sites
+from tokenmesh.shared.messages.media import MediaItem
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +57,7 @@ class CausalPooler:
     tree: Tree
     keeps: tuple[LayerKeeps, ...]
     head: PoolHead
+    sites: AdapterSites = field(default_factory=AdapterSites)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,11 +71,24 @@ class CausalPooler:
     def states(
         self, ids: torch.Tensor, _types: torch.Tensor | None, step: Step, store: KvStore
     ) -> torch.Tensor:
+        hidden: torch.Tensor = self.tree.embedding(ids)
+        for patch in step.media.patches:
+            patch.apply(hidden)
         self.tree.run.begin(step, store)
+        self.sites.step.rows = step.adapters
         try:
-            return self.tree.hidden_of(self.tree.embedding(ids)[None], step.positions[None])[0]
+            positions, more = media_arguments(hidden, step, self.facts)
+            return self.tree.hidden_of(hidden[None], positions, **more)[0]
         finally:
             self.tree.run.end()
+            self.sites.step.rows = None
+
+    def positions_of(
+        self, token_ids: Sequence[int], media: Sequence[MediaItem]
+    ) -> torch.Tensor | None:
+        if self.facts.media.position_rows == 1:
+            return None
+        return prompt_positions(self.tree.shell, token_ids, media)
 
 
 @torch.inference_mode()
@@ -83,7 +103,7 @@ def causal_pooler(
 
     body: the decoder without what is behind its states.
     """
-    device = torch.device("cpu")
+    device = body.device
     expected = torch.cat(
         [body(input_ids=ids[None], use_cache=False).last_hidden_state[0]
          for ids in prompts(facts.vocab_size, device)]
@@ -95,10 +115,15 @@ def causal_pooler(
         port.take_form(FORMS[0])
     modules = list(tree.body.modules())
     store = make_store(pooler.keeps, 3, FIRST_PAGE, 1, pooler.dtype, device)
-    store.clear_blocks(torch.arange(3))
+    store.clear_blocks(torch.arange(3, device=device))
     ids = prompts(facts.vocab_size, device)[0][:FIRST_TOKENS]
     step = first_step(device)
-    swap(modules, record(modules, lambda: pooler.states(ids, None, step, store)), has_kernels)
+    calls = record(modules, lambda: pooler.states(ids, None, step, store))
+    problems = site_problems(tree.body, [*tree.mixers, *tree.indexers], calls)
+    swap(modules, calls, has_kernels)
+    pooler.sites.prefixes = prefixes_of(tree.shell, tree.body, body.base_model_prefix)
+    pooler.sites.head = head_sites(head)
+    add_sites(pooler.sites, tree.body, "", problems)
     _check(pooler, expected)
     return pooler
 
@@ -110,7 +135,8 @@ def _check(pooler: CausalPooler, expected: torch.Tensor) -> None:
         return pooler.states(ids, None, step, store)
 
     limit = TOLERANCE if pooler.dtype == torch.float32 else HALF_TOLERANCE
-    for form in FORMS if pooler.tree.mixers else FORMS[:1]:
+    # on a GPU the others go from row to row on the host
+    for form in FORMS if pooler.tree.mixers and not uses_triton(expected) else FORMS[:1]:
         for port in pooler.tree.mixers:
             port.take_form(form)
         ours = paged_logits(states, pooler, expected.device)

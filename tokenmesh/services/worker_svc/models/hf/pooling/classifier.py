@@ -1,8 +1,10 @@
 """A tree's own classifier, run on states that are there: of sequences, or of tokens."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
@@ -26,6 +28,9 @@ class ComputedBody(torch.nn.Module):
     def __init__(self, body: PreTrainedModel) -> None:
         super().__init__()
         self.__dict__["_body"] = body  # not a submodule
+        if isinstance(getattr(body, "pooler", None), torch.nn.Module):
+            # add_module would find it by `__getattr__` already
+            self._modules["pooler"] = body.pooler
 
     def __getattr__(self, name: str) -> Any:
         """Heads read a few attributes of the body."""
@@ -33,7 +38,7 @@ class ComputedBody(torch.nn.Module):
 
     def forward(self, *_args: Any, inputs_embeds: torch.Tensor, **_named: Any) -> "States":
         """As if the body had computed them."""
-        pooler = getattr(self.__dict__["_body"], "pooler", None)
+        pooler = self._modules.get("pooler")
         return States(inputs_embeds, None if pooler is None else pooler(inputs_embeds))
 
 
@@ -55,30 +60,50 @@ class States:
 
 
 class TreeClassifier:
-    """Everything of a tree but its body. Takes the body's place."""
+    """Everything of a tree but its body, whose parameters may be replaced. Implements `Logits`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self, model: PreTrainedModel, replaced: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """model: its body was taken out; replaced: parameters that count instead of its own."""
         self._model = model
+        self._replaced = replaced
+        linears = [name for name, each in model.named_modules() if type(each) is torch.nn.Linear]
+        self.linear_weights = frozenset(f"{name}.weight" for name in linears)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "TreeClassifier":
+        """Put a `ComputedBody` in the place of the model's body."""
         body = ComputedBody(model.base_model)
         setattr(model, model.base_model_prefix, body)
         text = model.config.get_text_config()
         if text.pad_token_id is None:
             text.pad_token_id = 0  # batches have no padding, but are refused without one
+        return cls(model)
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return dict(self._model.named_parameters())
+
+    def replacing(self, parameters: Mapping[str, torch.Tensor]) -> "TreeClassifier":
+        return TreeClassifier(self._model, parameters)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """States [N, n, H] -> [N, labels], or [N, n, labels]."""
-        given = states.to(self._model.dtype)
-        logits: torch.Tensor = self._model(inputs_embeds=given).logits
+        named = {"inputs_embeds": states.to(self._model.dtype)}
+        if self._replaced is None:
+            logits: torch.Tensor = self._model(**named).logits
+        else:
+            logits = functional_call(self._model, dict(self._replaced), (), named).logits
         return logits
 
 
 def label_head(facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel) -> LabelHead:
     """Of a tree with a classifier, whose body is taken out. Raises UnservedModel."""
-    classifier = TreeClassifier(model)
+    classifier = TreeClassifier.of(model)
     per_token = "token_classify" in pooling.tasks
     states = torch.randn(
         *(_ROWS, _TOKENS, facts.hidden_size), generator=torch.Generator().manual_seed(0)
-    )
+    ).to(model.device)
     try:
         logits = classifier(states)
     except Exception as error:  # whatever a model class raises about what it is given

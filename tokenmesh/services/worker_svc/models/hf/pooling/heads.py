@@ -14,9 +14,10 @@ from tokenmesh.services.worker_svc.models.pooling.heads import (
     DenseLayer,
     LabelHead,
     PoolHead,
+    TokenLogits,
     VectorHead,
 )
-from tokenmesh.services.worker_svc.models.pooling.kind import COLBERT, modules_of
+from tokenmesh.services.worker_svc.models.pooling.kind import COLBERT, COLQWEN2, modules_of
 from tokenmesh.services.worker_svc.models.pooling.modules import (
     NORMALIZE,
     Dense,
@@ -41,26 +42,30 @@ def make_head(
         return _logit_head(modules.score, facts, pooling, model)
     if not set(pooling.tasks) & EMBEDDINGS:
         return label_head(facts, pooling, model)
+    if facts.architecture == COLQWEN2:
+        layer: Any = model.embedding_proj_layer
+        weight, bias = layer.weight.detach().float(), layer.bias.detach().float()
+        return VectorHead((), (DenseLayer(weight, bias, "Identity"),), normalizes=True)
     if facts.architecture == COLBERT:
         shape = (pooling.size, facts.hidden_size)
         weight = checkpoint.take(PROJECTION, shape, torch.float32)
         return VectorHead((), (DenseLayer(weight, None, "Identity"),), normalizes=True)
-    return _vector_head(modules, facts)
+    return _vector_head(modules, facts, model.device)
 
 
-def _vector_head(modules: SentenceModules, facts: HfFacts) -> VectorHead:
+def _vector_head(modules: SentenceModules, facts: HfFacts, device: torch.device) -> VectorHead:
     layers: list[DenseLayer] = []
     width = facts.hidden_size * max(1, len(modules.takes))
     for step in modules.steps:
         if isinstance(step, Dense):
-            layers.append(_layer(step, width))
+            layers.append(_layer(step, width, device))
             width = step.outputs
     # PyLate normalizes token embeddings without a module that says so
     normalizes = NORMALIZE in modules.steps or not modules.takes
     return VectorHead(modules.takes, tuple(layers), normalizes)
 
 
-def _layer(dense: Dense, width: int) -> DenseLayer:
+def _layer(dense: Dense, width: int, device: torch.device) -> DenseLayer:
     path = dense.directory / "model.safetensors"
     if not path.exists():
         raise CheckpointError(f"{dense.directory}: holds no model.safetensors")
@@ -68,6 +73,7 @@ def _layer(dense: Dense, width: int) -> DenseLayer:
     names = {"linear.weight", "linear.bias"} if dense.has_bias else {"linear.weight"}
     if set(tensors) != names:
         raise CheckpointError(f"{path}: holds {sorted(tensors)}, not {sorted(names)}")
+    tensors = {name: each.to(device) for name, each in tensors.items()}
     weight, bias = tensors["linear.weight"].float(), tensors.get("linear.bias")
     if tuple(weight.shape) != (dense.outputs, dense.inputs) or dense.inputs != width:
         problem = f"has shape {list(weight.shape)}, not {[dense.outputs, width]}"
@@ -89,11 +95,7 @@ def _logit_head(
     if len(ids) == 2:
         weight = weight[:1] - weight[1:]
     _check_plain(model)
-
-    def logits(states: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(states[:, -1].float(), weight)
-
-    return LabelHead(("lasttoken",), logits, activation_of(facts.config, pooling))
+    return LabelHead(("lasttoken",), TokenLogits(weight), activation_of(facts.config, pooling))
 
 
 def _check_plain(model: PreTrainedModel) -> None:

@@ -5,7 +5,7 @@ as a batch, without padding.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
 
@@ -14,11 +14,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tokenmesh.kernels import huge_pages
+from tokenmesh.kernels.native import fits_rows, native_row_attention
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 
 ROWS: Final = "tokenmesh_rows"
 """No mask function has this name, so that transformers makes no masks."""
 ROWS_PROBE: Final = "tokenmesh_rows_probe"
+PASS_TOKENS: Final = 2048
+"""Of one pass, if they are of several prompts: what a layer makes of more leaves the caches."""
 PORT: Final = "tokenmesh_rows_port"
 """The attribute of a module."""
 _HARMLESS: Final = frozenset(
@@ -67,19 +71,20 @@ class Padded:
         return slice(self.first, self.first + len(self.valid))
 
 
-def batches_of(groups: Sequence[Group]) -> list[Group | Padded]:
-    """Join neighboring groups of short rows that are in one band of lengths."""
+def batches_of(groups: Sequence[Group], device: torch.device) -> list[Group | Padded]:
+    """Join neighboring groups of short rows that are in one band of lengths; device: of their
+    tokens."""
     batches: list[Group | Padded] = []
     for band, found in groupby(groups, lambda each: -(-each.length // _BAND)):
         near = list(found)
         if len(near) > 1 and band * _BAND <= _SHORT:
-            batches.append(_padded(near))
+            batches.append(_padded(near, device))
         else:
             batches += near
     return batches
 
 
-def _padded(groups: Sequence[Group]) -> Padded:
+def _padded(groups: Sequence[Group], device: torch.device) -> Padded:
     lengths = torch.tensor([each.length for each in groups for _ in range(each.rows)])
     ends = lengths.cumsum(0)
     places = torch.arange(int(lengths[-1]))
@@ -88,9 +93,9 @@ def _padded(groups: Sequence[Group]) -> Padded:
     is_token = places < lengths[:, None]
     return Padded(
         first=groups[0].first,
-        gather=gather.flatten(),
-        valid=is_token.flatten().nonzero()[:, 0],
-        mask=is_token[:, None, None],
+        gather=gather.flatten().to(device),
+        valid=is_token.flatten().nonzero()[:, 0].to(device),
+        mask=is_token[:, None, None].to(device),
     )
 
 
@@ -109,6 +114,26 @@ class RowsRun:
     """The step at work, for all modules of a tree."""
 
     batches: Sequence[Group | Padded] = ()
+    """As torch computes them."""
+    firsts: torch.Tensor | None = None
+    """For the C kernels: int64 [rows + 1], the first token of each row, and the end of the last."""
+    fits: bool = True
+    """Whether the C kernels take what was attended to so far."""
+    _rooms: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def room(self, name: str, like: torch.Tensor, width: int) -> torch.Tensor:
+        """A tensor [T, width] for results between two kernels; like: [1, T, *], of its dtype.
+
+        The memory is used again for the next of its name: pages of new memory cost as much as a
+        pass over it. That of a prompt of more than PASS_TOKENS tokens is given up.
+        """
+        tokens = like.shape[1]
+        if tokens > PASS_TOKENS:
+            return like.new_empty(tokens, width)
+        kept = self._rooms.get(name)
+        if kept is None or kept.shape[1] != width or kept.dtype != like.dtype:
+            kept = self._rooms[name] = huge_pages.empty((PASS_TOKENS, width), like.dtype)
+        return kept[:tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +148,9 @@ class RowsPort:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """query [1, H, T, D], key [1, K, T, D], value [1, K, T, V] -> [1, T, H, V]."""
+        if self.run.firsts is not None:
+            return native_row_attention(query, key, value, self.run.firsts, self.window, scale)
+        self.run.fits &= fits_rows(query, key, value)
         out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
         grouped = query.shape[1] != key.shape[1]
         for batch in self.run.batches:
@@ -171,7 +199,8 @@ def attention(
     scaling: float | None = None,
     **_named: Any,
 ) -> tuple[torch.Tensor, None]:
-    """See `RowsPort.attend`. What else a call may pass was checked by the probe."""
+    """Attention as transformers calls it, by the port of the module; what else a call may pass was
+    checked by the probe."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return getattr(module, PORT).attend(query, key, value, scale), None
 

@@ -5,14 +5,19 @@ run on batches of prompts of one length, through their own code.
 """
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tokenmesh.kernels.lora import AdapterRows
+from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.models.hf.pooling.rows import (
+    PASS_TOKENS,
     ROWS,
     ROWS_PROBE,
     RowsRun,
@@ -40,6 +45,9 @@ class EncoderTree:
     takes_cache: bool
     is_flat: bool = True
     """Whether all prompts of a step are one row."""
+    is_native: bool = False
+    """Whether the C kernels compute attention."""
+    sites: AdapterSites = field(default_factory=AdapterSites)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "EncoderTree":
@@ -73,31 +81,83 @@ class EncoderTree:
             raise UnservedModel(f"the code of {kind} fails on a probe: {error}") from error
 
     def states(
-        self, ids: torch.Tensor, types: torch.Tensor | None, counts: Sequence[int]
+        self,
+        ids: torch.Tensor,
+        types: torch.Tensor | None,
+        counts: Sequence[int],
+        adapters: AdapterRows | None = None,
     ) -> torch.Tensor:
         """ids [T] of prompts of these lengths, sorted by them -> final states [T, H]."""
         if types is None:
             types = torch.zeros_like(ids)
         if not self.is_flat:
-            return self._by_length(ids, types, counts)
-        groups = groups_of(counts)
-        self.run.batches = batches_of(groups)
-        places = [torch.arange(each.length).repeat(each.rows) for each in groups]
-        positions = (torch.cat(places) + self.offset).to(ids.device)
+            return self._by_length(ids, types, counts, adapters)
+        parts, first, row = [], 0, 0
+        for rows in _parts_of(counts):
+            tokens = slice(first, first + sum(counts[row : row + rows]))
+            with self._adapted(adapters, tokens):
+                parts.append(self._flat(ids[tokens], types[tokens], counts[row : row + rows]))
+            first, row = tokens.stop, row + rows
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @contextmanager
+    def _adapted(self, adapters: AdapterRows | None, tokens: slice) -> Iterator[None]:
+        """Apply adapters in a pass over these tokens of the step."""
+        if adapters is not None:
+            self.sites.step.rows = adapters.within(tokens.start, tokens.stop)
         try:
-            return self._run(ids[None], types[None], positions[None])[0]
+            yield
         finally:
-            self.run.batches = ()
+            self.sites.step.rows = None
+
+    def _flat(self, ids: torch.Tensor, types: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """All prompts as one row."""
+        places = [torch.arange(each.length).repeat(each.rows) for each in groups_of(counts)]
+        positions = (torch.cat(places) + self.offset).to(ids.device)
+        with self.rows(counts):
+            return self._run(ids[None], types[None], positions[None])[0]
+
+    @contextmanager
+    def rows(self, counts: Sequence[int]) -> Iterator[None]:
+        """Within it the tree's modules attend to rows of these lengths."""
+        if self.is_native:
+            self.run.firsts = torch.tensor([0, *counts]).cumsum(0)
+        else:
+            self.run.batches = batches_of(groups_of(counts), self.model.device)
+        try:
+            yield
+        finally:
+            self.run.batches, self.run.firsts = (), None
 
     def _by_length(
-        self, ids: torch.Tensor, types: torch.Tensor, counts: Sequence[int]
+        self,
+        ids: torch.Tensor,
+        types: torch.Tensor,
+        counts: Sequence[int],
+        adapters: AdapterRows | None,
     ) -> torch.Tensor:
         states = []
         for each in groups_of(counts):
             shape = (each.rows, each.length)
-            found = self._run(ids[each.tokens].view(shape), types[each.tokens].view(shape), None)
+            with self._adapted(adapters, each.tokens):
+                found = self._run(
+                    ids[each.tokens].view(shape), types[each.tokens].view(shape), None
+                )
             states.append(found.flatten(0, 1))
         return torch.cat(states)
+
+    @property
+    def pooler(self) -> torch.nn.Module | None:
+        """The part of a classifier that is kept in the body."""
+        found: torch.nn.Module | None = getattr(self.body, "pooler", None)
+        return found
+
+    def passes(self, counts: Sequence[int]) -> list[tuple[int, int]]:
+        """Rows of each pass of `states`, and tokens of each row."""
+        if not self.is_flat:
+            return [(each.rows, each.length) for each in groups_of(counts)]
+        ends = list(accumulate(_parts_of(counts)))
+        return [(1, sum(counts[first:end])) for first, end in pairwise([0, *ends])]
 
     def _run(
         self, ids: torch.Tensor, types: torch.Tensor, positions: torch.Tensor | None
@@ -126,6 +186,17 @@ class EncoderTree:
             config = getattr(module, "config", None)
             if isinstance(config, PreTrainedConfig):
                 config._attn_implementation = name
+
+
+def _parts_of(counts: Sequence[int]) -> Iterator[int]:
+    """How many prompts each pass computes."""
+    rows, tokens = 0, 0
+    for count in counts:
+        if rows and tokens + count > PASS_TOKENS:
+            yield rows
+            rows, tokens = 0, 0
+        rows, tokens = rows + 1, tokens + count
+    yield rows
 
 
 def _position_offset(body: torch.nn.Module) -> int:
