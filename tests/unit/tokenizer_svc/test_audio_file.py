@@ -8,6 +8,7 @@ import numpy
 import pytest
 import soundfile
 
+from tests.fakes.bombs import flac_declaring
 from tests.fakes.recordings import RATE, audio_file, tones
 from tokenmesh.services.tokenizer_svc.media.audio_cuts import cut_points
 from tokenmesh.services.tokenizer_svc.media.audio_file import (
@@ -18,6 +19,8 @@ from tokenmesh.services.tokenizer_svc.media.audio_file import (
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 LIMITS = AudioLimits(max_s=60.0)
+LITTLE_S = 5.0
+"""Of CPU time: enough for a slow machine, too little for work that grows with a false length."""
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,26 @@ def test_long_silence_is_refused_before_it_is_decoded(kind: str) -> None:
     started_s = time.process_time()
     with pytest.raises(PayloadTooLarge, match="at most 60 s"):
         decode_audio(file.getvalue(), RATE, LIMITS)
-    assert time.process_time() - started_s < 1.0
+    assert time.process_time() - started_s < LITTLE_S
+
+
+@pytest.mark.parametrize("num_samples", [0, RATE, RATE * 59, (1 << 36) - 1])
+def test_a_flac_header_that_lies_does_not_pass_the_limit(num_samples: int) -> None:
+    started_s = time.process_time()
+    try:
+        samples = decode_audio(flac_declaring(num_samples, 90.0), RATE, LIMITS)
+    except InvalidInput:
+        samples = numpy.zeros(0, numpy.float32)
+    assert len(samples) <= LIMITS.max_s * RATE
+    assert time.process_time() - started_s < LITTLE_S
+
+
+def test_ten_hours_of_silence_are_refused_by_their_header() -> None:
+    data = flac_declaring(10 * 3600 * RATE, 2.0)
+    started_s = time.process_time()
+    with pytest.raises(PayloadTooLarge, match="36000 s"):
+        decode_audio(data, RATE, LIMITS)
+    assert time.process_time() - started_s < LITTLE_S
 
 
 def test_the_container_is_named_by_the_first_bytes() -> None:

@@ -72,9 +72,31 @@ async def test_cookies_are_not_sent_with_later_requests(
 
 async def test_private_addresses_are_refused_unless_allowed(server: ImageServer) -> None:
     url = server.serve("/a", b"body")
-    for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
+    for host in (
+        *("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "[::1]", "[::ffff:7f00:1]"),
+        *("2130706433", "0x7f000001", "0177.0.0.1", "0x7f.1", "127.1", "0", "0.0.0.0"),
+        *("169.254.169.254", "10.0.0.1", "[fe80::1]", "[fd00::1]", "[64:ff9b::7f00:1]"),
+        *("[2002:7f00:1::]", "100.64.0.1", "224.0.0.1", "[::]", "localhost."),
+    ):
         message = await refusal(url.replace("127.0.0.1", host), allow_private_addresses=False)
-        assert "not on the public internet" in message
+        assert "not on the public internet" in message or "does not resolve" in message, host
+    assert server.hits == []
+
+
+async def test_a_name_of_a_public_and_a_private_address_is_refused(
+    server: ImageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved: list[str] = []
+
+    async def resolve(host: str, port: int, **_: object) -> list[object]:
+        resolved.append(host)
+        return [(0, 0, 0, "", (each, port)) for each in ("93.184.215.14", "127.0.0.1")]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    url = server.serve("/a", b"secret").replace("127.0.0.1", "rebinding.example")
+    assert "not on the public internet" in await refusal(url, allow_private_addresses=False)
+    # a name that answers otherwise the next time is not resolved again
+    assert resolved == ["rebinding.example"]
     assert server.hits == []
 
 

@@ -2,7 +2,7 @@
 
 import io
 import struct
-import zlib
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import pytest
 from PIL import Image, ImageOps
 from transformers import CLIPImageProcessorPil
 
+from tests.fakes.bombs import multi_picture, png_declaring, with_scans
 from tests.fakes.images import image_file, picture
 from tests.fakes.llava import llava_without_weights
+from tests.fakes.media_models import without_weights
 from tests.fakes.tokenizers import write_json
 from tokenmesh.services.tokenizer_svc.media.decode_child import decode_image
 from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
@@ -21,6 +23,8 @@ from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLar
 from tokenmesh.shared.tensor_blob import decode_named
 
 MAX_PIXELS = 1_000_000
+LITTLE_S = 4.0
+"""Of CPU time: enough for a slow machine, too little to decode 200,000 scans."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"size": {"shortest_edge": 30}, "crop_size": {"height": 30, "width": 30}},
     "as in llava 1.5": {"size": {"shortest_edge": 336}, "crop_size": 336},
@@ -80,32 +84,64 @@ def test_a_sound_photo_with_odd_facts_about_it_is_taken() -> None:
     assert decode_image(data, MAX_PIXELS).size == (10, 20)
 
 
-def test_an_animation_gives_its_first_frame() -> None:
-    frames = [picture(seed).convert("P") for seed in (4, 5)]
-    data = image_file(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    expected = numpy.array(frames[0].convert("RGB"))
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_an_animation_gives_its_first_frame(kind: str) -> None:
+    frames = [picture(seed).convert("P").convert("RGB") for seed in (4, 5)]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = image_file(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    expected = numpy.array(frames[0])
     numpy.testing.assert_array_equal(numpy.array(decode_image(data, MAX_PIXELS)), expected)
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A few hundred bytes that claim to be width x height pixels."""
+def test_many_frames_cost_as_much_as_one() -> None:
+    frames = [Image.new("P", (60, 60), number % 256) for number in range(400)]
+    data = image_file(frames[0], "GIF", save_all=True, append_images=frames[1:], optimize=False)
+    started_s = time.process_time()
+    assert decode_image(data, MAX_PIXELS).size == (60, 60)
+    assert time.process_time() - started_s < LITTLE_S
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    rows = zlib.compress(b"\0" * 100_000)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    )
+def test_an_animation_has_the_bound_of_its_canvas() -> None:
+    """A frame may be small, the canvas is what is decoded."""
+    data = bytearray(image_file(picture(4).convert("P"), "GIF"))
+    data[6:10] = struct.pack("<HH", 60_000, 60_000)
+    with pytest.raises(PayloadTooLarge, match=r"too large|60000x60000"):
+        decode_image(bytes(data), MAX_PIXELS)
+
+
+def test_a_header_that_lies_about_the_size_is_damaged_or_bounded() -> None:
+    small = png_declaring(10, 10)  # rows for far more pixels than the header declares
+    with suppress(InvalidInput):
+        assert decode_image(small, MAX_PIXELS).size == (10, 10)
+    jpeg = bytearray(image_file(picture(4), "JPEG"))
+    place = jpeg.index(b"\xff\xc0") + 5
+    jpeg[place : place + 4] = struct.pack(">HH", 65_000, 65_000)
+    with pytest.raises(PayloadTooLarge, match=r"too large|pixels"):
+        decode_image(bytes(jpeg), MAX_PIXELS)
+    jpeg[place : place + 4] = struct.pack(">HH", 900, 900)
+    with suppress(InvalidInput):
+        assert decode_image(bytes(jpeg), MAX_PIXELS).size == (900, 900)
+
+
+def test_a_line_of_pixels_is_decoded_or_refused_by_the_processor(tmp_path: Path) -> None:
+    line = decode_image(image_file(Image.new("RGB", (100_000, 1))), MAX_PIXELS)
+    assert line.size == (100_000, 1)
+    with pytest.raises(ValueError, match="aspect ratio"):
+        ItemProcessor(without_weights(tmp_path, "qwen2_vl")).image(line, {})
+
+
+def test_200000_scans_are_refused_before_one_is_decoded() -> None:
+    data = with_scans(image_file(picture(9), "JPEG", progressive=True), 200_000)
+    started_s = time.process_time()
+    with pytest.raises(PayloadTooLarge, match="scans"):
+        decode_image(data, MAX_PIXELS)
+    assert time.process_time() - started_s < LITTLE_S
 
 
 @pytest.mark.parametrize("size", [1001, 20_000, 60_000])
 def test_a_bomb_is_refused_before_it_is_decoded(size: int) -> None:
     with pytest.raises(PayloadTooLarge, match=r"too large|at most 1000000"):
-        decode_image(bomb(size, size), MAX_PIXELS)
+        decode_image(png_declaring(size, size), MAX_PIXELS)
 
 
 @pytest.mark.parametrize("kind", ["BMP", "TIFF", "PPM", "ICO"])
@@ -117,18 +153,8 @@ def test_formats_with_unbounded_decoders_are_refused(kind: str) -> None:
 def test_a_jpeg_with_too_many_scans_is_refused() -> None:
     data = image_file(picture(9), "JPEG", progressive=True)
     assert decode_image(data, MAX_PIXELS).mode == "RGB"
-    last_scan = data[data.rindex(b"\xff\xda") : -2]
     with pytest.raises(PayloadTooLarge, match="scans"):
-        decode_image(data[:-2] + 100 * last_scan + data[-2:], MAX_PIXELS)
-
-
-def multi_picture(data: bytes) -> bytes:
-    """A JPEG with the marker of a file that holds two pictures: pillow calls that MPO."""
-    entry = struct.pack("<IIIHH", 0x00030000, len(data), 0, 0, 0)
-    tags = struct.pack("<HHI4s", 0xB000, 7, 4, b"0100")
-    tags += struct.pack("<HHII", 0xB001, 4, 1, 2) + struct.pack("<HHII", 0xB002, 7, 32, 50)
-    body = b"MPF\0II*\0" + struct.pack("<IH", 8, 3) + tags + bytes(4) + entry + entry
-    return data[:2] + b"\xff\xe2" + struct.pack(">H", len(body) + 2) + body + data[2:]
+        decode_image(with_scans(data, 100), MAX_PIXELS)
 
 
 def test_a_jpeg_of_several_pictures_has_the_same_bounds() -> None:
@@ -137,9 +163,8 @@ def test_a_jpeg_of_several_pictures_has_the_same_bounds() -> None:
     with Image.open(io.BytesIO(sound)) as image:
         assert image.format == "MPO"
     assert decode_image(sound, MAX_PIXELS).size == picture(9).size
-    last_scan = data[data.rindex(b"\xff\xda") : -2]
     with pytest.raises(PayloadTooLarge, match="scans"):
-        decode_image(multi_picture(data[:-2] + 100 * last_scan + data[-2:]), MAX_PIXELS)
+        decode_image(multi_picture(with_scans(data, 100)), MAX_PIXELS)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])

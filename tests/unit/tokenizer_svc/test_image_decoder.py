@@ -9,8 +9,9 @@ from PIL import Image
 
 from tests.fakes.images import image_file, picture
 from tests.fakes.llava import llava_without_weights
-from tokenmesh.services.tokenizer_svc.media.decode_child import job_of, prepare_image
-from tokenmesh.services.tokenizer_svc.media.loader import ImageDecoder
+from tokenmesh.services.tokenizer_svc.media.decode_child import prepare_image
+from tokenmesh.services.tokenizer_svc.media.item_decoder import ItemDecoder
+from tokenmesh.services.tokenizer_svc.media.jobs import job_of
 from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
 from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
@@ -24,8 +25,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def decoder(checkpoint: Path) -> AsyncIterator[ImageDecoder]:
-    decoder = ImageDecoder(LIMITS, checkpoint)
+async def decoder(checkpoint: Path) -> AsyncIterator[ItemDecoder]:
+    decoder = ItemDecoder("image", LIMITS, checkpoint)
     yield decoder
     await decoder.stop()
 
@@ -40,12 +41,12 @@ def endless(num_scans: int = 60) -> bytes:
     )
 
 
-async def test_features_are_those_of_the_processor(decoder: ImageDecoder, checkpoint: Path) -> None:
+async def test_features_are_those_of_the_processor(decoder: ItemDecoder, checkpoint: Path) -> None:
     processor = ItemProcessor(checkpoint)
     for kind in ("PNG", "JPEG", "WEBP", "GIF"):
         data = image_file(picture(1, 40, 33), kind)
         answer = await decoder.decode(data, b"", "a")
-        assert answer.encode() == prepare_image(job_of(data, b""), processor, LIMITS.max_pixels)
+        assert answer.encode() == prepare_image(job_of(data), processor, LIMITS.max_pixels)
     for data, error in (
         (b"hello", InvalidInput),
         (image_file(Image.new("L", (9000, 9000)), "PNG"), PayloadTooLarge),
@@ -55,7 +56,7 @@ async def test_features_are_those_of_the_processor(decoder: ImageDecoder, checkp
 
 
 async def test_a_file_that_takes_too_long_is_given_up_and_the_next_one_is_decoded(
-    decoder: ImageDecoder,
+    decoder: ItemDecoder,
 ) -> None:
     small = image_file(picture(1), "PNG")
     await decoder.decode(small, b"", "a")
@@ -68,7 +69,7 @@ async def test_a_file_that_takes_too_long_is_given_up_and_the_next_one_is_decode
 
 async def test_a_file_that_takes_too_much_memory_is_given_up(checkpoint: Path) -> None:
     limits = LIMITS.model_copy(update={"decode_memory_bytes": 700 * 2**20, "decode_timeout_s": 9.0})
-    decoder = ImageDecoder(limits, checkpoint)
+    decoder = ItemDecoder("image", limits, checkpoint)
     # Resized to 30 pixels of height, it would be 30 million wide.
     with pytest.raises(PayloadTooLarge, match="more"):
         await decoder.decode(image_file(Image.new("L", (1_000_000, 1)), "PNG"), b"", "b")
@@ -76,7 +77,7 @@ async def test_a_file_that_takes_too_much_memory_is_given_up(checkpoint: Path) -
 
 
 async def test_options_of_a_request_are_checked_and_change_the_features(
-    decoder: ImageDecoder,
+    decoder: ItemDecoder,
 ) -> None:
     data = image_file(picture(1, 40, 33), "PNG")
     plain = await decoder.decode(data, b"", "a")

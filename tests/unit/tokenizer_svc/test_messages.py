@@ -81,7 +81,7 @@ def test_no_conversation_breaks_the_tokenizer(
         variables=conversation.variables,
         add_generation_prompt=not continues,
         continue_final_message=continues,
-        image_placeholder="<image>",
+        placeholders={"image": "<image>"},
         max_chars=10_000,
     )
     answer = render_job(decode_job(encode(job)))

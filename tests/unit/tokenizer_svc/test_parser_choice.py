@@ -93,7 +93,7 @@ SAMPLES = {
         "{% if thinking is defined and thinking %}<think>{% else %}<think></think>{% endif %}",
         *("deepseek_v3", ""),
     ),
-    "on unless told otherwise": (
+    "on unless set otherwise": (
         "{% if thinking is defined and thinking is false %}<think></think>{% endif %}",
         *("qwen3", ""),
     ),

@@ -85,7 +85,7 @@ def render(template: str, content: object, placeholder: str = "") -> str:
             template=template,
             messages=[message],
             add_generation_prompt=False,
-            image_placeholder=placeholder,
+            placeholders={"image": placeholder} if placeholder else {},
             max_chars=1000,
         )
     )

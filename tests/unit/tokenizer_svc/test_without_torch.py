@@ -13,13 +13,16 @@ from tokenmesh.services.tokenizer_svc.loading import forbid_torch
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 forbid_torch()
 from tokenmesh.services.tokenizer_svc.loading import load_model
-from tokenmesh.services.tokenizer_svc.media.vision import vision_model
+from tokenmesh.services.tokenizer_svc.media.media_model import media_model
+from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
 from tokenmesh.shared.config.model import MediaSettings, ModelSettings
 settings = ModelSettings(model=sys.argv[1])
 loaded = load_model(settings)
-vision = vision_model(loaded, settings, MediaSettings())
+model = media_model(loaded, settings, MediaSettings())
 assert loaded.tokenizer.encode("The fox").ids
-assert vision.processor.image(Image.new("RGB", (9, 7)), {}).prepared.runs == [25]
+assert model.placeholders == {"image": "<image>"}
+processor = ItemProcessor(loaded.directory)
+assert processor.image(Image.new("RGB", (9, 7)), {}).prepared.runs == [25]
 assert sys.modules["torch"] is None
 """
 

@@ -8,7 +8,7 @@ from tokenmesh.services.mm_encoder_svc.embeddings import Embeddings
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.errors import PayloadTooLarge, UnknownModel
 from tokenmesh.shared.ids import InstanceId, ModelName
-from tokenmesh.shared.messages.media import Encode, Encoded
+from tokenmesh.shared.messages.media import Encode, Encoded, MediaItem
 from tokenmesh.shared.metrics import Metrics
 
 
@@ -47,12 +47,26 @@ class EncoderActor(Actor):
             )
         if len(message.items) > self._max_items:
             raise PayloadTooLarge(f"{len(message.items)} media items, at most {self._max_items}")
-        obtained = await asyncio.gather(*(embeddings.obtain(item) for item in message.items))
+        known = message.items[: max(0, message.num_known)]
+        obtained = await _obtained(embeddings, message, known)
         cached = sum(not was_computed for _, was_computed in obtained)
         labels = {"model_name": message.model, "engine": self._instance_id}
         self._metrics.counter("mm_cache_queries", **labels).inc(len(obtained))
         self._metrics.counter("mm_cache_hits", **labels).inc(cached)
         return Encoded(
-            items=[item for item, _ in obtained],
+            items=[*known, *(item for item, _ in obtained)],
             cached=cached,
         )
+
+
+async def _obtained(
+    embeddings: Embeddings, message: Encode, known: list[MediaItem]
+) -> list[tuple[MediaItem, bool]]:
+    """The other items. Parts of speech are encoded one after the other."""
+    wanted = message.items[len(known) :]
+    if all(item.follows is None for item in wanted):
+        return await asyncio.gather(*(embeddings.obtain(item) for item in wanted))
+    found = []
+    for number, item in enumerate(wanted, start=len(known)):
+        found.append(await embeddings.obtain(item, message.items[:number]))
+    return found

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tokenmesh.shared.config.model import EncoderSettings
-from tokenmesh.shared.errors import Overloaded
+from tokenmesh.shared.errors import Overloaded, TokenMeshError
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 _RETRY_AFTER_S = 0.5
@@ -21,12 +21,22 @@ class Features:
     tensors: Mapping[str, TensorBlob]
     num_embeddings: int
     """How many the prompt has places for."""
+    part: tuple[str, str] | None = None
+    """Of a part of speech: the content hashes of the part before (empty: it is the first) and of
+    this one."""
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Items of equal shapes go through a tower together."""
+        """Items of equal shapes go through a tower together; a part of speech goes alone."""
         tensors = sorted(self.tensors.items())
-        return (self.kind, *((name, each.dtype, each.shape[1:]) for name, each in tensors))
+        shapes = ((name, each.dtype, each.shape[1:]) for name, each in tensors)
+        return (self.kind, self.part, *shapes)
+
+
+class StateLost(TokenMeshError):
+    """The tower's state after a part of speech is not kept any more."""
+
+    code = "state_lost"
 
 
 EncodeBatch = Callable[[list[Features]], list[TensorBlob]]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.model_files import locate_model
+from tokenmesh.shared.model_files import locate_model, served_part
 
 JsonObject = dict[str, object]
 
@@ -20,6 +20,7 @@ _TOWERS: Final = ("vision_config", "audio_config")
 class TowerCheckpoint:
     directory: Path
     config: JsonObject
+    """config.json of what is served."""
 
 
 def find_tower(model: str, revision: str | None) -> TowerCheckpoint | None:
@@ -28,7 +29,7 @@ def find_tower(model: str, revision: str | None) -> TowerCheckpoint | None:
     Raises CheckpointError.
     """
     directory = locate_model(model, revision, _CONFIG)
-    config = read_json(directory / _CONFIG)
+    config = served_part(read_json(directory / _CONFIG))
     if not _has_tower(config):
         return None
     return TowerCheckpoint(locate_model(model, revision, _CONFIG, _WEIGHTS), config)
@@ -47,5 +48,7 @@ def read_json(path: Path) -> JsonObject:
 
 def _has_tower(config: JsonObject) -> bool:
     """Whether it describes an encoder of images, videos or sound beside a language model."""
-    has_part = any(isinstance(config.get(name), dict) for name in _TOWERS)
+    inner = config.get("vlm_config")
+    inner = inner if isinstance(inner, dict) else config
+    has_part = any(isinstance(inner.get(name), dict) for name in _TOWERS)
     return has_part or config.get("model_type") in _ENCODER_DECODERS

@@ -4,17 +4,19 @@ Keys hold the tower's fingerprint and the item's full content hash, so any proce
 tower may use an entry, also after a restart.
 """
 
-import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from tokenmesh.services.mm_encoder_svc.batcher import Batcher, Features
+from tokenmesh.services.mm_encoder_svc.batcher import Batcher, Features, StateLost
 from tokenmesh.shared import tensor_blob
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.errors import NotFound, ProtocolError
 from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.in_flight import InFlight
 from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, MediaItem
 from tokenmesh.shared.telemetry.span import span
 
@@ -71,28 +73,27 @@ class Embeddings:
         self._cache = cache
         self._blobs = blobs
         self._ttl_s = ttl_s
-        self._in_flight: dict[BlobKey, asyncio.Task[tuple[bool, str]]] = {}
+        self._in_flight: InFlight[BlobKey, tuple[bool, str]] = InFlight()
 
-    async def obtain(self, item: MediaItem) -> tuple[MediaItem, bool]:
+    async def obtain(
+        self, item: MediaItem, earlier: Sequence[MediaItem] = ()
+    ) -> tuple[MediaItem, bool]:
         """The item with its embeddings, and whether they were computed for this call.
 
-        Raises NotFound when the features have expired: the prompt must be tokenized again.
+        `earlier`: the parts before, of a part of speech. Raises NotFound when the features have
+        expired: the prompt must be tokenized again.
         """
         if item.kind not in self._tower.kinds:
             raise ProtocolError(f"the model has no tower for {item.kind}")
         key = BlobKey(f"{EMBEDDINGS_PREFIX}{self._tower.fingerprint}:{item.content_hash}")
-        task = self._in_flight.get(key)
-        is_first = task is None
-        if task is None:
-            task = asyncio.create_task(self._provide(key, item))
-            self._in_flight[key] = task
-            task.add_done_callback(lambda done: self._finish(key, done))
-        # A cancelled caller must not cancel the item for others.
-        was_computed, check = await asyncio.shield(task)
+        work = partial(self._provide, key, item, earlier)
+        (was_computed, check), is_first = await self._in_flight.run(key, work)
         filled = msgspec.structs.replace(item, embeddings=key, embeddings_check=check)
         return filled, is_first and was_computed
 
-    async def _provide(self, key: BlobKey, item: MediaItem) -> tuple[bool, str]:
+    async def _provide(
+        self, key: BlobKey, item: MediaItem, earlier: Sequence[MediaItem]
+    ) -> tuple[bool, str]:
         """Make sure that the blob is in Redis for a full time to live.
 
         Returns whether it was computed, and its checksum; empty if another process computed it.
@@ -102,7 +103,12 @@ class Embeddings:
             return False, "" if blob is None else check_of(blob)
         is_new = blob is None
         if blob is None:
-            blob = await self._compute(item)
+            try:
+                blob = await self._compute(item)
+            except StateLost:
+                for part in _parts_before(item, earlier):
+                    await self._compute(part)
+                blob = await self._compute(item)
             self._cache.add(key, blob)
         await self._blobs.put(blob, key=key, ttl_s=self._ttl_s)
         return is_new, check_of(blob)
@@ -116,7 +122,8 @@ class Embeddings:
                 param="media",
             ) from error
         count = self._tower.encoder_states or item.num_embeddings
-        features = Features(item.kind, tensors, count)
+        part = None if item.follows is None else (item.follows, item.content_hash)
+        features = Features(item.kind, tensors, count, part)
         self._tower.check(features)
         attributes: dict[str, str | int] = {
             "tokenmesh.kind": item.kind,
@@ -125,8 +132,15 @@ class Embeddings:
         with span("tower", attributes):
             return (await self._batcher.submit(features)).encode()
 
-    def _finish(self, key: BlobKey, done: "asyncio.Task[tuple[bool, str]]") -> None:
-        del self._in_flight[key]
-        if not done.cancelled():
-            # Mark the exception as retrieved: all callers may have been cancelled.
-            done.exception()
+
+def _parts_before(item: MediaItem, earlier: Sequence[MediaItem]) -> list[MediaItem]:
+    """All parts of the speech before one, the first one first. Raises ProtocolError."""
+    by_hash = {each.content_hash: each for each in earlier}
+    found, follows = [], item.follows
+    while follows:
+        part = by_hash.pop(follows, None)
+        if part is None:
+            raise ProtocolError("the parts of the speech before this one are missing")
+        found.append(part)
+        follows = part.follows
+    return found[::-1]

@@ -24,6 +24,7 @@ async def build(mesh: Mesh) -> None:
     """Load the tower of every model that has one, and listen for Encode of these models."""
     limits = mesh.settings.encoder
     cache = EmbeddingCache(limits.cache_bytes)
+    mesh.metrics.gauge_of("mm_cache_bytes", lambda: cache.num_bytes, engine=mesh.instance_id)
     models: dict[ModelName, Embeddings] = {}
     batchers: list[Batcher] = []
     for settings in mesh.settings.models:

@@ -6,9 +6,7 @@ Each tensor of a tower is loaded exactly once; those of the language model are l
 import inspect
 import re
 import sys
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -19,20 +17,21 @@ from transformers import AutoConfig, PreTrainedModel
 
 from tokenmesh.services.mm_encoder_svc.batcher import Features
 from tokenmesh.services.mm_encoder_svc.checkpoint import JsonObject, TowerCheckpoint
+from tokenmesh.services.mm_encoder_svc.speech_states import CausalStates, encode_part
+from tokenmesh.services.mm_encoder_svc.tower_methods import (
+    CAUSAL,
+    encoder_states_of,
+    methods_of,
+    rows_of,
+)
 from tokenmesh.shared.config.model import Dtype, EncoderSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError, ProtocolError
-from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tensor_file import TensorShards
 
 # Tensor blobs are little-endian; torch uses the byte order of the host.
 assert sys.byteorder == "little"
 
-_METHODS: Final = {
-    IMAGE: "get_image_features",
-    VIDEO: "get_video_features",
-    AUDIO: "get_audio_features",
-}
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.bfloat16}
 _DTYPE_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -41,7 +40,12 @@ class Tower:
     """One model's encoders on one device. Its methods block; call them from one thread."""
 
     def __init__(
-        self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fingerprint: str
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        dtype: torch.dtype,
+        fingerprint: str,
+        states: CausalStates,
     ) -> None:
         self._device = device
         self._dtype = dtype
@@ -50,6 +54,8 @@ class Tower:
         """States of a clip that a decoder attends to; 0: embeddings stand for tokens."""
         self.fingerprint = fingerprint
         """Changes with every weight and setting that changes an embedding."""
+        self._causal = model.base_model if model.config.model_type in CAUSAL else None
+        self._states = states
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -61,6 +67,8 @@ class Tower:
         method = self._methods.get(features.kind)
         if method is None:
             raise ProtocolError(f"the model has no tower for {features.kind}")
+        if features.part is not None and self._causal is None:
+            raise ProtocolError("the model's tower does not encode speech in parts")
         parameters = inspect.signature(method).parameters
         for name, tensor in features.tensors.items():
             if name not in parameters:
@@ -78,19 +86,20 @@ class Tower:
             by_shape.setdefault(features.shape, []).append(index)
         found: dict[int, TensorBlob] = {}
         for indices in by_shape.values():
-            encoded = self._encode_alike([batch[index] for index in indices])
+            alike = [batch[index] for index in indices]
+            encoded = [self._blob(part) for part in self._encode_alike(alike)]
             found.update(zip(indices, encoded, strict=True))
         return [found[index] for index in range(len(batch))]
 
     @torch.inference_mode()
-    def _encode_alike(self, batch: list[Features]) -> list[TensorBlob]:
+    def _encode_alike(self, batch: list[Features]) -> list[torch.Tensor]:
         named = {
             name: torch.cat([_tensor(features.tensors[name]) for features in batch])
             for name in batch[0].tensors
         }
         inputs = {name: self._there(tensor) for name, tensor in named.items()}
         try:
-            output = self._methods[batch[0].kind](**inputs, return_dict=True)
+            rows = self._rows(batch[0], inputs)
         except MemoryError:
             raise
         except (ValueError, TypeError, IndexError, RuntimeError) as error:
@@ -98,21 +107,31 @@ class Tower:
                 raise
             what = f"the tower cannot encode this {batch[0].kind}"
             raise ProtocolError(f"{what}: {error}"[:500]) from error
-        embeddings = _joined(output).to(self._dtype).cpu().contiguous()
+        embeddings = rows.to(self._dtype).cpu().contiguous()
         counts = [features.num_embeddings for features in batch]
         if sum(counts) != len(embeddings):
             raise ProtocolError(
                 f"the tower makes {len(embeddings)} embeddings, the prompts have places for "
                 f"{sum(counts)}"
             )
-        return [
-            TensorBlob(
-                dtype=_DTYPE_NAMES[self._dtype],
-                shape=tuple(part.shape),
-                data=part.contiguous().view(torch.uint8).numpy().tobytes(),
-            )
-            for part in torch.split(embeddings, counts)
-        ]
+        return list(torch.split(embeddings, counts))
+
+    def _rows(self, features: Features, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """All embeddings [n, width] of one pass. Raises StateLost."""
+        if features.part is None:
+            return _joined(self._methods[features.kind](**inputs, return_dict=True))
+        before, part = features.part
+        state = self._states.after(before) if before else None
+        rows, state = encode_part(self._causal, **inputs, state=state)
+        self._states.replace(before, part, state)
+        return rows
+
+    def _blob(self, embeddings: torch.Tensor) -> TensorBlob:
+        return TensorBlob(
+            dtype=_DTYPE_NAMES[self._dtype],
+            shape=tuple(embeddings.shape),
+            data=embeddings.contiguous().view(torch.uint8).numpy().tobytes(),
+        )
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
         is_float = tensor.is_floating_point()
@@ -127,39 +146,9 @@ def _tensor(blob: TensorBlob) -> torch.Tensor:
 
 def _joined(output: Any) -> torch.Tensor:
     """All embeddings [n, width] of a pass, with those of further layers beside them."""
-    rows = [_rows(output.pooler_output)]
-    rows += [_rows(layer) for layer in getattr(output, "deepstack_features", None) or ()]
+    rows = [rows_of(output.pooler_output)]
+    rows += [rows_of(layer) for layer in getattr(output, "deepstack_features", None) or ()]
     return torch.cat(rows, dim=1)
-
-
-def _rows(found: Any) -> torch.Tensor:
-    """A tensor [..., width], or one for each item, as [n, width]."""
-    parts = [found] if isinstance(found, torch.Tensor) else list(found)
-    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
-
-
-def methods_of(model: Any) -> dict[str, Any]:
-    """By kind of item, what computes its embeddings."""
-    places = (model.base_model, model)
-    found = {
-        kind: next((getattr(each, name) for each in places if hasattr(each, name)), None)
-        for kind, name in _METHODS.items()
-    }
-    if encoder_states_of(model.config):
-        found[AUDIO] = partial(_encoded, model.get_encoder())
-    return {kind: method for kind, method in found.items() if method is not None}
-
-
-def encoder_states_of(config: Any) -> int:
-    """States of the encoder of an encoder-decoder; 0 for other models."""
-    is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
-    return int(config.max_source_positions) if is_encoder_decoder else 0
-
-
-def _encoded(encoder: Any, input_features: torch.Tensor, return_dict: bool) -> SimpleNamespace:
-    """As the methods of other models return it."""
-    states = encoder(input_features, return_dict=return_dict).last_hidden_state
-    return SimpleNamespace(pooler_output=states)
 
 
 def load_tower(found: TowerCheckpoint, dtype: Dtype, limits: EncoderSettings) -> Tower:
@@ -171,7 +160,8 @@ def load_tower(found: TowerCheckpoint, dtype: Dtype, limits: EncoderSettings) ->
     model = _read(found, resolved)
     fingerprint = _hash(model)
     fingerprint.update(repr((model.config.to_dict(), resolved)).encode())
-    return Tower(model.to(device), device, resolved, fingerprint.hexdigest())
+    states = CausalStates(limits.speech_state_bytes)
+    return Tower(model.to(device), device, resolved, fingerprint.hexdigest(), states)
 
 
 def _device(limits: EncoderSettings) -> torch.device:
@@ -190,7 +180,8 @@ def _dtype(setting: Dtype, config: JsonObject) -> torch.dtype:
 def _read(found: TowerCheckpoint, dtype: torch.dtype) -> PreTrainedModel:
     directory = found.directory
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        whole = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = getattr(whole, "thinker_config", whole)
         kind = _tower_class(found)
         model, info = kind.from_pretrained(
             None,

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE
+from tokenmesh.services.tokenizer_svc.media.audio import AudioPreparer
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.bus.base import Bus
@@ -17,7 +18,14 @@ from tokenmesh.shared.errors import (
     UnknownModel,
 )
 from tokenmesh.shared.ids import ModelName
-from tokenmesh.shared.messages import AudioPrepared, PrepareAudio, PromptRead, ReadPrompt
+from tokenmesh.shared.messages import (
+    AudioPrepared,
+    PrepareAudio,
+    PrepareSpeech,
+    PromptRead,
+    ReadPrompt,
+    SpeechPrepared,
+)
 from tokenmesh.shared.messages.tokenize import (
     ChatPrompt,
     Describe,
@@ -100,12 +108,12 @@ class TokenizerActor(Actor):
     @handles(PrepareAudio)
     async def prepare_audio(self, message: PrepareAudio, context: Context) -> AudioPrepared:
         """Answer with clips of a recording, whose features are stored."""
-        audio = self._model(message.model).audio
-        if audio is None:
-            raise InvalidInput(
-                f"the model {message.model} does not transcribe recordings", param="model"
-            )
-        return await audio.prepare(message)
+        return await self._audio(message.model).prepare(message)
+
+    @handles(PrepareSpeech)
+    async def prepare_speech(self, message: PrepareSpeech, context: Context) -> SpeechPrepared:
+        """Answer with the next part of speech, whose features are stored."""
+        return await self._audio(message.model).prepare_speech(message)
 
     @handles(ReadTokenizer)
     async def read(self, message: ReadTokenizer, context: Context) -> TokenizerRead:
@@ -125,6 +133,12 @@ class TokenizerActor(Actor):
         template = model.templates.get(DEFAULT_TEMPLATE)
         config = {**model.tokenizer_config, "chat_template": template}
         return TokenizerConfigRead(config_json=msgspec.json.encode(config))
+
+    def _audio(self, name: ModelName) -> AudioPreparer:
+        audio = self._model(name).audio
+        if audio is None:
+            raise InvalidInput(f"the model {name} does not transcribe recordings", param="model")
+        return audio
 
     def _model(self, name: ModelName) -> PromptTokenizer:
         found = self._models.get(name)

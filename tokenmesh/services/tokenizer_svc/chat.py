@@ -105,7 +105,7 @@ class ChatRenderer:
         model: LoadedTokenizer,
         prompt: ChatPrompt,
         conversation: ChatInput,
-        image_placeholder: str,
+        placeholders: dict[str, str],
         tenant: str,
     ) -> str:
         """The prompt's text; tenants take turns.
@@ -121,7 +121,7 @@ class ChatRenderer:
             variables={**model.special_tokens, **conversation.variables},
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
-            image_placeholder=image_placeholder,
+            placeholders=placeholders,
             max_chars=self._limits.max_prompt_chars,
         )
         renderer = self._foreign if is_foreign else self._own

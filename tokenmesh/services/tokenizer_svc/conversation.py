@@ -5,6 +5,7 @@ for continue_final_message: a mark is appended to the last message, and the rend
 """
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject, RenderJob
@@ -45,16 +46,16 @@ class ToolArguments(dict[str, object]):
 def shape_messages(job: RenderJob, shape: TemplateShape) -> list[JsonObject]:
     """The job's messages for a template of this shape. Raises UnusableMessages."""
     return [
-        _shape_message(message, index, shape, job.image_placeholder)
+        _shape_message(message, index, shape, job.placeholders)
         for index, message in enumerate(job.messages)
     ]
 
 
 def _shape_message(
-    message: JsonObject, index: int, shape: TemplateShape, placeholder: str
+    message: JsonObject, index: int, shape: TemplateShape, placeholders: Mapping[str, str]
 ) -> JsonObject:
     shaped: JsonObject = {key: value for key, value in message.items() if value is not None}
-    shaped["content"] = _shape_content(message.get("content"), shape, placeholder)
+    shaped["content"] = _shape_content(message.get("content"), shape, placeholders)
     if message.get("role") == "assistant":
         _shape_tool_calls(shaped, ("messages", index))
     _check_string(message, "tool_call_id", ("messages", index))
@@ -65,7 +66,9 @@ def _shape_message(
     return shaped
 
 
-def _shape_content(content: object, shape: TemplateShape, placeholder: str) -> object:
+def _shape_content(
+    content: object, shape: TemplateShape, placeholders: Mapping[str, str]
+) -> object:
     if content is None:
         if shape.tests_none:
             return None
@@ -74,18 +77,19 @@ def _shape_content(content: object, shape: TemplateShape, placeholder: str) -> o
         if shape.wants_parts and not shape.tests_string:
             return [{"type": "text", "text": content}]
         return content
-    return content if shape.wants_parts else _join_parts(content, placeholder)
+    return content if shape.wants_parts else _join_parts(content, placeholders)
 
 
-def _join_parts(content: object, placeholder: str) -> str:
+def _join_parts(content: object, placeholders: Mapping[str, str]) -> str:
     """One string; placeholders that are missing in the text are put first, one on each line."""
     assert isinstance(content, list)
     text = "\n".join(part["text"] for part in content if part["type"] == "text")
-    num_images = sum(part["type"] == "image" for part in content)
-    if not num_images or not placeholder:
-        return text
-    num_missing = num_images - text.count(placeholder)
-    return "\n".join([placeholder] * num_missing + [text])
+    missing: list[str] = []
+    for kind, placeholder in placeholders.items():
+        num_items = sum(part["type"] == kind for part in content)
+        missing += [placeholder] * (num_items - text.count(placeholder) if num_items else 0)
+    has_items = any(part["type"] in placeholders for part in content)
+    return "\n".join([*missing, text]) if has_items else text
 
 
 def _shape_tool_calls(message: JsonObject, path: FieldPath) -> None:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 from tokenizers import Tokenizer
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
+from tokenmesh.services.tokenizer_svc.retrieval import COLQWEN2, RetrievalPrompts, read_retrieval
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
-from tokenmesh.shared.model_files import locate_model
+from tokenmesh.shared.model_files import locate_model, served_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +41,7 @@ class LoadedTokenizer:
 
     directory: Path
     config: JsonObject
-    """config.json, unchanged."""
+    """`inner_config` of config.json."""
     tokenizer_config: JsonObject
     """tokenizer_config.json, unchanged."""
     tokenizer: Tokenizer
@@ -60,6 +61,8 @@ class LoadedTokenizer:
     """Whether the model reads which text of a pair a token belongs to."""
     prompts: dict[str, str]
     """What sentence-transformers puts before a text, by the purpose of its embedding."""
+    around_text: tuple[str, str] = ("", "")
+    """What the model's processor puts before and behind a text that it embeds."""
 
 
 def load_model(settings: ModelSettings) -> LoadedTokenizer:
@@ -67,7 +70,8 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     directory = checkpoint_dir(settings.model, settings.revision)
     own = settings.tokenizer is None or settings.tokenizer == settings.model
     home = directory if own else checkpoint_dir(settings.tokenizer or "", None)
-    config = read_json(directory / "config.json")
+    stated = read_config(directory)
+    config, retrieval = inner_config(stated), None
     source = _load_tokenizer(home)
     tokenizer: Tokenizer = source.backend_tokenizer
     # A tokenizer.json may set these; prompts are truncated here, if the request says so.
@@ -76,6 +80,8 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     text = tokenizer.to_str().encode()
     added = tokenizer.get_added_tokens_decoder()
     text_model = text_config(config)
+    if stated.get("model_type") == COLQWEN2:
+        retrieval = read_retrieval(directory, str(source.pad_token))
     sizes = (positive_int(text_model.get("vocab_size")) or 0, len(source), *(i + 1 for i in added))
     return LoadedTokenizer(
         directory=directory,
@@ -87,7 +93,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         vocab_size=max(sizes),
         special_tokens={name: str(token) for name, token in source.special_tokens_map.items()},
         special_ids=sorted(index for index, token in added.items() if token.special),
-        templates=_templates(settings, source.chat_template, directory),
+        templates=_templates(settings, source.chat_template, directory, retrieval),
         default_sampling=_default_sampling(settings, directory),
         max_model_len=settings.stated_len
         or positive_int(text_model.get("max_position_embeddings"))
@@ -95,6 +101,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         eos_token_ids=_eos_token_ids(directory, text_model, source.eos_token_id),
         has_type_ids="token_type_ids" in source.model_input_names,
         prompts=_prompts(directory),
+        around_text=("", "") if retrieval is None else retrieval.around_text,
     )
 
 
@@ -124,9 +131,13 @@ def _prompts(directory: Path) -> dict[str, str]:
     return {str(name): text for name, text in prompts.items() if isinstance(text, str)}
 
 
-def _templates(settings: ModelSettings, found: object, directory: Path) -> dict[str, str]:
+def _templates(
+    settings: ModelSettings, found: object, directory: Path, retrieval: RetrievalPrompts | None
+) -> dict[str, str]:
     if settings.chat_template is not None:
         return {DEFAULT_TEMPLATE: _read_template(settings.chat_template)}
+    if retrieval is not None:  # what the files hold is that of the model it was made of
+        return {DEFAULT_TEMPLATE: retrieval.template}
     # Older processors keep the template of an image model in a separate file.
     processor = read_json(directory / "chat_template.json").get("chat_template")
     for source in (processor, found):
@@ -213,6 +224,17 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
     return value
+
+
+def read_config(directory: Path) -> JsonObject:
+    """config.json of what is served of a checkpoint. Raises CheckpointError."""
+    return served_part(read_json(directory / "config.json"))
+
+
+def inner_config(config: JsonObject) -> JsonObject:
+    """The vision-language model that a config.json puts a head on; else the config itself."""
+    inner = config.get("vlm_config")
+    return inner if isinstance(inner, dict) else config
 
 
 def text_config(config: JsonObject) -> JsonObject:

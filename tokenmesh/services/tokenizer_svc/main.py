@@ -11,8 +11,8 @@ from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer, forbid_tor
 from tokenmesh.services.tokenizer_svc.media.audio import AudioPreparer
 from tokenmesh.services.tokenizer_svc.media.fetch import Fetcher
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
+from tokenmesh.services.tokenizer_svc.media.media_model import media_model
 from tokenmesh.services.tokenizer_svc.media.speech import speech_facts
-from tokenmesh.services.tokenizer_svc.media.vision import vision_model
 from tokenmesh.services.tokenizer_svc.parser_choice import choose_parsers
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.services.tokenizer_svc.threads import Threads
@@ -65,9 +65,9 @@ class SharedResources:
         """Load one model. Raises CheckpointError or ConfigError."""
         loaded = await asyncio.to_thread(load_model, settings)
         parsers = choose_parsers(settings, loaded.templates.values(), self._parser_plugins)
-        vision = await asyncio.to_thread(vision_model, loaded, settings, self._limits.media)
-        if vision is not None:
-            await self._media.prepare(vision)
+        media = await asyncio.to_thread(media_model, loaded, settings, self._limits.media)
+        if media is not None:
+            await self._media.prepare(media)
         speech = await asyncio.to_thread(speech_facts, loaded)
         audio: AudioPreparer | None = None
         if speech is not None:
@@ -79,17 +79,17 @@ class SharedResources:
             guard = await asyncio.to_thread(ContentGuard, loaded.tokenizer)
         await self._chat.check(loaded, is_configured=settings.chat_template is not None)
         logger.info(
-            "%s: %d tokens, images: %s, reasoning parser: %s, tool parser: %s",
+            "%s: %d tokens, media: %s, reasoning parser: %s, tool parser: %s",
             settings.name,
             loaded.vocab_size,
-            bool(vision),
+            ", ".join(media.kinds) if media is not None else "none",
             parsers.reasoning or "none",
             parsers.tools or "none",
         )
         return PromptTokenizer(
             ModelName(settings.name),
             loaded,
-            vision,
+            media,
             self._limits,
             chat=self._chat,
             media=self._media,

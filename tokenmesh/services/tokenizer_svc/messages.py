@@ -8,9 +8,11 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.services.tokenizer_svc.media.fetch import BLOB_SCHEME, DATA_SCHEME
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
+from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 _TEXT_FIELD_BY_TYPE: Final = {
@@ -21,6 +23,8 @@ _TEXT_FIELD_BY_TYPE: Final = {
     "thinking": "thinking",
 }
 _IMAGE_TYPES: Final = ("image_url", "input_image", "image")
+_VIDEO_TYPES: Final = ("video_url", "input_video", "video")
+_AUDIO_TYPES: Final = ("input_audio", "audio_url", "audio")
 _RESERVED_VARIABLES: Final = (
     "messages",
     "tools",
@@ -34,13 +38,14 @@ _RESERVED_VARIABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image in a message, not fetched yet."""
+    """An item of a message, not fetched yet."""
 
     path: FieldPath
     """Where it is in the request."""
     url: str | None
     """A data, http(s) or blob URL, or an upload's id; None if only the uuid is given."""
     uuid: str | None = None
+    kind: str = IMAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ def _decode_variables(data: bytes | None) -> JsonObject:
 
 
 def _read_message(message: JsonObject, path: FieldPath, media: list[MediaPart]) -> None:
-    """Normalize the message's content in place, and collect its images."""
+    """Normalize the message's content in place, and collect its media."""
     if not isinstance(message.get("role"), str):
         raise _invalid((*path, "role"), "is missing or not a string")
     content = message.get("content")
@@ -139,29 +144,60 @@ def _read_part(part: object, path: FieldPath, media: list[MediaPart]) -> JsonObj
     if not isinstance(part, dict):
         raise _invalid(path, "is neither a string nor an object")
     kind = part.get("type") or ("image_url" if "image_url" in part else "text")
+    if not isinstance(kind, str):
+        raise _invalid((*path, "type"), "is not a string")
     if field := _TEXT_FIELD_BY_TYPE.get(kind):
         text = part.get(field)
         if not isinstance(text, str):
             raise _invalid((*path, field), "is missing or not a string")
         return {"type": "text", "text": text}
     if kind in _IMAGE_TYPES:
-        media.append(_read_image(part, path))
-        return {"type": "image"}
+        media.append(_read_url(part, path, IMAGE, "image"))
+        return {"type": IMAGE}
+    if kind in _VIDEO_TYPES:
+        media.append(_read_url(part, path, VIDEO, "video"))
+        return {"type": VIDEO}
+    if kind in _AUDIO_TYPES:
+        media.append(_read_audio(part, path))
+        return {"type": AUDIO}
     raise _invalid((*path, "type"), f"{kind!r} is not supported")
 
 
-def _read_image(part: JsonObject, path: FieldPath) -> MediaPart:
-    uuid = part.get("uuid")
-    if uuid is not None and not isinstance(uuid, str):
-        raise _invalid((*path, "uuid"), "is not a string")
-    source = part.get("image_url") or part.get("file_id") or part.get("image")
+def _read_url(part: JsonObject, path: FieldPath, kind: str, noun: str) -> MediaPart:
+    """A part that names its file by a URL, an upload or a uuid."""
+    uuid, field = _uuid_of(part, path), f"{kind}_url"
+    source = part.get(field) or part.get("file_id") or part.get(kind)
     if isinstance(source, dict):
         source = source.get("url") or source.get("file_id")
     if source is not None and not isinstance(source, str):
-        raise _invalid((*path, "image_url"), "is not a URL")
+        raise _invalid((*path, field), "is not a URL")
     if not source and not uuid:
-        raise _invalid(path, "has no image: image_url is missing")
-    return MediaPart(path, source or None, uuid or None)
+        raise _invalid(path, f"has no {noun}: {field} is missing")
+    return MediaPart(path, source or None, uuid, kind)
+
+
+def _read_audio(part: JsonObject, path: FieldPath) -> MediaPart:
+    """A recording: its URL, or its file in base64 as `input_audio` has it."""
+    uuid = _uuid_of(part, path)
+    given = part.get("input_audio")
+    if given is not None:
+        return MediaPart(path, _audio_uri(given, (*path, "input_audio")), uuid, AUDIO)
+    return _read_url(part, path, AUDIO, "recording")
+
+
+def _audio_uri(given: object, path: FieldPath) -> str:
+    data = given.get("data") if isinstance(given, dict) else None
+    if not isinstance(data, str) or not data:
+        raise _invalid((*path, "data"), "is missing or not a string")
+    is_uri = data.startswith((BLOB_SCHEME, DATA_SCHEME))
+    return data if is_uri else f"{DATA_SCHEME};base64,{data}"
+
+
+def _uuid_of(part: JsonObject, path: FieldPath) -> str | None:
+    uuid = part.get("uuid")
+    if uuid is not None and not isinstance(uuid, str):
+        raise _invalid((*path, "uuid"), "is not a string")
+    return uuid or None
 
 
 def _bound_parts(messages: list[JsonObject], limit: int) -> None:

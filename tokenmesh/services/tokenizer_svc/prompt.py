@@ -20,9 +20,10 @@ from tokenmesh.services.tokenizer_svc.encoding import (
 from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer
 from tokenmesh.services.tokenizer_svc.media.audio import AudioPreparer
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
-from tokenmesh.services.tokenizer_svc.media.vision import (
+from tokenmesh.services.tokenizer_svc.media.media_model import (
+    NOUNS,
+    MediaModel,
     StoredItem,
-    VisionModel,
     shift_items,
 )
 from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversation
@@ -64,7 +65,7 @@ class PromptTokenizer:
         self,
         name: ModelName,
         model: LoadedTokenizer,
-        vision: VisionModel | None,
+        media_model: MediaModel | None,
         limits: TokenizerSettings,
         *,
         chat: ChatRenderer,
@@ -81,7 +82,7 @@ class PromptTokenizer:
         self.audio = audio
         self.speech = speech
         self._name = name
-        self._vision = vision
+        self._media_model = media_model
         self._limits = limits
         self._chat = chat
         self._media = media
@@ -89,11 +90,10 @@ class PromptTokenizer:
         self._guard = guard
         self._length_bound = length_bound(model.tokenizer_json)
         self.texts = TextBatch(
-            model.tokenizer,
-            limits,
-            threads,
-            self._length_bound,
+            *(model.tokenizer, limits, threads, self._length_bound),
             has_type_ids=model.has_type_ids,
+            around=model.around_text,
+            embed_ids=frozenset() if media_model is None else media_model.embed_ids,
         )
         self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
         self._route_head = chain_head(self._scope)
@@ -102,10 +102,10 @@ class PromptTokenizer:
         """Tokenize a prompt. Raises InvalidInput and its subclasses, and Overloaded."""
         limit = token_limit(message.truncate_prompt_tokens, self.model.max_model_len)
         banned = await self._bad_words(message)
-        ids, images = await self._ids(message, limit)
+        ids, stored = await self._ids(message, limit)
         items: list[MediaItem] = []
-        if self._vision is not None:
-            ids, items = self._vision.expanded(ids, images)
+        if self._media_model is not None:
+            ids, items = self._media_model.expanded(ids, stored)
         kept = truncate_ids(ids, limit, message.truncation_side)
         if message.max_tokens is not None and len(kept) > message.max_tokens:
             return Tokenized(token_ids=b"", too_many=len(kept))
@@ -138,7 +138,7 @@ class PromptTokenizer:
     async def _ids(
         self, message: Tokenize, limit: int | None
     ) -> tuple[list[int], list[StoredItem]]:
-        """The ids, with one for each run of tokens of an image, and the images."""
+        """The ids, with one for each run of tokens of an item, and the items."""
         prompt = message.prompt
         if isinstance(prompt, IdsPrompt):
             return self._given_ids(prompt), []
@@ -165,24 +165,28 @@ class PromptTokenizer:
             if num_bytes <= _INLINE_JSON_BYTES
             else await self._threads.run(message.tenant, num_bytes / _JSON_BYTES_PER_CHAR, read)
         )
-        images = await self._load_media(conversation, message, prompt)
-        placeholder = self._vision.placeholder if self._vision is not None else ""
+        stored = await self._load_media(conversation, message, prompt)
         with span("render", {"tokenmesh.messages": len(conversation.messages)}):
             text = await self._chat.render(
-                self.model, prompt, conversation, placeholder, message.tenant
+                self.model, prompt, conversation, self._placeholders, message.tenant
             )
             if self._guard is not None:
                 hidden, table = await self._hidden(
                     self._guard, text, message.tenant, prompt, conversation
                 )
-        if self._vision is not None:
-            text = self._vision.inserted(text if self._guard is None else hidden, images)
+        if self._media_model is not None:
+            text = text if self._guard is None else hidden
+            text, stored = self._media_model.inserted(text, stored)
             hidden = text
         # Truncation follows after the placeholders are expanded.
         if self._guard is None:
-            return await self._encode(text, prompt.add_special_tokens, None, message), images
+            return await self._encode(text, prompt.add_special_tokens, None, message), stored
         work = partial(self._guard.encode, hidden, table, prompt.add_special_tokens)
-        return await self._encode_by(work, text, message), images
+        return await self._encode_by(work, text, message), stored
+
+    @property
+    def _placeholders(self) -> dict[str, str]:
+        return self._media_model.placeholders if self._media_model is not None else {}
 
     async def _hidden(
         self,
@@ -193,13 +197,12 @@ class PromptTokenizer:
         conversation: ChatInput,
     ) -> tuple[str, dict[int, int]]:
         """A rendering in which characters of the contents are replaced, and the replacements."""
-        placeholder = self._vision.placeholder if self._vision is not None else ""
         threads, cost = self._threads, len(text)
         await threads.run_text(tenant, cost, partial(guard.check, conversation))
         for table in guard.tables:
             hide = partial(guard.hidden, conversation, table)
             other = await threads.run_text(tenant, cost, hide)
-            hidden = await self._chat.render(self.model, prompt, other, placeholder, tenant)
+            hidden = await self._chat.render(self.model, prompt, other, self._placeholders, tenant)
             show = partial(guard.shown, hidden, table)
             if await threads.run_text(tenant, cost, show) == text:
                 return hidden, table
@@ -210,17 +213,19 @@ class PromptTokenizer:
     ) -> list[StoredItem]:
         if not conversation.media:
             return []
-        if self._vision is None:
-            path = conversation.media[0].path
-            raise InvalidInput(
-                f"{field_name(path)}: the model {self._name} accepts text only",
-                param="messages",
-                path=path,
-            )
+        for part in conversation.media:
+            if part.kind not in self._placeholders:
+                known = " and ".join(["text", *(NOUNS[kind] for kind in self._placeholders)])
+                raise InvalidInput(
+                    f"{field_name(part.path)}: the model {self._name} accepts {known} only",
+                    param="messages",
+                    path=part.path,
+                )
+        assert self._media_model is not None
         scope = f"{self._name}\0{message.tenant}\0{message.cache_salt or ''}"
         options = prompt.mm_processor_kwargs_json or b""
         return await self._media.load(
-            conversation.media, self._vision, scope, message.tenant, options
+            conversation.media, self._media_model, scope, message.tenant, options
         )
 
     async def _encode(

@@ -17,15 +17,16 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     template: str
     messages: list[JsonObject] = []
-    """Content parts are {"type": "text", "text": ...} or {"type": "image"}, as in messages.py."""
+    """Content parts are {"type": "text", "text": ...} or {"type": kind of media}, as in
+    messages.py."""
     tools: list[JsonObject] | None = None
     documents: list[JsonObject] | None = None
     variables: JsonObject = {}
     """Special tokens by name (`bos_token`) and the request's `chat_template_kwargs`."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    image_placeholder: str = ""
-    """The text for an image, for templates that expect content as a string."""
+    placeholders: dict[str, str] = {}
+    """The text for an item by its kind, for templates that expect content as a string."""
     max_chars: int
     compile_only: bool = False
     """Only compile the template."""

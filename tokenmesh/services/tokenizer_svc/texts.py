@@ -42,8 +42,16 @@ class TextBatch:
         bound: LengthBound | None,
         *,
         has_type_ids: bool,
+        around: tuple[str, str] = ("", ""),
+        embed_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`has_type_ids`: whether the model reads which text of a pair a token belongs to."""
+        """`has_type_ids`: whether the model reads which text of a pair a token belongs to.
+
+        around: what the model's processor puts before and behind a text. embed_ids: tokens that
+        stand for media, which no text may hold.
+        """
+        self._around = around
+        self._embed_ids = embed_ids
         self._tokenizer = tokenizer
         self._has_type_ids = has_type_ids
         self._limits = limits
@@ -111,6 +119,9 @@ class TextBatch:
         for portion in _portions(texts):
             if now_s() > deadline_s:
                 raise DeadlineExceeded("the texts were not encoded in time")
+            if message.add_special_tokens and any(self._around):
+                before, behind = self._around
+                portion = [f"{before}{text}{behind}" for text in portion]
             work = partial(_encode, self._tokenizer, portion, limit, message.truncation_side)
             cost = sum(map(len, portion))
             found += await self._threads.run_text(message.tenant, cost, work)
@@ -135,6 +146,12 @@ class TextBatch:
                 first, second = _cut(first, second, room, message.truncation_side)
             ids = frame.ids(first, second)
             _check_ids(ids, index, message)
+            if self._embed_ids and not self._embed_ids.isdisjoint(ids):
+                raise InvalidInput(
+                    "the text holds a token that stands for media",
+                    param=str(index),
+                    path=("pairs" if message.pairs else "texts", index),
+                )
             token_ids.append(pack_ids(ids))
             if self._has_type_ids:
                 type_ids.append(frame.types(len(first), len(second)))

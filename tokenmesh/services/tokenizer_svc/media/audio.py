@@ -10,20 +10,30 @@ from tokenmesh.services.tokenizer_svc.media.audio_child import (
     INVALID,
     TOO_LARGE,
     AudioJob,
+    Clip,
     Clips,
 )
+from tokenmesh.services.tokenizer_svc.media.speech_part import SpeechPart
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
 from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, ProtocolError
 from tokenmesh.shared.ids import BlobKey
-from tokenmesh.shared.messages.audio import AudioClip, AudioPrepared, PrepareAudio
+from tokenmesh.shared.messages.audio import (
+    AudioClip,
+    AudioPrepared,
+    PrepareAudio,
+    PrepareSpeech,
+    SpeechPrepared,
+)
 from tokenmesh.shared.telemetry.span import span
 
 _CHILD: Final = "tokenmesh.services.tokenizer_svc.media.audio_child"
 _FEATURES: Final = "audio:"
 _MAX_CLIPS: Final = 64
 """Of one message."""
+_MAX_NUMBER: Final = 1 << 40
+"""Of samples and tokens."""
 
 
 class AudioPreparer:
@@ -66,25 +76,43 @@ class AudioPreparer:
             raise PayloadTooLarge(
                 f"the file has {len(data)} bytes, at most {self._limits.max_audio_bytes}"
             )
-        job = AudioJob(data, message.first, message.count, message.rate)
-        with span("decode_audio", {"tokenmesh.bytes": len(data)}):
-            found = await self._decode(job, message.tenant)
-        clips = []
-        for clip in found.clips:
-            key = BlobKey(_FEATURES + clip.content_hash)
-            if not await self._blobs.renew(key, self._limits.ttl_s):
-                await self._blobs.put(clip.features, key=key, ttl_s=self._limits.ttl_s)
-            clips.append(
-                AudioClip(
-                    start_s=clip.start_s,
-                    end_s=clip.end_s,
-                    content_hash=clip.content_hash,
-                    features=key,
-                )
-            )
+        found = await self._decode(
+            AudioJob(data, message.first, message.count, message.rate), message.tenant
+        )
+        clips = [await self._stored(clip) for clip in found.clips]
         return AudioPrepared(duration_s=found.duration_s, total=found.total, clips=clips)
 
+    async def prepare_speech(self, message: PrepareSpeech) -> SpeechPrepared:
+        """Raises as `prepare` does."""
+        numbers = (message.first_sample, message.first_token, _MAX_NUMBER - message.first_sample)
+        if min(numbers) < 0 or message.first_token > _MAX_NUMBER:
+            raise ProtocolError("first_sample or first_token is out of range")
+        data = await self._blobs.get(message.source)
+        part = SpeechPart(
+            message.first_sample, message.first_token, message.follows, message.is_end
+        )
+        found = await self._decode(AudioJob(data, 0, 1, message.rate, part), message.tenant)
+        clips = [await self._stored(clip) for clip in found.clips]
+        part_found = clips[0] if clips else None
+        return SpeechPrepared(part=part_found, next_sample=found.next_sample)
+
+    async def _stored(self, clip: Clip) -> AudioClip:
+        key = BlobKey(_FEATURES + clip.content_hash)
+        if not await self._blobs.renew(key, self._limits.ttl_s):
+            await self._blobs.put(clip.features, key=key, ttl_s=self._limits.ttl_s)
+        return AudioClip(
+            start_s=clip.start_s,
+            end_s=clip.end_s,
+            content_hash=clip.content_hash,
+            features=key,
+            num_tokens=clip.num_tokens,
+        )
+
     async def _decode(self, job: AudioJob, tenant: str) -> Clips:
+        with span("decode_audio", {"tokenmesh.bytes": len(job.data)}):
+            return await self._ask(job, tenant)
+
+    async def _ask(self, job: AudioJob, tenant: str) -> Clips:
         try:
             answer = await self._pool.ask(msgspec.msgpack.encode(job), tenant, len(job.data))
         except ChildLate as error:

@@ -1,7 +1,7 @@
 """The process that reads audio: files from stdin, features of clips to stdout, until stdin ends.
 
 `python -m ...audio_child <seconds> <bytes of memory> <seconds of audio> <checkpoint>`. The kernel
-enforces its limits for any file, as in `decode_child`.
+enforces its limits for any file, as in `jobs`.
 """
 
 import hashlib
@@ -15,9 +15,16 @@ import numpy
 
 from tokenmesh.services.tokenizer_svc.loading import forbid_torch
 from tokenmesh.services.tokenizer_svc.media.audio_cuts import cut_points
-from tokenmesh.services.tokenizer_svc.media.audio_file import AudioLimits, Samples, decode_audio
+from tokenmesh.services.tokenizer_svc.media.audio_file import (
+    AudioLimits,
+    Samples,
+    check_shape,
+    decode_audio,
+)
 from tokenmesh.services.tokenizer_svc.media.confine import confine
 from tokenmesh.services.tokenizer_svc.media.features import load_audio_features
+from tokenmesh.services.tokenizer_svc.media.speech_part import PartFeatures, SpeechPart
+from tokenmesh.services.tokenizer_svc.media.stream_features import StreamFeatures
 from tokenmesh.shared.child_pool import serve
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 from tokenmesh.shared.tensor_blob import TensorBlob, encode_named
@@ -36,6 +43,8 @@ class AudioJob(msgspec.Struct, frozen=True):
     count: int
     rate: int = 0
     """Of raw samples, 16-bit little-endian mono; 0: `data` is a file."""
+    part: SpeechPart | None = None
+    """Of speech that goes on, in place of clips."""
 
 
 class Clip(msgspec.Struct, frozen=True):
@@ -45,6 +54,8 @@ class Clip(msgspec.Struct, frozen=True):
     """Of the samples and the extractor's options."""
     features: bytes
     """A blob of named tensors: `input_features` [1, bins, frames]."""
+    num_tokens: int = 0
+    """See `AudioClip.num_tokens`."""
 
 
 class Clips(msgspec.Struct, frozen=True):
@@ -52,6 +63,9 @@ class Clips(msgspec.Struct, frozen=True):
     total: int
     """Clips of the whole file."""
     clips: list[Clip]
+    """None of speech that does not fill one more token."""
+    next_sample: int = 0
+    """Of speech that goes on: the first one that the next part needs."""
 
 
 class AudioFeatures(Protocol):
@@ -63,6 +77,8 @@ class AudioFeatures(Protocol):
     """Longest clip."""
     options: bytes
     """All options that change its result."""
+    frames_of_token: int
+    """0: clips are not added to tokens."""
 
     def __call__(self, samples: Samples) -> Any:
         """Features of the samples of a clip: float32 [bins, frames]."""
@@ -76,14 +92,41 @@ def clips_of(job: AudioJob, extract: AudioFeatures, limits: AudioLimits) -> Clip
     clips = []
     for start, end in cuts[job.first : job.first + job.count]:
         part = samples[start:end]
-        digest = hashlib.sha256(len(extract.options).to_bytes(8, "little"))
-        digest.update(extract.options)
-        digest.update(part.tobytes())
-        features = numpy.ascontiguousarray(extract(part), dtype="<f4")[None]
-        named = {"input_features": TensorBlob("float32", features.shape, features.tobytes())}
-        data = encode_named(named)
-        clips.append(Clip(start / rate, end / rate, digest.hexdigest(), data))
+        found = _clip(extract, extract(part), part.tobytes(), start / rate, end / rate)
+        clips.append(found)
     return Clips(len(samples) / rate, len(cuts), clips)
+
+
+def part_of(job: AudioJob, part: SpeechPart, extract: AudioFeatures, limits: AudioLimits) -> Clips:
+    """Raises InvalidInput or PayloadTooLarge."""
+    if not isinstance(extract, StreamFeatures):
+        raise InvalidInput("the model does not transcribe speech that goes on", param="model")
+    check_shape(job.rate, channels=1)
+    samples = _samples_of(job, job.rate, limits)
+    make = PartFeatures(extract, job.rate)
+    features, next_sample = make(samples, part)
+    seconds = (part.first_sample + len(samples)) / job.rate
+    if not features.size:
+        return Clips(seconds, 1, [], next_sample)
+    end_token = part.first_token + features.shape[1] // extract.frames_of_token
+    end_s = seconds if part.is_end else make.seconds(end_token)
+    identity = part.follows.encode() + features.tobytes()
+    clip = _clip(extract, features, identity, make.seconds(part.first_token), end_s)
+    return Clips(seconds, 1, [clip], next_sample)
+
+
+def _clip(
+    extract: AudioFeatures, features: Any, identity: bytes, start_s: float, end_s: float
+) -> Clip:
+    """identity: bytes that, with the extractor's options, say what the clip is."""
+    digest = hashlib.sha256(len(extract.options).to_bytes(8, "little"))
+    digest.update(extract.options)
+    digest.update(identity)
+    features = numpy.ascontiguousarray(features, dtype="<f4")[None]
+    named = {"input_features": TensorBlob("float32", features.shape, features.tobytes())}
+    frames = extract.frames_of_token
+    num_tokens = features.shape[-1] // frames if frames else 0
+    return Clip(start_s, end_s, digest.hexdigest(), encode_named(named), num_tokens)
 
 
 def _samples_of(job: AudioJob, rate: int, limits: AudioLimits) -> Samples:
@@ -107,7 +150,11 @@ def answer(data: bytes, extract: AudioFeatures, limits: AudioLimits) -> bytes:
     """Execute one job; every failure is an answer."""
     try:
         job = msgspec.msgpack.decode(data, type=AudioJob)
-        return DONE + msgspec.msgpack.encode(clips_of(job, extract, limits))
+        if job.part is None:
+            found = clips_of(job, extract, limits)
+        else:
+            found = part_of(job, job.part, extract, limits)
+        return DONE + msgspec.msgpack.encode(found)
     except PayloadTooLarge as error:
         return TOO_LARGE + error.message.encode()
     except InvalidInput as error:
@@ -118,30 +165,34 @@ def answer(data: bytes, extract: AudioFeatures, limits: AudioLimits) -> bytes:
         return TOO_LARGE + b"the audio needs more memory than decoding may use"
 
 
-def _load_ahead(extract: AudioFeatures, limits: AudioLimits) -> None:
-    """Import what is loaded lazily: later no file can be opened."""
+def load_codecs(rate: int, read: Callable[[bytes], object]) -> None:
+    """Import what is loaded lazily, by reading a file of each format: later none can be opened."""
     import io
 
     import soundfile
 
-    silence = numpy.zeros(extract.rate // 10, numpy.float32)
+    silence = numpy.zeros(rate // 4, numpy.float32)
     for kind in ("WAV", "FLAC", "OGG", "MP3"):
         file = io.BytesIO()
-        soundfile.write(file, silence, extract.rate, format=kind)
-        answer(msgspec.msgpack.encode(AudioJob(file.getvalue(), 0, 1)), extract, limits)
+        soundfile.write(file, silence, rate, format=kind)
+        read(file.getvalue())
     try:
         import av
     except ImportError:
         return
     with av.open(io.BytesIO(), "w", format="mp4") as container:
-        container.add_stream("aac", rate=extract.rate)
+        container.add_stream("aac", rate=rate)
 
 
 def main(time_s: float, memory_bytes: int, max_s: float, checkpoint: Path) -> None:
     """Serve until stdin ends."""
     forbid_torch()
     extract, limits = load_audio_features(checkpoint), AudioLimits(max_s)
-    _load_ahead(extract, limits)
+
+    def read(data: bytes) -> bytes:
+        return answer(msgspec.msgpack.encode(AudioJob(data, 0, 1)), extract, limits)
+
+    load_codecs(extract.rate, read)
     confine(memory_bytes)
 
     def prepare(data: bytes) -> Callable[[], bytes]:

@@ -100,7 +100,7 @@ def _read_with_sndfile(data: bytes, container: str, limits: AudioLimits) -> Iter
             raise InvalidInput(
                 f"the codec {file.subtype} in {file.format} is not supported; supported are {NAMES}"
             )
-        _check_shape(file.samplerate, file.channels)
+        check_shape(file.samplerate, file.channels)
         _check_length(file.frames / file.samplerate, limits)
         num_read = 0
         while True:
@@ -157,13 +157,13 @@ def _frames_of(file: "av.container.InputContainer", limits: AudioLimits) -> Iter
     if codec.name not in _AV_CODECS:
         raise InvalidInput(f"the codec {codec.name} is not supported; supported are {NAMES}")
     codec.thread_count = 1  # a confined process starts no threads
-    _check_shape(codec.sample_rate, codec.channels)
+    check_shape(codec.sample_rate, codec.channels)
     if stream.duration is not None and stream.time_base is not None:
         _check_length(float(stream.duration * stream.time_base), limits)
     rate = codec.sample_rate
     planes = av.AudioResampler(format="fltp", rate=rate)
     for frame in file.decode(stream):
-        _check_shape(frame.sample_rate, frame.layout.nb_channels)
+        check_shape(frame.sample_rate, frame.layout.nb_channels)
         for each in planes.resample(frame):
             yield _Block(each.to_ndarray().mean(axis=0, dtype=numpy.float32), rate)
 
@@ -191,7 +191,8 @@ def _joined(blocks: Iterator[_Block], rate: int, limits: AudioLimits) -> Samples
     return samples
 
 
-def _check_shape(rate: int, channels: int) -> None:
+def check_shape(rate: int, channels: int) -> None:
+    """Raise InvalidInput for a rate or a number of channels that is not read."""
     if not _MIN_RATE <= rate <= _MAX_RATE:
         raise InvalidInput(
             f"the sample rate {rate} is not supported: it must be {_MIN_RATE} to {_MAX_RATE}"

@@ -1,24 +1,29 @@
-"""The decoding process: reads image files from stdin, writes features to stdout, until stdin ends.
+"""The process that reads the images of chats.
 
-The kernel enforces its limits for any file: it kills the process when the alarm of a job goes off,
-and refuses memory beyond its address space, files, connections and further processes.
 `python -m ...decode_child <seconds> <bytes of memory> <pixels of an image> <checkpoint>`.
 """
 
 import io
 import struct
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tokenmesh.services.tokenizer_svc.loading import forbid_torch
-from tokenmesh.services.tokenizer_svc.media.confine import confine
-from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor, read_options
-from tokenmesh.shared.child_pool import serve
+from tokenmesh.services.tokenizer_svc.media.jobs import (
+    Prepare,
+    answer,
+    file_of,
+    job_of,
+    options_of,
+    serve_jobs,
+)
+from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+from tokenmesh.shared.messages.media import IMAGE
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 """OpenAI's formats. For some others pillow starts programs; it decodes the run lengths of BMP byte
@@ -80,23 +85,11 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-PREPARED: Final = b"p"
-INVALID: Final = b"i"
-TOO_LARGE: Final = b"l"
-"""First byte of an answer; an encoded PreparedItem follows the first, a text the others."""
-
-
-def job_of(data: bytes, options: bytes) -> bytes:
-    """A file, and the JSON of `mm_processor_kwargs` or nothing."""
-    return b"".join((len(options).to_bytes(4, "little"), options, data))
-
-
 def prepare_image(job: bytes, processor: ItemProcessor, max_pixels: int) -> bytes:
     """An encoded PreparedItem. Raises InvalidInput or PayloadTooLarge."""
-    end = 4 + int.from_bytes(job[:4], "little")
-    options = read_options(job[4:end])
+    options = options_of(job)
     processor.check(options)
-    image = decode_image(job[end:], max_pixels)
+    image = decode_image(file_of(job), max_pixels)
     try:
         return processor.image(image, options).encode()
     except MemoryError:
@@ -105,37 +98,20 @@ def prepare_image(job: bytes, processor: ItemProcessor, max_pixels: int) -> byte
         raise InvalidInput(f"the image cannot be preprocessed: {error}") from error
 
 
-def answer(job: bytes, processor: ItemProcessor, max_pixels: int) -> bytes:
-    """Execute one job; every failure is an answer."""
-    try:
-        return PREPARED + prepare_image(job, processor, max_pixels)
-    except PayloadTooLarge as error:
-        return TOO_LARGE + error.message.encode()
-    except InvalidInput as error:
-        return INVALID + error.message.encode()
-    except MemoryError:
-        return TOO_LARGE + b"the image needs more memory than decoding may use"
-
-
-def _load_ahead(processor: ItemProcessor, max_pixels: int) -> None:
+def _load_ahead(prepare: Prepare) -> None:
     """Import what pillow and the processor load lazily: later no file can be opened."""
     for name in FORMATS:
         file = io.BytesIO()
         Image.new("RGB", (64, 48)).save(file, name)
-        answer(job_of(file.getvalue(), b""), processor, max_pixels)
+        answer(prepare, IMAGE, job_of(file.getvalue()))
 
 
 def main(time_s: float, memory_bytes: int, max_pixels: int, checkpoint: Path) -> None:
     """Serve until stdin ends."""
     forbid_torch()
-    processor = ItemProcessor(checkpoint)
-    _load_ahead(processor, max_pixels)
-    confine(memory_bytes)
-
-    def prepare(data: bytes) -> Callable[[], bytes]:
-        return lambda: answer(data, processor, max_pixels)
-
-    serve(sys.stdin.buffer, sys.stdout.buffer, time_s, prepare)
+    prepare = partial(prepare_image, processor=ItemProcessor(checkpoint), max_pixels=max_pixels)
+    _load_ahead(prepare)
+    serve_jobs(prepare, IMAGE, time_s, memory_bytes)
 
 
 if __name__ == "__main__":

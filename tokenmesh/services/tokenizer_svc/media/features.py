@@ -1,4 +1,4 @@
-"""WhisperFeatures: a checkpoint's feature extractor, in numpy. Imports transformers late."""
+"""What the tower of a model that transcribes takes of a clip, in numpy."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,16 @@ from typing import Any
 import msgspec
 import numpy
 
+from tokenmesh.services.tokenizer_svc.loading import read_config
+from tokenmesh.services.tokenizer_svc.media.stream_features import STREAMING, StreamFeatures
 from tokenmesh.shared.errors import CheckpointError
 
 
-def load_audio_features(directory: Path) -> "WhisperFeatures":
+def load_audio_features(directory: Path) -> "WhisperFeatures | StreamFeatures":
     """The checkpoint's feature extractor, in numpy. Raises CheckpointError."""
+    config = read_config(directory)
+    if config.get("model_type") == STREAMING:
+        return StreamFeatures(directory, config)
     from transformers import AutoFeatureExtractor
 
     try:
@@ -26,6 +31,8 @@ def load_audio_features(directory: Path) -> "WhisperFeatures":
 
 class WhisperFeatures:
     """Log-mel spectrograms of clips, padded with silence to a window."""
+
+    frames_of_token = 0
 
     def __init__(self, extractor: Any) -> None:
         self._extractor = extractor

@@ -1,4 +1,4 @@
-"""Reads an image's bytes: from a data URI, an upload, a gateway's blob, or an http(s) URL.
+"""Reads a media file: from a data URI, an upload, a gateway's blob, or an http(s) URL.
 
 URLs must lead to the public internet. A name is resolved once, and the connection goes to the
 address that was checked, since a second resolution could differ (DNS rebinding).
@@ -103,15 +103,17 @@ class Fetcher:
     async def stop(self) -> None:
         await self._client.aclose()
 
-    async def fetch(self, url: str, tenant: str) -> bytes:
-        """The body. Raises InvalidInput or PayloadTooLarge; Overloaded when too many wait.
+    async def fetch(self, url: str, tenant: str, max_bytes: int | None = None) -> bytes:
+        """The body, of at most `max_bytes` (default: the setting for images).
+
+        Raises InvalidInput or PayloadTooLarge; Overloaded when too many wait.
 
         Tenants take turns, and none may use all slots, so that slow URLs of one do not delay the
         others.
         """
         try:
             async with self._slots.slot(tenant), asyncio.timeout(self._limits.fetch_timeout_s):
-                return await self._follow(url)
+                return await self._follow(url, max_bytes or self._limits.max_bytes)
         except TimeoutError as error:
             raise InvalidInput(
                 f"the URL took longer than {self._limits.fetch_timeout_s:g} s"
@@ -119,15 +121,15 @@ class Fetcher:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise InvalidInput(f"the URL cannot be fetched: {type(error).__name__}") from error
 
-    async def _follow(self, url: str) -> bytes:
+    async def _follow(self, url: str, max_bytes: int) -> bytes:
         for _ in range(self._limits.max_redirects + 1):
-            answer = await self._get(url)
+            answer = await self._get(url, max_bytes)
             if isinstance(answer, bytes):
                 return answer
             url = urljoin(url, answer)
         raise InvalidInput(f"the URL redirects more than {self._limits.max_redirects} times")
 
-    async def _get(self, url: str) -> bytes | str:
+    async def _get(self, url: str, max_bytes: int) -> bytes | str:
         """The body, or the target of a redirect."""
         parts = self._check(url)
         host, port = parts.hostname or "", parts.port or _PORT_BY_SCHEME[parts.scheme]
@@ -145,7 +147,7 @@ class Fetcher:
         try:
             if response.status_code in _REDIRECTS and "location" in response.headers:
                 return str(response.headers["location"])
-            return await self._read(response)
+            return await self._read(response, max_bytes)
         finally:
             await response.aclose()
 
@@ -164,13 +166,12 @@ class Fetcher:
             raise InvalidInput(f"media from the host {parts.hostname!r} are not allowed")
         return parts
 
-    async def _read(self, response: httpx.Response) -> bytes:
+    async def _read(self, response: httpx.Response, limit: int) -> bytes:
         if response.status_code != httpx.codes.OK:
             raise InvalidInput(f"the URL returns status {response.status_code}")
         if response.headers.get("content-encoding", "identity") != "identity":
             # A compressed body could grow beyond any limit when it is decompressed.
             raise InvalidInput("the URL returns a compressed body")
-        limit = self._limits.max_bytes
         declared = response.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > limit:
             raise PayloadTooLarge(f"the file has {declared} bytes, at most {limit}")
@@ -207,21 +208,21 @@ async def read_source(
             return _bounded(await blobs.get(upload_key(url)), max_bytes)
         except NotFound as error:
             raise NotFound(f"the upload {url!r} does not exist or has expired") from error
-    return await fetcher.fetch(url, tenant)
+    return await fetcher.fetch(url, tenant, max_bytes)
 
 
 def decode_data_uri(uri: str, max_bytes: int) -> bytes:
     """The bytes in a base64 data URI. Raises InvalidInput or PayloadTooLarge."""
     head, separator, body = uri.partition(",")
     if not separator or not head.endswith(";base64"):
-        raise InvalidInput("the data URI is not of the form data:image/...;base64,...")
+        raise InvalidInput("the data URI is not of the form data:<type>;base64,...")
     # Four characters hold three bytes: this check needs no decoding.
     if len(body) // 4 * 3 > max_bytes + 3:
         raise PayloadTooLarge(f"the file has more than {max_bytes} bytes")
     try:
         return _bounded(base64.b64decode(body, validate=True), max_bytes)
     except binascii.Error as error:
-        raise InvalidInput(f"the data URI is not base64: {error}") from error
+        raise InvalidInput(f"the file is not base64: {error}") from error
 
 
 def _bounded(data: bytes, max_bytes: int) -> bytes:

@@ -1,12 +1,13 @@
-"""MediaLoader: turns the images in messages into features in the blob store.
+"""MediaLoader: turns the media in messages into features in the blob store.
 
-An image is identified by the hash of its file and of the preprocessing, never by a client's name
-for it. Features are stored under that hash, so an image of an earlier turn is not preprocessed
+An item is identified by the hash of its file and of the preprocessing, never by a client's name
+for it. Features are stored under that hash, so an item of an earlier turn is not preprocessed
 again.
 """
 
 import asyncio
 import hashlib
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,100 +16,45 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.tokenizer_svc.media.decode_child import (
-    INVALID,
-    PREPARED,
-    TOO_LARGE,
-    job_of,
-)
 from tokenmesh.services.tokenizer_svc.media.fetch import (
     DATA_SCHEME,
     Fetcher,
     decode_data_uri,
     read_source,
 )
-from tokenmesh.services.tokenizer_svc.media.processor import ItemText, PreparedItem
-from tokenmesh.services.tokenizer_svc.media.vision import StoredItem, VisionModel
+from tokenmesh.services.tokenizer_svc.media.item_decoder import ItemDecoder
+from tokenmesh.services.tokenizer_svc.media.jobs import NOUN
+from tokenmesh.services.tokenizer_svc.media.media_model import NOUNS, MediaModel, StoredItem
+from tokenmesh.services.tokenizer_svc.media.processor import ItemText
 from tokenmesh.services.tokenizer_svc.messages import MediaPart
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
+from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import (
     InvalidInput,
     NotFound,
-    PayloadTooLarge,
-    ProtocolError,
     field_name,
 )
 from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.in_flight import InFlight
+from tokenmesh.shared.messages.media import AUDIO, VIDEO
 from tokenmesh.shared.telemetry.span import span
-
-_CHILD: Final = "tokenmesh.services.tokenizer_svc.media.decode_child"
-
-
-class ImageDecoder:
-    """Turns image files into a model's features, in child processes that are killed when late.
-
-    Tenants take turns.
-    """
-
-    def __init__(self, limits: MediaSettings, checkpoint: Path) -> None:
-        self._pool = ChildPool(
-            "images to be decoded",
-            _CHILD,
-            (
-                str(limits.decode_timeout_s),
-                str(limits.decode_memory_bytes),
-                str(limits.max_pixels),
-                str(checkpoint),
-            ),
-            ChildLimits(
-                limits.decode_processes,
-                limits.decode_queue,
-                limits.decode_timeout_s,
-                most_each=limits.decode_processes,
-            ),
-            b"",
-        )
-
-    async def decode(self, data: bytes, options: bytes, tenant: str) -> PreparedItem:
-        """options: the JSON of `mm_processor_kwargs`, or nothing.
-
-        Raises InvalidInput, PayloadTooLarge, Overloaded.
-        """
-        try:
-            answer = await self._pool.ask(job_of(data, options), tenant, len(data))
-        except ChildLate as error:
-            raise PayloadTooLarge(f"the image cannot be decoded: {error.message}") from error
-        except ChildDied as error:
-            raise PayloadTooLarge("the image exceeds the limits of decoding") from error
-        kind, rest = answer[:1], answer[1:]
-        if kind == PREPARED:
-            return PreparedItem.decode(rest)
-        if kind == TOO_LARGE:
-            raise PayloadTooLarge(rest.decode())
-        if kind == INVALID:
-            raise InvalidInput(rest.decode())
-        raise ProtocolError(f"unknown answer of a decoding process: {kind!r}")
-
-    async def start(self) -> None:
-        """Start the processes before the first image needs one. Raises Unavailable."""
-        await self._pool.start()
-
-    async def stop(self) -> None:
-        await self._pool.stop()
-
 
 _FEATURES: Final = "features:"
 _PREPARED: Final = "prepared:"
 _ALIAS: Final = "media-uuid:"
+_MAX_RECENT: Final = 1024
 _BYTES_PER_CHAR: Final = 100
 """Bytes that are hashed, or decoded from base64, in the time of encoding one character."""
 
 
+_Source = tuple[str, str, str, Path, bytes]
+"""Tenant, kind, URL, checkpoint and options."""
+
+
 class MediaLoader:
-    """Fetches, decodes and preprocesses images; shared by all models of a process."""
+    """Fetches, decodes and preprocesses media; shared by all models of a process."""
 
     def __init__(
         self, limits: MediaSettings, blobs: Blobs, fetcher: Fetcher, threads: Threads
@@ -117,12 +63,22 @@ class MediaLoader:
         self._blobs = blobs
         self._fetcher = fetcher
         self._threads = threads
-        self._decoders: dict[Path, ImageDecoder] = {}
-        """By checkpoint."""
+        self._decoders: dict[tuple[str, Path], ItemDecoder] = {}
+        """By kind and checkpoint."""
+        self._fetching: InFlight[tuple[str, str, str], bytes] = InFlight()
+        self._recent: OrderedDict[_Source, tuple[float, StoredItem]] = OrderedDict()
+        """What was at a URL, and until when that counts (monotonic seconds)."""
+        self._preparing: InFlight[tuple[Path, str], StoredItem] = InFlight()
+        """By checkpoint and content hash."""
 
-    async def prepare(self, vision: VisionModel) -> None:
-        """Start the processes that decode a model's images. Raises Unavailable."""
-        await self._decoder(vision.checkpoint).start()
+    async def prepare(self, model: MediaModel) -> None:
+        """Start the processes that decode a model's media. Raises Unavailable.
+
+        Those of videos, which are few, start with the first one.
+        """
+        for kind in model.kinds:
+            if kind != VIDEO:
+                await self._decoder(kind, model.checkpoint).start()
 
     async def stop(self) -> None:
         for decoder in self._decoders.values():
@@ -131,7 +87,7 @@ class MediaLoader:
     async def load(
         self,
         parts: Sequence[MediaPart],
-        vision: VisionModel,
+        model: MediaModel,
         scope: str,
         tenant: str,
         options: bytes = b"",
@@ -141,15 +97,17 @@ class MediaLoader:
         `scope` separates the uuids of models and salts, options: the JSON of
         `mm_processor_kwargs`. Raises InvalidInput that names the part.
         """
-        if len(parts) > vision.max_images:
-            raise InvalidInput(
-                f"the prompt holds {len(parts)} images, at most {vision.max_images}",
-                param="messages",
-            )
-        with span("media", {"tokenmesh.images": len(parts)}):
-            first_by_source = {(part.url, part.uuid): part for part in reversed(parts)}
+        counts = Counter(part.kind for part in parts)
+        for name, kind in model.kinds.items():
+            if counts[name] > kind.max_items:
+                raise InvalidInput(
+                    f"the prompt holds {counts[name]} {NOUNS[name]}, at most {kind.max_items}",
+                    param="messages",
+                )
+        with span("media", {f"tokenmesh.{NOUNS[name]}": count for name, count in counts.items()}):
+            first_by_source = {(part.kind, part.url, part.uuid): part for part in reversed(parts)}
             tasks = {
-                source: asyncio.create_task(self._load_part(part, vision, scope, tenant, options))
+                source: asyncio.create_task(self._load_part(part, model, scope, tenant, options))
                 for source, part in first_by_source.items()
             }
             try:
@@ -157,52 +115,101 @@ class MediaLoader:
             finally:
                 for task in tasks.values():
                     task.cancel()
-            return [tasks[part.url, part.uuid].result() for part in parts]
+            return [tasks[part.kind, part.url, part.uuid].result() for part in parts]
 
     async def _load_part(
-        self, part: MediaPart, vision: VisionModel, scope: str, tenant: str, options: bytes
+        self, part: MediaPart, model: MediaModel, scope: str, tenant: str, options: bytes
     ) -> StoredItem:
         try:
             if part.url is None:
-                return await self._recall(part.uuid or "", scope)
-            with span("fetch"):
-                data = await self._read(part.url, tenant)
-            item = await self._preprocess(data, vision, tenant, options)
+                return await self._recall(part, scope)
+            source = (tenant, part.kind, part.url, model.checkpoint, options)
+            item = await self._found(source)
+            if item is None:
+                data = await self._fetched(part.url, part.kind, tenant)
+                item = await self._preprocess(data, part.kind, model, tenant, options)
+                self._keep(source, item)
             if part.uuid is not None:
-                await self._remember(part.uuid, scope, item)
+                await self._remember(part, scope, item)
             return item
         except InvalidInput as error:
-            # All of these are errors of the client: name the image.
+            # All of these are errors of the client: name the part.
             raise type(error)(
                 f"{field_name(part.path)}: {error.message}", param="messages", path=part.path
             ) from error
 
-    async def _read(self, url: str, tenant: str) -> bytes:
-        limit = self._limits.max_bytes
+    async def _found(self, source: _Source) -> StoredItem | None:
+        """What a URL has recently led to, if its features are still there."""
+        until_s, item = self._recent.get(source, (0.0, None))
+        if item is None or until_s < monotonic_s():
+            return None
+        is_there = await self._blobs.renew(item.features, self._limits.ttl_s)
+        return item if is_there else None
+
+    def _keep(self, source: _Source, item: StoredItem) -> None:
+        if source[2].startswith(("http:", "https:")) and self._limits.url_kept_s:
+            self._recent[source] = (monotonic_s() + self._limits.url_kept_s, item)
+            self._recent.move_to_end(source)
+            if len(self._recent) > _MAX_RECENT:
+                self._recent.popitem(last=False)
+
+    async def _fetched(self, url: str, kind: str, tenant: str) -> bytes:
+        with span("fetch") as current:
+            work = partial(self._read, url, kind, tenant)
+            data, is_own = await self._fetching.run((tenant, kind, url), work)
+            if not is_own:
+                current.set_attribute("tokenmesh.shared", 1)
+            return data
+
+    async def _read(self, url: str, kind: str, tenant: str) -> bytes:
+        limits = self._limits
+        by_kind = {AUDIO: limits.max_audio_bytes, VIDEO: limits.max_video_bytes}
+        limit = by_kind.get(kind, limits.max_bytes)
         if url.startswith(DATA_SCHEME):
             work = partial(decode_data_uri, url, limit)
             return await self._threads.run_text(tenant, len(url) // _BYTES_PER_CHAR, work)
         return await read_source(url, self._fetcher, self._blobs, limit, tenant)
 
     async def _preprocess(
-        self, data: bytes, vision: VisionModel, tenant: str, options: bytes
+        self, data: bytes, kind: str, model: MediaModel, tenant: str, options: bytes
     ) -> StoredItem:
-        work = partial(_content_hash, data, vision.processor.options, options)
+        if kind == AUDIO:
+            options = b""  # what a request may set is about images
+        work = partial(_content_hash, data, kind.encode(), model.kinds[kind].options, options)
         content_hash = await self._threads.run_text(tenant, len(data) // _BYTES_PER_CHAR, work)
         with span("preprocess", {"tokenmesh.bytes": len(data)}) as current:
-            stored = await self._stored(content_hash)
+            stored = await self._stored(content_hash, kind)
             if stored is not None and await self._blobs.renew(stored.features, self._limits.ttl_s):
                 current.set_attribute("tokenmesh.cached", 1)
                 return stored
-            item = await self._decoder(vision.checkpoint).decode(data, options, tenant)
-        stored = StoredItem(content_hash, BlobKey(_FEATURES + content_hash), item.prepared)
+            decoder = self._decoder(kind, model.checkpoint)
+            stored, is_own = await self._preparing.run(
+                (model.checkpoint, content_hash),
+                partial(self._decode, decoder, data, options, tenant, content_hash, kind),
+            )
+            if not is_own:
+                current.set_attribute("tokenmesh.shared", 1)
+            return stored
+
+    async def _decode(
+        self,
+        decoder: ItemDecoder,
+        data: bytes,
+        options: bytes,
+        tenant: str,
+        content_hash: str,
+        kind: str,
+    ) -> StoredItem:
+        """The item of a file, after its features are stored."""
+        item = await decoder.decode(data, options, tenant)
+        stored = StoredItem(content_hash, BlobKey(_FEATURES + content_hash), item.prepared, kind)
         head = msgspec.json.encode(item.prepared)
         ttl_s = self._limits.ttl_s
         await self._blobs.put(item.features, key=stored.features, ttl_s=ttl_s)
         await self._blobs.put(head, key=BlobKey(_PREPARED + content_hash), ttl_s=ttl_s)
         return stored
 
-    async def _stored(self, content_hash: str) -> StoredItem | None:
+    async def _stored(self, content_hash: str, kind: str) -> StoredItem | None:
         """The item, which was prepared before, for a full time to live; None: it was not."""
         key = BlobKey(_PREPARED + content_hash)
         try:
@@ -211,33 +218,36 @@ class MediaLoader:
             return None
         await self._blobs.renew(key, self._limits.ttl_s)
         prepared = msgspec.json.decode(head, type=ItemText)
-        return StoredItem(content_hash, BlobKey(_FEATURES + content_hash), prepared)
+        return StoredItem(content_hash, BlobKey(_FEATURES + content_hash), prepared, kind)
 
-    def _decoder(self, checkpoint: Path) -> ImageDecoder:
-        if checkpoint not in self._decoders:
-            self._decoders[checkpoint] = ImageDecoder(self._limits, checkpoint)
-        return self._decoders[checkpoint]
+    def _decoder(self, kind: str, checkpoint: Path) -> ItemDecoder:
+        if (kind, checkpoint) not in self._decoders:
+            self._decoders[kind, checkpoint] = ItemDecoder(kind, self._limits, checkpoint)
+        return self._decoders[kind, checkpoint]
 
-    async def _remember(self, uuid: str, scope: str, item: StoredItem) -> None:
-        key = self._alias(uuid, scope)
+    async def _remember(self, part: MediaPart, scope: str, item: StoredItem) -> None:
+        key = self._alias(part, scope)
         await self._blobs.put(item.content_hash.encode(), key=key, ttl_s=self._limits.ttl_s)
 
-    async def _recall(self, uuid: str, scope: str) -> StoredItem:
+    async def _recall(self, part: MediaPart, scope: str) -> StoredItem:
         stored: StoredItem | None = None
         with suppress(NotFound):
-            content_hash = (await self._blobs.get(self._alias(uuid, scope))).decode()
-            stored = await self._stored(content_hash)
+            content_hash = (await self._blobs.get(self._alias(part, scope))).decode()
+            stored = await self._stored(content_hash, part.kind)
         if stored is None:
-            raise NotFound(f"no image is stored under the uuid {uuid!r}: send the image")
-        # If they have expired, the encoder uses its embeddings, or reports that it needs the image.
+            noun = NOUN[part.kind].removeprefix("the ")
+            raise NotFound(f"no {noun} is stored under the uuid {part.uuid!r}: send the {noun}")
+        # If they have expired, the encoder uses its embeddings, or reports that it needs the item.
         await self._blobs.renew(stored.features, self._limits.ttl_s)
         return stored
 
-    def _alias(self, uuid: str, scope: str) -> BlobKey:
-        limit = self._limits.max_uuid_chars
+    def _alias(self, part: MediaPart, scope: str) -> BlobKey:
+        uuid, limit = part.uuid or "", self._limits.max_uuid_chars
         if len(uuid) > limit:
             raise InvalidInput(f"the uuid is longer than {limit} characters")
-        digest = hashlib.sha256(b"\0".join((scope.encode(), uuid.encode()))).hexdigest()
+        digest = hashlib.sha256(
+            b"\0".join((scope.encode(), part.kind.encode(), uuid.encode()))
+        ).hexdigest()
         return BlobKey(_ALIAS + digest)
 
 

@@ -1,12 +1,14 @@
 """ItemProcessor: a checkpoint's own processor for one item at a time, in pillow and numpy.
 
-transformers' processor class makes the features and the text that stands for the item. It is used
-without its video processor, which needs torch.
+transformers' processor class makes the features and the text that stands for the item. Its video
+processor needs torch; `FrameProcessor` takes its place.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -15,7 +17,13 @@ import msgspec
 import numpy
 from PIL import Image
 
-from tokenmesh.services.tokenizer_svc.loading import check_has_tokenizer, read_json
+from tokenmesh.services.tokenizer_svc.loading import inner_config, read_config
+from tokenmesh.services.tokenizer_svc.media.audio_file import AudioLimits, Samples, decode_audio
+from tokenmesh.services.tokenizer_svc.media.mel import load_whisper_extractor
+from tokenmesh.services.tokenizer_svc.media.processor_class import PARTS, load_processor
+from tokenmesh.services.tokenizer_svc.media.video_file import VideoFile, VideoLimits
+from tokenmesh.services.tokenizer_svc.media.video_frames import OPTIONS, FrameProcessor
+from tokenmesh.services.tokenizer_svc.media.video_rules import video_rules
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
 from tokenmesh.shared.tensor_blob import TensorBlob, encode_named
@@ -27,13 +35,8 @@ _OF_TEXT: Final = frozenset(
     }
 )
 """What a processor returns that is not about the item."""
-_PARTS: Final = frozenset(
-    {
-        *("image_processor", "video_processor", "feature_extractor", "tokenizer", "chat_template"),
-        *("processor_class", "auto_map"),
-    }
-)
-"""Keys of processor_config.json that are no options of the class."""
+_FACTS: Final = ("second_per_grid_ts", "video_second_per_grid")
+"""What it returns that positions depend on, and not the tower."""
 _CHANGEABLE: Final = frozenset(
     {
         *("size", "min_pixels", "max_pixels"),
@@ -44,6 +47,8 @@ _CHANGEABLE: Final = frozenset(
 )
 """Options that a request may set: how large an image is and into how many it is cut. Others would
 make what the tower was not trained on."""
+_WITH_SOUND: Final = "use_audio_in_video"
+_PARAM: Final = "mm_processor_kwargs"
 _DTYPES: Final = {"f": "float32", "i": "int64", "u": "int64", "b": "bool"}
 
 
@@ -51,7 +56,8 @@ class ItemText(msgspec.Struct, frozen=True, omit_defaults=True):
     """One item as a prompt holds it, without its features."""
 
     text: str
-    """What stands for it; of equal tokens that take embeddings and follow each other, one."""
+    """What stands for it; of equal tokens that take embeddings and follow each other, one. Empty:
+    the placeholder itself."""
     runs: list[int]
     """How many each of them stands for."""
     grid: tuple[int, ...] = ()
@@ -77,59 +83,135 @@ class PreparedItem:
 
 def embed_ids(config: JsonObject) -> frozenset[int]:
     """The ids of tokens that take embeddings."""
-    names = [f"{kind}_token_{end}" for kind in ("image", "video") for end in ("id", "index")]
+    names = [
+        f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index")
+    ]
     found = {config.get(name) for name in names}
     return frozenset(each for each in found if isinstance(each, int) and each >= 0)
+
+
+class _MadeVideo:
+    """Stands in for the video processor of a processor class: returns what was made before."""
+
+    def __init__(self, frames: FrameProcessor) -> None:
+        self.merge_size = frames.merge_size
+        self.temporal_patch_size = frames.temporal_patch_size
+        self.found: dict[str, Any] = {}
+
+    def __call__(self, _videos: object, **_named: object) -> dict[str, Any]:
+        return self.found
+
+
+_NO_VIDEO: Final = numpy.zeros((1, 2, 2, 3), numpy.uint8)
+"""What the processor class counts; the frames are in `_MadeVideo`."""
 
 
 class ItemProcessor:
     """Of one checkpoint. Raises CheckpointError for one whose processor cannot be used."""
 
     def __init__(self, directory: Path) -> None:
-        self._config = read_json(directory / "config.json")
-        self._processor: Any = _load(directory, self._config)
+        stated = read_config(directory)
+        self._config = inner_config(stated)
+        load_extractor = partial(load_whisper_extractor, directory)
+        self._processor: Any = load_processor(directory, self._config, load_extractor)
         tokenizer = self._processor.tokenizer
         texts = [tokenizer.convert_ids_to_tokens(each) for each in sorted(embed_ids(self._config))]
         self._embeds = [text for text in texts if text]
         self.placeholder: str = self._processor.image_token
         images = self._processor.image_processor
         rest = {name: _plain(value) for name, value in vars(self._processor).items()}
-        rest = {name: value for name, value in rest.items() if name not in _PARTS}
-        self.options = msgspec.json.encode([images.to_dict(), rest], order="sorted")
+        rest = {name: value for name, value in rest.items() if name not in PARTS}
+        self.hears = _hears(directory, self._config, self._processor)
+        """Whether a video may be taken with its sound."""
+        sound = self._processor.feature_extractor.to_dict() if self.hears else {}
+        self.options = msgspec.json.encode([images.to_dict(), rest, sound], order="sorted")
         """All options that change a result."""
         known = set(getattr(type(images), "valid_kwargs", SimpleNamespace).__annotations__)
         self._known = _CHANGEABLE & (known | set(vars(images)))
+        self.video_placeholder: str = getattr(self._processor, "video_token", None) or ""
+        takes_videos = bool(self.video_placeholder) and self._config is stated
+        rules = video_rules(directory, self._config) if takes_videos else None
+        self.frames = None if rules is None else FrameProcessor(rules)
+        """None: the model takes no videos."""
+        if self.frames is not None:
+            self._made = self._processor.video_processor = _MadeVideo(self.frames)
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise InvalidInput for options of a request that the processor does not know."""
+        known = self._known if self.frames is None else self._known | OPTIONS
+        if self.hears:
+            known |= {_WITH_SOUND}
         for name in options:
-            if name not in self._known:
-                known = ", ".join(sorted(self._known))
+            if name not in known:
                 raise InvalidInput(
-                    f"mm_processor_kwargs: the model's image processor has no option {name!r}; "
-                    f"it has {known}",
-                    param="mm_processor_kwargs",
+                    f"mm_processor_kwargs: the model's processor has no option {name!r}; it has "
+                    f"{', '.join(sorted(known))}",
+                    param=_PARAM,
                 )
+        if not isinstance(options.get(_WITH_SOUND, False), bool):
+            raise InvalidInput(f"{_PARAM}: {_WITH_SOUND} is not true or false", param=_PARAM)
 
     def image(self, image: Image.Image, options: Mapping[str, Any]) -> PreparedItem:
         """Raises ValueError, TypeError and the like for what cannot be processed."""
-        found = self._processor(
-            images=[image],
-            text=[self.placeholder],
-            return_tensors="np",
-            return_text_replacement_offsets=True,
-            **options,
-        )
+        named = {name: value for name, value in options.items() if name in self._known}
+        return self._prepared({"images": [image], "text": [self.placeholder], **named})
+
+    def sound(self, data: bytes, options: Mapping[str, Any], max_s: float) -> Samples | None:
+        """That of a video file, if the request wants it. Raises InvalidInput or PayloadTooLarge."""
+        if not options.get(_WITH_SOUND):
+            return None
+        if "num_frames" in options:
+            problem = f"{_WITH_SOUND} and num_frames exclude each other: set fps"
+            raise InvalidInput(f"{_PARAM}: {problem}", param=_PARAM)
+        try:
+            rate = self._processor.feature_extractor.sampling_rate
+            return decode_audio(data, rate, AudioLimits(max_s))
+        except InvalidInput as error:
+            raise type(error)(f"{_WITH_SOUND}: {error.message}") from error
+
+    def video(
+        self,
+        video: VideoFile,
+        options: Mapping[str, Any],
+        limits: VideoLimits,
+        sound: Samples | None = None,
+    ) -> PreparedItem:
+        """Raises InvalidInput or PayloadTooLarge, and ValueError and the like as `image` does."""
+        assert self.frames is not None, "the model takes no videos"
+        inputs = {"videos": [_NO_VIDEO], "text": [self.video_placeholder]}
+        if self.hears and (rate := self.frames.rate(options)) is not None:
+            inputs["fps"] = rate  # which the class takes for the times between frames
+        if sound is not None:
+            inputs |= {"audio": [sound], "audio_from_video_indices": [0]}
+            inputs["load_audio_from_video"] = True
+        try:
+            self._made.found = self.frames.features(video, options, limits)
+            return self._prepared(inputs)
+        finally:
+            self._made.found = {}
+
+    def _prepared(self, inputs: Mapping[str, Any]) -> PreparedItem:
+        found = self._processor(return_tensors="np", return_text_replacement_offsets=True, **inputs)
         (offsets,) = found["text_replacement_offsets"]
         (replaced,) = offsets
         tensors = {
             name: numpy.asarray(value) for name, value in found.items() if name not in _OF_TEXT
         }
-        grid = tensors.get("image_grid_thw")
+        facts = {name: float(tensors.pop(name)[0]) for name in _FACTS if name in tensors}
+        grid = tensors.get("image_grid_thw", tensors.get("video_grid_thw"))
         text, runs = self._collapsed(replaced["replacement"])
-        prepared = ItemText(text, runs, () if grid is None else tuple(map(int, grid[0])))
+        if "video_grid_thw" in tensors and "input_features" in tensors:
+            tensors["is_sound"] = self._is_sound(text, runs)
+        prepared = ItemText(text, runs, () if grid is None else tuple(map(int, grid[0])), facts)
         named = {name: _blob(value) for name, value in tensors.items()}
         return PreparedItem(prepared, encode_named(named))
+
+    def _is_sound(self, text: str, runs: list[int]) -> numpy.ndarray:
+        """Of each token of a video that takes an embedding, whether it is of the sound: 1 or 0."""
+        token = self._processor.audio_token
+        ends = re.escape(self.video_placeholder), re.escape(token)
+        found = [each == token for each in re.findall("|".join(ends), text)]
+        return numpy.repeat(numpy.array(found, numpy.int64), runs)
 
     def _collapsed(self, text: str) -> tuple[str, list[int]]:
         pieces, runs, at = [], [], 0
@@ -147,6 +229,18 @@ class ItemProcessor:
         return "".join([*pieces, text[at:]]), runs
 
 
+def _hears(directory: Path, config: JsonObject, processor: Any) -> bool:
+    """Whether a processor's class takes videos with their sound. Raises CheckpointError."""
+    name = "position_id_per_seconds"
+    placed = getattr(processor, name, None)
+    if placed is None:
+        return False
+    if config.get(name) != placed:
+        problem = f"is {config.get(name)!r}; the processor of transformers places sound by {placed}"
+        raise CheckpointError(f"{directory}: config.json: {name} {problem}", param=name)
+    return True
+
+
 def _blob(value: numpy.ndarray) -> TensorBlob:
     dtype = _DTYPES[value.dtype.kind]
     little = numpy.ascontiguousarray(value, dtype=numpy.dtype(dtype).newbyteorder("<"))
@@ -155,76 +249,6 @@ def _blob(value: numpy.ndarray) -> TensorBlob:
 
 def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | list) else None
-
-
-def _load(directory: Path, config: JsonObject) -> Any:
-    from transformers import AutoImageProcessor, AutoTokenizer
-
-    check_has_tokenizer(directory)
-    settings = read_json(directory / "processor_config.json")
-    if not (directory / "preprocessor_config.json").is_file() and (
-        "image_processor" not in settings
-    ):
-        raise CheckpointError(f"{directory} holds no preprocessor_config.json")
-    try:
-        images = AutoImageProcessor.from_pretrained(
-            directory, backend="pil", trust_remote_code=False, local_files_only=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(
-            directory, trust_remote_code=False, local_files_only=True
-        )
-        kind = _without_checks(_class_of(directory, config, settings))
-        options = {**_defaults(config), **{k: v for k, v in settings.items() if k not in _PARTS}}
-        parts = {"image_processor": images, "tokenizer": tokenizer}
-        if "video_processor" in kind.get_attributes():
-            parts["video_processor"] = SimpleNamespace()
-        return kind(**parts, **options)
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a processor's class raises about its config
-        what = f"its processor cannot be loaded: {type(error).__name__}: {error}"
-        raise CheckpointError(f"{directory}: {what}"[:1000]) from error
-
-
-def _class_of(directory: Path, config: JsonObject, settings: JsonObject) -> Any:
-    import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
-    from tokenmesh.services.tokenizer_svc.media.pixtral import RowsProcessor
-
-    stated = [settings, read_json(directory / "preprocessor_config.json")]
-    names = [each.get("processor_class") for each in stated]
-    names.append(PROCESSOR_MAPPING_NAMES.get(str(config.get("model_type"))))
-    name = next((each for each in names if isinstance(each, str)), None)
-    if name is None:
-        raise CheckpointError(f"{directory}: transformers has no processor for it")
-    if name == "PixtralProcessor":  # transformers' own imports torch
-        return RowsProcessor
-    return getattr(transformers, name)
-
-
-def _without_checks(kind: Any) -> Any:
-    """The class, taking a stand-in for its video processor and a placeholder alone as the text."""
-
-    def accept(_self: Any, *_args: Any, **_named: Any) -> None:
-        """What is given is what the class wants."""
-
-    members = {"check_argument_for_proper_class": accept, "validate_inputs": accept}
-    return type(kind.__name__, (kind,), members)
-
-
-def _defaults(config: JsonObject) -> JsonObject:
-    """Options that old checkpoints of llava leave out of their processor's config."""
-    vision = config.get("vision_config")
-    if config.get("model_type") != "llava" or not isinstance(vision, dict):
-        return {}
-    strategy = config.get("vision_feature_select_strategy", "default")
-    return {
-        # CLIPVisionConfig's own default
-        "patch_size": vision.get("patch_size", 32),
-        "vision_feature_select_strategy": strategy,
-        "num_additional_image_tokens": int(vision.get("model_type") == "clip_vision_model"),
-    }
 
 
 def read_options(data: bytes) -> dict[str, Any]:

@@ -6,17 +6,23 @@ from tokenmesh.services.tokenizer_svc.loading import (
     LoadedTokenizer,
     positive_int,
     read_json,
+    text_config,
 )
 from tokenmesh.services.tokenizer_svc.media.features import load_audio_features
+from tokenmesh.services.tokenizer_svc.media.stream_features import STREAMING, StreamFeatures
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.messages.audio import SpeechFacts
 
 _FAMILY: Final = "whisper"
+_PAD: Final = "[STREAMING_PAD]"
+"""What the model writes while nothing new was said, and its prompt holds."""
 
 
 def speech_facts(loaded: LoadedTokenizer) -> SpeechFacts | None:
     """None for a model that does not transcribe. Raises CheckpointError."""
+    if loaded.config.get("model_type") == STREAMING:
+        return _streaming(loaded)
     if loaded.config.get("model_type") != _FAMILY:
         return None
     generation = read_json(loaded.directory / "generation_config.json")
@@ -49,6 +55,30 @@ def speech_facts(loaded: LoadedTokenizer) -> SpeechFacts | None:
         window_s=features.window_s,
         rate=features.rate,
         max_previous_tokens=target // 2 - 1,
+        aligns=bool(generation.get("alignment_heads")),
+    )
+
+
+def _streaming(loaded: LoadedTokenizer) -> SpeechFacts:
+    """Of a model that writes while it listens: it names no languages, times or other text."""
+    features = StreamFeatures(loaded.directory, loaded.config)
+    text, layout = text_config(loaded.config), features.layout
+    token_s = features.token_s
+    start, pad = _id({"bos_token_id": 1, **text}, "bos_token_id"), _token(loaded, _PAD)
+    if start < 0 or pad < 0:
+        raise CheckpointError(
+            f"{loaded.directory}: bos_token_id or the token {_PAD} is missing, without which the "
+            "model cannot be prompted"
+        )
+    return SpeechFacts(
+        start_id=start,
+        prompt_ids=[start, *[pad] * (layout.before + layout.delay)],
+        hidden_ids=sorted({*loaded.special_ids, *loaded.eos_token_ids}),
+        timestamp_s=token_s,
+        window_s=features.window_s,
+        rate=features.rate,
+        max_previous_tokens=0,
+        follows_speech=features.is_causal,
     )
 
 
