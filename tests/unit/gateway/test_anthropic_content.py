@@ -23,8 +23,8 @@ from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Head
 from tokenmesh.services.gateway.generation.usage import usage_of
-from tokenmesh.services.gateway.openai.field_names import FieldNames
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.openai.translation import FieldNames
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,

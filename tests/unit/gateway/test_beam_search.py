@@ -38,8 +38,8 @@ def test_the_result_equals_that_of_an_exhaustive_search(
     expected = reference(seed, width, num_prompt, max_tokens, penalty, ENDS | STOPS)
     assert [(each.token_ids, each.cumulative, each.finish) for each in answers] == expected
     for each in answers:
-        is_told = each.finish == "stop" and each.token_ids[-1] in STOPS
-        assert each.stop_token == (each.token_ids[-1] if is_told else None)
+        is_reported = each.finish == "stop" and each.token_ids[-1] in STOPS
+        assert each.stop_token == (each.token_ids[-1] if is_reported else None)
         assert [entry.token_id for entry in each.logprobs] == list(each.token_ids)
         assert sum(entry.logprob for entry in each.logprobs) == each.cumulative
 

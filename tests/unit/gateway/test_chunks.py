@@ -12,10 +12,10 @@ from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.request import ChunkOptions, Head
 from tokenmesh.services.gateway.generation.usage import usage_of
 from tokenmesh.services.gateway.http.sse import error_frames
-from tokenmesh.services.gateway.openai.chat_stream import ChatStream, call_id
+from tokenmesh.services.gateway.openai.chat_writer import ChatStream, call_id
 from tokenmesh.services.gateway.openai.completion_writer import CompletionStream
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
@@ -163,8 +163,8 @@ def test_tokens_can_be_shown_as_ids() -> None:
 def test_prompt_log_probabilities_contain_the_token_and_the_most_likely_ones(
     shapes: LogprobShapes,
 ) -> None:
-    told = shapes.prompt([None, TokenLogprobs(1, -2.0, 5, [0], [-0.1])])
-    assert told == [
+    shown = shapes.prompt([None, TokenLogprobs(1, -2.0, 5, [0], [-0.1])])
+    assert shown == [
         None,
         {
             "1": {"logprob": -2.0, "rank": 5, "decoded_token": "b"},

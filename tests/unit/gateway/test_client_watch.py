@@ -57,11 +57,13 @@ async def test_a_client_that_reads_nothing_counts_as_disconnected() -> None:
 
 
 async def test_a_slow_reader_is_not_disconnected() -> None:
-    async with ClientWatch(never, 0.02) as watch:
+    async with ClientWatch(never, 60.0) as watch:
+        watch.is_writing = True
         for _ in range(10):
             watch.num_writes += 1
-            watch.is_writing = True
-            await asyncio.sleep(0.01)
+            watch._check()
+            await asyncio.sleep(0)
+        assert not watch.has_left
 
 
 async def test_a_long_wait_for_tokens_is_not_a_disconnect() -> None:

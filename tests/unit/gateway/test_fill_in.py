@@ -6,7 +6,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.gateway.extras.suffix import FORMATS, SuffixMarkers, fill_in_prompt
+from tokenmesh.services.gateway.openai.completion_builder import (
+    FORMATS,
+    SuffixMarkers,
+    fill_in_prompt,
+)
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.text import Vocabulary
 

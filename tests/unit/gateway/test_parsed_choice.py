@@ -11,7 +11,7 @@ from tests.fakes.parsers import BracketParser
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.inbox import Output
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,

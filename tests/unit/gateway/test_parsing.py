@@ -9,15 +9,15 @@ import tokenmesh.demo_model
 from tokenmesh.services.gateway.generation.parsing import Parsing
 from tokenmesh.services.gateway.openai.call_constraints import family_of
 from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.formats import FormatFamily
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Event,
     Reasoning,
+    ToolSchema,
 )
-from tokenmesh.services.gateway.parsers.formats import FormatFamily
-from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
@@ -50,9 +50,9 @@ def test_a_message_continues_in_the_middle_of_reasoning(vocabulary: Vocabulary) 
 
 
 def test_reasoning_and_further_calls_can_be_left_out(vocabulary: Vocabulary) -> None:
-    told = Parsing(family=FAMILY, vocabulary=vocabulary, tools=TOOLS)
+    shown = Parsing(family=FAMILY, vocabulary=vocabulary, tools=TOOLS)
     answer = f"<think>hm</think>yes{CALLS}"
-    kinds = [type(event) for event in events(told, "x", answer)]
+    kinds = [type(event) for event in events(shown, "x", answer)]
     assert (kinds.count(Reasoning), kinds.count(CallBegin)) == (1, 2)
     less = Parsing(
         family=FAMILY,
@@ -123,8 +123,8 @@ def test_generated_call_ids_depend_on_the_prompt_and_the_choice(
 
     def ids(prompt: str) -> list[str]:
         parsers = parsing.make_parsers(pack_ids(vocabulary.encode(prompt)), 2)
-        told = [parser.push("[TOOL_CALLS]f[ARGS]{}") for parser in parsers if parser is not None]
-        return [begin.model_id or "" for begin, *_ in told if isinstance(begin, CallBegin)]
+        shown = [parser.push("[TOOL_CALLS]f[ARGS]{}") for parser in parsers if parser is not None]
+        return [begin.model_id or "" for begin, *_ in shown if isinstance(begin, CallBegin)]
 
     long = "and the same end of all prompts " * 20
     assert ids("a" + long) == ids("a" + long)

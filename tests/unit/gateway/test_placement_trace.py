@@ -6,16 +6,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.gateway.test_pipeline import JOB
 from tokenmesh.services.gateway.generation.request import Prompt
 from tokenmesh.services.gateway.mesh import calls as calls_module
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls, trace_placement
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls, card_attributes, trace_placement
 from tokenmesh.services.gateway.mesh.launcher import Launcher
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages import Place, Placed
+from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.place import Candidate
 
 CANDIDATES = [
@@ -55,6 +57,13 @@ class PlacingCalls(ServiceCalls):
 
     async def place(self, message: Place, deadline_s: float) -> Placed:
         return PLACED
+
+
+def test_spans_name_the_adapter_and_the_format_of_the_weights() -> None:
+    card = replace(JOB.card, weight_format="gptq")
+    assert card_attributes(card) == {"tokenmesh.weight_format": "gptq"}
+    adapted = replace(card, adapter=AdapterCard(name="sql", content_hash="1"), weight_format="")
+    assert card_attributes(adapted) == {"tokenmesh.adapter": "sql"}
 
 
 def test_the_span_has_the_worker_the_reason_and_the_candidates() -> None:
@@ -115,7 +124,9 @@ class AnsweringBus:
 
 async def test_the_answers_to_a_placement_are_read_to_the_end() -> None:
     bus = AnsweringBus()
-    calls = ServiceCalls(cast("Any", bus), GatewaySettings(), str, list, cast("Any", None))
+    calls = ServiceCalls(
+        cast("Any", bus), GatewaySettings(), str, list, cast("Any", None), cast("Any", None)
+    )
     place = Place(request_id=JOB.request_id, model=JOB.card.name, num_tokens=1, max_tokens=1)
     assert await calls.place(place, now_s() + 5) is PLACED
     assert bus.is_read_to_the_end

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
@@ -20,7 +20,7 @@ from tokenmesh.services.gateway.parsers.events import (
 )
 from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.conversation import Item, RealtimeConversation, read_item
-from tokenmesh.services.gateway.realtime.output import ResponseOutput
+from tokenmesh.services.gateway.realtime.response import ResponseOutput
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, NotFound
 

@@ -12,10 +12,16 @@ from tests.unit.gateway.parsers.harness import parse
 from tokenmesh.services.gateway.openai.call_constraints import strict_calls
 from tokenmesh.services.gateway.openai.structured_limits import check_structured
 from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
-from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
-from tokenmesh.services.gateway.parsers.tools.table import TOOLS
+from tokenmesh.services.gateway.parsers.parser import (
+    CallArguments,
+    CallBegin,
+    Content,
+    ParseContext,
+    Parser,
+    ToolSchema,
+)
+from tokenmesh.services.gateway.parsers.registry import TOOLS
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.text import Vocabulary

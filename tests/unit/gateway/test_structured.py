@@ -248,7 +248,7 @@ def test_references_in_the_schemas_of_a_structural_tag_are_checked() -> None:
     tag = {"structures": [{"begin": "<", "schema": schema, "end": ">"}], "triggers": ["<"]}
     assert of_outputs(structural_tag=json.dumps(tag))
     del schema["$defs"]
-    assert "nowhere" in refusal(structural_tag=json.dumps(tag)).message
+    assert "matches nothing" in refusal(structural_tag=json.dumps(tag)).message
 
 
 def _check_s(schema: dict[str, Any]) -> float:

@@ -1,9 +1,6 @@
-"""The trace store, its routes and the console's page."""
+"""The trace store and its routes."""
 
 import asyncio
-import re
-from base64 import b64encode
-from hashlib import sha256
 
 import httpx
 import pytest
@@ -17,7 +14,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import RequestContext, attach
-from tokenmesh.services.gateway.operations.console import HEADERS, PAGE
+from tokenmesh.services.gateway.operations.trace_views import TraceFilter
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.routes.traces import traces_router
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
@@ -193,7 +190,7 @@ async def test_a_trace_is_its_tenants_and_the_admins() -> None:
             await store.get(key, of("bolt"))
 
 
-async def test_nobody_sees_a_trace_by_adding_to_it() -> None:
+async def test_adding_to_a_trace_does_not_show_it() -> None:
     store = store_of()
     store.add(packed(a_request(1, 1, "acme", "one"), a_request(2, 1, "bolt", "two")))
     for tenant in ("acme", "bolt"):
@@ -263,7 +260,7 @@ def test_garbage_is_refused(garbage: bytes) -> None:
         store_of().add(garbage)
 
 
-async def test_a_span_that_is_garbage_behind_its_trace_id_is_dropped_when_somebody_looks() -> None:
+async def test_a_span_that_is_garbage_behind_its_trace_id_is_dropped_when_it_is_read() -> None:
     store = store_of()
     good = packed(a_span(1, request_id="one"))
     store.add(good)
@@ -325,23 +322,59 @@ async def test_the_routes_answer_json() -> None:
     assert absurd.status_code == 422
 
 
-async def test_the_console_is_one_page_that_may_run_only_its_own_script() -> None:
+def filtered_store() -> TraceStore:
+    """Three requests of two tenants and models at 1, 2 and 3 s, and a trace without a request."""
+    store = store_of()
+    requests = (("acme", "small", 200), ("bolt", "large", 429), ("acme", "large", 200))
+    for number, (tenant, model, status) in enumerate(requests, 1):
+        span = a_request(number, number, tenant, f"request-{number}")
+        span.attributes.append(attribute("tokenmesh.model", model))
+        span.attributes.append(attribute("http.response.status_code", status))
+        span.start_time_unix_nano = number * 10**9
+        span.end_time_unix_nano = number * 10**9 + number * 10**6
+        store.add(packed(span))
+    store.add(packed(a_span(4, 4, name="ping", start_ns=4 * 10**9)))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", [4, 3, 2, 1]),
+        ("requests_only=true", [3, 2, 1]),
+        ("status=ok&requests_only=true", [3, 1]),
+        ("status=failed", [2]),
+        ("status=429", [2]),
+        ("status=200&model=large", [3]),
+        ("model=small", [1]),
+        ("tenant=bolt", [2]),
+        ("tenant=acme&limit=1", [3]),
+        ("since_s=2&until_s=3", [3, 2]),
+        ("min_ms=2.5", [3]),
+    ],
+)
+async def test_the_list_of_traces_is_filtered(query: str, expected: list[int]) -> None:
+    async with client_of(filtered_store()) as client:
+        traces = (await client.get(f"/traces?{query}")).json()["traces"]
+    assert [int(each["trace_id"], 16) for each in traces] == expected
+
+
+@pytest.mark.parametrize("query", ["status=good", "since_s=-1", "until_s=nan", "min_ms=x"])
+async def test_a_filter_that_cannot_match_is_refused(query: str) -> None:
     async with client_of(store_of()) as client:
-        page = await client.get("/console")
-    assert page.headers["content-type"] == "text/html; charset=utf-8"
-    policy = page.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    (script,) = re.findall(rb"<script>(.*?)</script>", page.content, re.DOTALL)
-    digest = b64encode(sha256(script).digest()).decode()
-    assert f"script-src 'sha256-{digest}';" in policy
-    assert page.headers.items() >= {key.lower(): value for key, value in HEADERS.items()}.items()
+        assert (await client.get(f"/traces?{query}")).status_code == 422
 
 
-def test_the_console_writes_text_never_markup_and_loads_nothing() -> None:
-    page = PAGE.decode()
-    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
-        assert way not in page
-    assert "http://" not in page
-    assert "https://" not in page
-    assert not re.search(r"\son\w+=", page)
+async def test_a_filter_shows_nothing_of_other_tenants() -> None:
+    chosen = TraceFilter(tenant="bolt")
+    assert await filtered_store().recent(10, of("acme"), chosen) == []
+
+
+async def test_an_error_that_arrives_later_is_in_the_list() -> None:
+    store = store_of()
+    store.add(packed(a_span(1, request_id="one")))
+    assert not (await store.recent(1, ADMIN))[0].has_error
+    failed = a_span(2, parent=1)
+    failed.status.code = Status.STATUS_CODE_ERROR
+    store.add(packed(failed))
+    assert (await store.recent(1, ADMIN, TraceFilter(status="failed")))[0].num_spans == 2

@@ -111,8 +111,9 @@ async def test_a_changed_tokenizer_is_fetched(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json, describe_ttl_s=0.001)
     await vocabularies.get(MODEL)
     service.fingerprint = "two"
-    await until(vocabularies, service, 3)
-    assert (await vocabularies.get(MODEL)).described.fingerprint == "two"
+    async with asyncio.timeout(5):
+        while (await vocabularies.get(MODEL)).described.fingerprint != "two":  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
     assert service.num_fetched == 2
 
 

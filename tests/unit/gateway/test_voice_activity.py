@@ -94,3 +94,25 @@ def test_without_detection_the_client_commits() -> None:
         buffer.commit()
     with pytest.raises(InvalidInput, match="half a sample"):
         list(buffer.append(b"x"))
+
+
+@pytest.mark.parametrize("detection", [None, TurnDetection()])
+@pytest.mark.parametrize("size", [2, 960, 4000, 96_000])
+def test_what_is_read_while_it_arrives_is_what_is_committed(
+    detection: TurnDetection | None, size: int
+) -> None:
+    seconds = 0.2 if size == 2 else 1.0
+    data = silence(seconds, 0.001) + speech(1.0) + silence(0.8, 0.001) + speech(0.4)
+    buffer, read, committed = InputBuffer(RATE, 60.0, detection), b"", list[bytes]()
+    for start in range(0, len(data), size):
+        for event in buffer.append(data[start : start + size]):
+            if isinstance(event, SpeechStopped):
+                assert event.audio.startswith(read)
+                committed.append(event.audio)
+                read = b""
+        if detection is None or buffer.is_speech:
+            read += buffer.read()
+    rest = buffer.commit()
+    assert rest.startswith(read)
+    assert len(rest) - len(read) < RATE // 20  # less than a frame is not measured yet
+    assert len(committed) == (0 if detection is None else 1)

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import tokenmesh
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest, TranslationRequest
+from tokenmesh.services.gateway.batches.logs import open_batch_journal
+from tokenmesh.services.gateway.batches.service import BatchRunner
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.errors import (
@@ -21,9 +23,11 @@ from tokenmesh.services.gateway.errors import (
     install_error_handlers,
     log_error,
 )
+from tokenmesh.services.gateway.files.contents import open_file_journal
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema
 from tokenmesh.services.gateway.http.event_loop import StartLimiter
+from tokenmesh.services.gateway.http.local_call import LocalCalls
 from tokenmesh.services.gateway.http.middleware import Endpoint, HeadAsGet, RootPath
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
@@ -31,19 +35,25 @@ from tokenmesh.services.gateway.openai.request import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from tokenmesh.services.gateway.operations.console.open_requests import OpenRequests
 from tokenmesh.services.gateway.realtime.routes import realtime_router
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.responses.response_logs import open_journal
 from tokenmesh.services.gateway.routes import anthropic as messages
-from tokenmesh.services.gateway.routes import batch_chat
+from tokenmesh.services.gateway.routes import batch_chat, conversations
+from tokenmesh.services.gateway.routes import batches as batch_routes
+from tokenmesh.services.gateway.routes import ollama as ollama
 from tokenmesh.services.gateway.routes import openai as openai
 from tokenmesh.services.gateway.routes import responses as responses
-from tokenmesh.services.gateway.routes.adapters import BODIES as ADAPTER_BODIES
-from tokenmesh.services.gateway.routes.adapters import adapters_router
-from tokenmesh.services.gateway.routes.admin import admin_router
+from tokenmesh.services.gateway.routes.admin import BODIES as ADAPTER_BODIES
+from tokenmesh.services.gateway.routes.admin import adapters_router, admin_router
 from tokenmesh.services.gateway.routes.admitted import AdmittedRoutes
 from tokenmesh.services.gateway.routes.anthropic import messages_endpoint, messages_router
 from tokenmesh.services.gateway.routes.audio import audio_router
 from tokenmesh.services.gateway.routes.batch_chat import BatchChatRequest, chat_batch_endpoint
+from tokenmesh.services.gateway.routes.batches import BatchRequest, batches_router
+from tokenmesh.services.gateway.routes.console import console_router
+from tokenmesh.services.gateway.routes.conversations import conversations_router
 from tokenmesh.services.gateway.routes.docs import docs_router
 from tokenmesh.services.gateway.routes.document import complete
 from tokenmesh.services.gateway.routes.files import files_router
@@ -66,7 +76,12 @@ from tokenmesh.services.gateway.routes.scale_out import scale_out_router
 from tokenmesh.services.gateway.routes.tokens import tokenize_router, tokenizer_info_router
 from tokenmesh.services.gateway.routes.traces import traces_router
 from tokenmesh.services.gateway.tenancy.usage import usage_router
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.mesh import ServiceSettings
 from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.ids import InstanceId
+from tokenmesh.shared.journal import Journals
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     openai.CHAT: ChatRequest,
@@ -75,19 +90,25 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     messages.PATH: MessagesRequest,
     responses.PATH: ResponsesRequest,
     **POOLING_BODIES,
+    **ollama.BODIES,
 }
 _OTHER_BODIES: Final[tuple[type[BaseModel], ...]] = (
     TokenizeRequest,
     DetokenizeRequest,
     CountTokensRequest,
+    BatchRequest,
+    *ollama.OTHER_BODIES,
+    *conversations.BODIES,
     TranscriptionRequest,
     TranslationRequest,
 )
 _ROUTERS: Final = (
     models_router,
+    ollama.ollama_models_router,
     lambda gateway: usage_router(gateway.usage),
     tokenize_router,
     files_router,
+    batches_router,
     audio_router,
     health_router,
     mesh_router,
@@ -95,6 +116,7 @@ _ROUTERS: Final = (
     realtime_router,
     input_tokens_router,
     stored_responses_router,
+    conversations_router,
 )
 _EXPOSED: Final = [
     "x-request-id",
@@ -112,19 +134,11 @@ _EXPOSED: Final = [
 
 def make_app(gateway: Gateway) -> ASGIApp:
     """The whole application; layers are added from the inside out."""
-    settings = gateway.settings
-    endpoints = {
-        openai.CHAT: chat_endpoint(gateway),
-        batch_chat.PATH: chat_batch_endpoint(gateway),
-        openai.COMPLETIONS: completion_endpoint(gateway),
-        messages.PATH: messages_endpoint(gateway),
-        responses.PATH: response_endpoint(gateway),
-        **pooling_endpoints(gateway),
-    }
-    limiter = StartLimiter(settings.requests_per_turn)
-    app: ASGIApp = FastPath(_make_routes(gateway, endpoints), endpoints, limiter)
+    settings, endpoints = gateway.settings, make_endpoints(gateway)
+    limiter, requests = StartLimiter(settings.requests_per_turn), OpenRequests()
+    app: ASGIApp = FastPath(make_routes(gateway, endpoints, requests), endpoints, limiter)
     app = AdmittedRoutes(app, gateway.admission, gateway.bodies, endpoints)
-    app = Edge(app, gateway.keys, settings, gateway.http_meters)
+    app = Edge(app, gateway.keys, settings, gateway.http_meters, requests)
     app = HeadAsGet(ServerErrorMiddleware(app, handler=crash_response))
     if settings.root_path:
         app = RootPath(app, settings.root_path)
@@ -140,7 +154,51 @@ def make_app(gateway: Gateway) -> ASGIApp:
     )
 
 
-def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI:
+def open_journals(bus: MessageBus, settings: Settings) -> Journals:
+    """The journals of a gateway; their streams are created at first use."""
+    return Journals(
+        responses=open_journal(bus, settings.responses),
+        files=open_file_journal(bus, settings),
+        batches=open_batch_journal(bus, settings),
+    )
+
+
+def make_batch_runner(gateway: Gateway, settings: ServiceSettings) -> BatchRunner:
+    """What works on batches: it sends their requests to this gateway's own endpoints."""
+    endpoints = make_endpoints(gateway)
+    served = {path: endpoints[path] for path in batch_routes.ENDPOINTS}
+    limiter = StartLimiter(gateway.settings.requests_per_turn)
+    app = FastPath(_no_route, served, limiter)
+    return BatchRunner(
+        gateway.batches,
+        LocalCalls(AdmittedRoutes(app, gateway.admission, gateway.bodies, served)),
+        gateway.bus,
+        is_alive=lambda owner: gateway.members.get(InstanceId(owner)) is not None,
+        tenant_of=gateway.keys.tenant,
+        delay_s=settings.missed_beats * settings.beat_interval_s,
+        metrics=gateway.metrics,
+    )
+
+
+async def _no_route(scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise AssertionError(f"a batch has no endpoint {scope['path']}")
+
+
+def make_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
+    return {
+        openai.CHAT: chat_endpoint(gateway),
+        batch_chat.PATH: chat_batch_endpoint(gateway),
+        openai.COMPLETIONS: completion_endpoint(gateway),
+        messages.PATH: messages_endpoint(gateway),
+        responses.PATH: response_endpoint(gateway),
+        **pooling_endpoints(gateway),
+        **ollama.ollama_endpoints(gateway),
+    }
+
+
+def make_routes(
+    gateway: Gateway, endpoints: Mapping[str, Endpoint], requests: OpenRequests
+) -> FastAPI:
     """FastAPI's part: all routes and their OpenAPI document."""
     docs = gateway.settings.docs
     app = FastAPI(
@@ -160,6 +218,7 @@ def _make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI
     app.include_router(sagemaker_router(gateway, endpoints))
     app.include_router(scale_out_router(gateway))
     app.include_router(traces_router(gateway.traces))
+    app.include_router(console_router(gateway, requests))
     if docs:
         app.include_router(docs_router(gateway))
     if gateway.settings.tokenizer_info:

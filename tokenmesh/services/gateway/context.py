@@ -45,6 +45,12 @@ class RequestContext:
     status: int = 0
     response_bytes: int = 0
     """Of the body, sent so far."""
+    input_tokens: int = 0
+    """Of all prompts that were answered; this and the next three are attributes of the trace."""
+    output_tokens: int = 0
+    max_tokens: int = 0
+    """The most output tokens that a prompt could have."""
+    finish_reasons: list[str] = field(default_factory=list)
     has_client_left: bool = False
     rename_error: Callable[[TokenMeshError], TokenMeshError] | None = None
     """Gives an error the field names of the client's API, where the request was translated."""

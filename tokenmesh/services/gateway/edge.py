@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.errors import error_response
 from tokenmesh.services.gateway.http.meters import HttpMeters
 from tokenmesh.services.gateway.http.origin import check_page
 from tokenmesh.services.gateway.http.response_sender import draining
+from tokenmesh.services.gateway.operations.console.open_requests import OpenRequests
 from tokenmesh.services.gateway.tenancy.auth import KeyRing, check_single, key_of
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -32,12 +33,22 @@ _PREFIX_BY_PATH: Final = {
     "/v1/responses/render": "resp",
     "/inference/v1/generate": "generate-tokens",
     "/v1/embeddings": "embd",
-    "/v2/embed": "embd",
+    **dict.fromkeys(("/v1/embed", "/v2/embed"), "embd"),
     "/pooling": "pool",
     "/classify": "classify",
+    "/v1/moderations": "modr",
+    "/api/chat": "chatcmpl",
+    "/api/generate": "cmpl",
+    **dict.fromkeys(("/api/embed", "/api/embeddings"), "embd"),
     **dict.fromkeys(("/score", "/v1/score"), "score"),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
 }
+_OPERATION_BY_PREFIX: Final = {
+    **dict.fromkeys(("chatcmpl", "msg", "resp"), "chat"),
+    **dict.fromkeys(("cmpl", "generate-tokens"), "text_completion"),
+    "embd": "embeddings",
+}
+"""OpenTelemetry's conventions have names for these operations only."""
 _MAX_WARNINGS: Final = 16
 _MAX_WARNING_CHARS: Final = 2048
 _CLIENT_CLOSED_REQUEST: Final = 499
@@ -48,12 +59,18 @@ class Edge:
     """Gives each request its context, or refuses it."""
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing, settings: GatewaySettings, meters: HttpMeters
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        settings: GatewaySettings,
+        meters: HttpMeters,
+        requests: OpenRequests,
     ) -> None:
         self._app = app
         self._keys = keys
         self._settings = settings
         self._meters = meters
+        self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -75,8 +92,12 @@ class Edge:
         attributes = {"http.request.method": "POST", "url.path": scope["path"]}
         parent = headers.get(b"traceparent", b"").decode("latin-1") or None
         with span("http", attributes, parent=parent) as current:
-            await self._answer(scope, receive, send, context, refusal)
-            _set_attributes(current, context)
+            number = self._requests.begin(scope["path"], context)
+            try:
+                await self._answer(scope, receive, send, context, refusal)
+            finally:
+                self._requests.end(number)
+            _set_attributes(current, scope["path"], context)
             if refusal is None:
                 # A refused request belongs to no tenant, not even to the default one.
                 current.set_attribute(TENANT, context.access.tenant.name)
@@ -186,13 +207,25 @@ def _header_text(text: str) -> bytes:
     return "".join(char if char.isprintable() else "?" for char in text).encode("ascii", "replace")
 
 
-def _set_attributes(current: Span, context: RequestContext) -> None:
+def _set_attributes(current: Span, path: str, context: RequestContext) -> None:
     current.set_attribute(REQUEST_ID, context.request_id)
     current.set_attribute("http.response.status_code", context.status)
     if context.model is not None:
         current.set_attribute("tokenmesh.model", context.model)
     if context.asked_model not in (None, context.model):
         current.set_attribute("tokenmesh.asked_model", str(context.asked_model))
+    operation = _OPERATION_BY_PREFIX.get(_PREFIX_BY_PATH.get(path, ""))
+    if operation is not None and context.model is not None:
+        current.set_attribute("gen_ai.operation.name", operation)
+        current.set_attribute("gen_ai.provider.name", "tokenmesh")
+        current.set_attribute("gen_ai.request.model", str(context.asked_model or context.model))
+        current.set_attribute("gen_ai.response.model", context.model)
+        current.set_attribute("gen_ai.response.id", context.request_id)
+    if context.finish_reasons:
+        current.set_attribute("gen_ai.request.max_tokens", context.max_tokens)
+        current.set_attribute("gen_ai.response.finish_reasons", context.finish_reasons)
+        current.set_attribute("gen_ai.usage.input_tokens", context.input_tokens)
+        current.set_attribute("gen_ai.usage.output_tokens", context.output_tokens)
     if context.session_id is not None:
         current.set_attribute("session.id", context.session_id)
     if context.has_client_left:

@@ -16,6 +16,8 @@ from tokenmesh.services.gateway.context import context_of, find_context
 from tokenmesh.services.gateway.generation.answer import forget_frames
 from tokenmesh.services.gateway.http.errors import error_body, status_body
 from tokenmesh.services.gateway.http.sse import json_response
+from tokenmesh.services.gateway.ollama import writer as ollama_writer
+from tokenmesh.services.gateway.ollama.writer import OllamaError
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ def error_response(error: TokenMeshError, scope: Scope) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if _is_ollama(scope):
+        return json_response(OllamaError(error.message), error.status, headers)
     if _is_anthropic(scope):
         body = anthropic_errors.error_body(
             error.status, error.message, error.param, context_of(scope).request_id, error.code
@@ -47,8 +51,14 @@ def _is_anthropic(scope: Scope) -> bool:
     return str(scope["path"]).startswith(anthropic_errors.PREFIX)
 
 
+def _is_ollama(scope: Scope) -> bool:
+    return str(scope["path"]).startswith(ollama_writer.PREFIX)
+
+
 def _plain_response(scope: Scope, status: int, message: str, code: str | None = None) -> Response:
     """The response for a status without an error class."""
+    if _is_ollama(scope):
+        return json_response(OllamaError(message), status)
     if _is_anthropic(scope):
         request_id = context_of(scope).request_id
         body = anthropic_errors.error_body(status, message, request_id=request_id)

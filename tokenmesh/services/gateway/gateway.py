@@ -8,12 +8,15 @@ from math import inf
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.audio.service import Transcriptions
-from tokenmesh.services.gateway.extras.beam_searcher import BeamSearcher
+from tokenmesh.services.gateway.batches.service import BatchService
+from tokenmesh.services.gateway.extras.beam_search import BeamSearcher
+from tokenmesh.services.gateway.files.sweeper import FileSweeper
 from tokenmesh.services.gateway.generation.answer import BodyWriter, GenerationResponse
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.http.body_budget import BodyBudget
 from tokenmesh.services.gateway.http.meters import HttpMeters
+from tokenmesh.services.gateway.http.response_sender import EVENTS_HEADERS
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls, newest_replica
 from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER, Catalog
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
@@ -24,30 +27,35 @@ from tokenmesh.services.gateway.mesh.recovery import StreamRecovery
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.services.gateway.mesh.streams import Streams
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
+from tokenmesh.services.gateway.mesh.waker import Waker
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
+from tokenmesh.services.gateway.operations.adapter_commands import AdapterCommands
 from tokenmesh.services.gateway.operations.adapters import Adapters
 from tokenmesh.services.gateway.operations.admin import Admin
-from tokenmesh.services.gateway.operations.load_header import Headers, load_header
 from tokenmesh.services.gateway.operations.mesh_view import MeshView
 from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.services.gateway.operations.worker_metrics import EngineMetrics, measure_workers
+from tokenmesh.services.gateway.operations.worker_metrics import (
+    EngineMetrics,
+    Headers,
+    load_header,
+    measure_workers,
+)
 from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
 from tokenmesh.services.gateway.pooling.job import PoolBuilder, PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
 from tokenmesh.services.gateway.pooling.response import Compute, PoolingResponse
-from tokenmesh.services.gateway.pooling.run import PoolServices
+from tokenmesh.services.gateway.pooling.run import PoolServices, answer_budget
 from tokenmesh.services.gateway.responses.service import Responses
 from tokenmesh.services.gateway.scale_out.generate_response import AbortableResponse, GenerateWriter
 from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.auth import KeyRing
-from tokenmesh.services.gateway.tenancy.upload_quota import UploadQuota
 from tokenmesh.services.gateway.tenancy.usage import UsageReader
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
-from tokenmesh.shared.journal import Journal
+from tokenmesh.shared.journal import Journal, Journals
 from tokenmesh.shared.membership import Member, Members
 from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.metrics import Metrics
@@ -68,15 +76,15 @@ class Gateway:
         *,
         metrics: Metrics,
         redis: Redis | None = None,
-        journal: Journal | None = None,
+        journals: Journals | None = None,
         count_losses: Callable[[], int] = lambda: 0,
     ) -> None:
         """`count_losses` returns how often the connection to NATS was lost.
 
-        Without `redis` limits are per gateway and usage is not stored; without `journal` responses
-        are not stored. Raises ConfigError for an invalid key file.
+        Without `redis` limits are per gateway and usage is not stored. Raises ConfigError for an
+        invalid key file.
         """
-        limits = settings.gateway
+        limits, journals = settings.gateway, journals or Journals()
         self.id = gateway_id
         self.settings = limits
         self.members = members
@@ -85,23 +93,26 @@ class Gateway:
         self.draining = asyncio.Event()
         """Set while the gateway finishes its requests and starts no background work."""
         self.bodies = BodyBudget(limits)
-        self._bus = bus
+        self.bus = bus
         self._make_tenancy(redis)
+        self._sweeper = FileSweeper.of(redis, blobs, journals.files, limits, metrics)
+        self.uploads = self._sweeper.uploads
         self.catalog = Catalog(members, settings)
         self._make_mesh(count_losses)
         self.admin = Admin(bus, members, self.catalog, limits)
-        self.adapters = Adapters(bus, members, self.catalog, redis, limits)
+        self.adapters = Adapters(AdapterCommands(bus, members, limits), self.catalog, redis)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
         self.vocabularies = Vocabularies(self.calls, limits)
         self.builder = RequestBuilder(
-            self.catalog, self.vocabularies, blobs, limits, self.adapters.resolve
+            self.catalog, self.vocabularies, self.uploads, limits, self.adapters.resolve
         )
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.meters = Meters(metrics)
-        self.pool_builder = PoolBuilder(self.catalog, limits)
+        self.pool_builder = PoolBuilder(self.catalog, limits, self.adapters.resolve)
         self._pooling = self._make_pooling()
-        self.responses = self._make_responses(journal, settings)
+        self.responses = self._make_responses(journals.responses, settings)
+        self.batches = BatchService(gateway_id, journals.batches, self.uploads, bus, settings)
         self.transcriptions = self._make_transcriptions()
         self._subscriptions: list[Subscription] = []
         self._measure()
@@ -109,18 +120,19 @@ class Gateway:
     def _make_tenancy(self, redis: Redis | None) -> None:
         self.keys = KeyRing(self.settings, self.metrics)
         self.admission = Admission(self.id, redis, self.settings, self.metrics)
-        self.upload_quota = UploadQuota(redis, self.settings)
         self.usage = UsageReader(redis, self.keys, self.admission)
 
     def _make_mesh(self, count_losses: Callable[[], int]) -> None:
         """What sends prompts to workers and recovers their streams."""
-        bus, limits, metrics = self._bus, self.settings, self.metrics
+        bus, limits, metrics = self.bus, self.settings, self.metrics
         self._breaker = breaker = Breaker(limits)
         self.streams = Streams(self.id, bus, limits, breaker)
         metrics.gauge_of("workers_left_out", lambda: len(breaker))
         self._prompts = HeldPrompts(bus, self.id)
+        self.waker = Waker(bus, self.members, limits, metrics)
+        replica_of = partial(newest_replica, self.members)
         self.calls = ServiceCalls(
-            bus, limits, partial(newest_replica, self.members), breaker.left_out, self._prompts
+            bus, limits, replica_of, breaker.left_out, self._prompts, self.waker
         )
         launcher = Launcher(self.id, bus, self.calls, self.streams, limits, metrics)
         self.recovery = StreamRecovery(
@@ -138,12 +150,12 @@ class Gateway:
 
     def _make_scale_out(self, settings: Settings) -> ScaleOut:
         scale_out = ScaleOut(
-            self._bus,
+            self.bus,
             self.members,
             settings,
             catalog=self.catalog,
             vocabularies=self.vocabularies,
-            blobs=self.blobs,
+            uploads=self.uploads,
             pipeline=self.pipeline,
             resolve=self.adapters.resolve,
         )
@@ -157,46 +169,36 @@ class Gateway:
 
     def _make_pooling(self) -> PoolServices:
         limits = self.settings
-        runner = PoolDispatcher(
-            self.id,
-            self._bus,
-            self.calls,
-            self.streams,
-            self._breaker,
-            self.blobs,
-            limits,
-            self.metrics,
-            count_workers=lambda model: len(self.members.workers(model)),
-        )
-        budget = BodyBudget(
-            limits.model_copy(update={"body_budget_bytes": limits.pool_budget_bytes}),
-            "too many large answers are being computed",
-        )
-        self.metrics.gauge_of("pool_answer_bytes", lambda: budget.num_held)
         return PoolServices(
             tokenizer=PoolTokenizer(self.calls, limits),
-            runner=runner,
-            budget=budget,
+            runner=PoolDispatcher(
+                self.id,
+                self.bus,
+                self.calls,
+                self.streams,
+                self._breaker,
+                self.blobs,
+                limits,
+                self.metrics,
+                count_workers=lambda model: len(self.members.workers(model)),
+            ),
+            budget=answer_budget(limits, self.metrics),
             admission=self.admission,
             meters=self.meters,
             settings=limits,
-            blobs=self.blobs,
+            uploads=self.uploads,
         )
 
     def _make_transcriptions(self) -> Transcriptions:
+        pipeline, meters = self.pipeline, self.meters
         return Transcriptions(
-            self.builder,
-            self.calls,
-            self.pipeline,
-            self.admission,
-            self.meters,
-            self.load_headers,
+            self.builder, self.calls, pipeline, self.admission, meters, self.load_headers
         )
 
     def _make_responses(self, journal: Journal | None, settings: Settings) -> Responses:
         return Responses(
             self.id,
-            self._bus,
+            self.bus,
             journal,
             self.members,
             settings,
@@ -216,13 +218,15 @@ class Gateway:
         metrics.gauge_of("large_body_bytes", lambda: self.bodies.num_held)
         metrics.gauge_of("open_streams", lambda: len(self.streams))
         measure_workers(metrics, lambda: self.members.service(WORKER), limits.max_metric_workers)
-        self._engine_metrics = EngineMetrics(self._bus, self._engine_members, limits)
+        self._engine_metrics = EngineMetrics(self.bus, self._engine_members, limits)
 
     def _engine_members(self) -> list[Member]:
         return [*self.members.service(WORKER), *self.members.service(ENCODER)]
 
-    def respond(self, request: GenerationRequest, writer: BodyWriter) -> GenerationResponse:
-        """The HTTP response that runs the request."""
+    def respond(
+        self, request: GenerationRequest, writer: BodyWriter, headers: Headers = EVENTS_HEADERS
+    ) -> GenerationResponse:
+        """The HTTP response that runs the request; `headers` are those of a stream."""
         return GenerationResponse(
             request,
             writer,
@@ -231,6 +235,7 @@ class Gateway:
             self.settings,
             self.meters,
             self.load_headers,
+            headers,
         )
 
     def respond_abortable(
@@ -256,10 +261,11 @@ class Gateway:
         """Further headers of a response, from the load of a model's workers."""
         return load_header(scope, self.members.workers(model))
 
-    async def render_metrics(self) -> bytes:
-        """Metrics of this process and of the engines of the mesh."""
-        engines = await self._engine_metrics.render(self.metrics.prefix)
-        return self.metrics.render() + engines
+    async def render_metrics(self, accept: str) -> tuple[bytes, str]:
+        """Metrics of this process and of the engines of the mesh, and their media type."""
+        await self._engine_metrics.read()
+        engines = partial(self._engine_metrics.render, self.metrics.prefix)
+        return self.metrics.render_with(engines, accept)
 
     def _last_beat_s(self, worker_id: WorkerId) -> float:
         member = self.members.get(InstanceId(worker_id))
@@ -267,8 +273,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Subscribe to tokens and spans."""
-        tokens = await self._bus.subscribe(gateway_tokens(self.id), self.recovery.receive)
-        self._subscriptions += [tokens, await self.traces.follow(self._bus)]
+        tokens = await self.bus.subscribe(gateway_tokens(self.id), self.recovery.receive)
+        self._subscriptions += [tokens, await self.traces.follow(self.bus)]
         await self._prompts.start()
         await self.scale_out.start()
         await self.responses.start()
@@ -281,6 +287,7 @@ class Gateway:
             group.create_task(self.responses.run())
             group.create_task(self.keys.refresh())
             group.create_task(self.admission.run())
+            group.create_task(self._sweeper.run())
 
     async def stop(self) -> None:
         """Hand responses over, send the last Cancels and usage, and unsubscribe."""

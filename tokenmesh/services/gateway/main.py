@@ -5,12 +5,11 @@ import gc
 import sys
 from typing import Final
 
-from tokenmesh.services.gateway.app import make_app
+from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import SWITCH_S
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.gateway.mesh.unused_placements import UnusedPlacements
-from tokenmesh.services.gateway.responses.response_logs import open_journal
 from tokenmesh.shared.actor.actor import BackgroundTasks
 from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings
@@ -31,7 +30,7 @@ async def build(mesh: Mesh) -> None:
         mesh.settings,
         metrics=mesh.metrics,
         redis=mesh.redis,
-        journal=open_journal(mesh.bus, mesh.settings.responses),
+        journals=open_journals(mesh.bus, mesh.settings),
         count_losses=lambda: mesh.bus.counts.get("disconnected", 0),
     )
     mesh.bus.on_late = UnusedPlacements(mesh.redis, mesh.members, mesh.metrics).take
@@ -39,6 +38,8 @@ async def build(mesh: Mesh) -> None:
     server = Server(make_app(gateway), mesh.settings.gateway, mesh.metrics)
     background = BackgroundTasks(lambda _name: mesh.crashed.set(), mesh.settings.service)
     background.spawn(gateway.run, "gateway", is_fatal=True)
+    batches = make_batch_runner(gateway, mesh.settings.service)
+    background.spawn(batches.run, "batches", is_fatal=True)
     is_served = asyncio.Event()
 
     async def serve() -> None:
@@ -51,6 +52,7 @@ async def build(mesh: Mesh) -> None:
         gateway.draining.set()
         server.stop(grace_s)
         await is_served.wait()
+        await batches.stop()
         await gateway.stop()
         await background.stop()
 

@@ -3,14 +3,14 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Event,
+    Parser,
     Reasoning,
 )
-from tokenmesh.services.gateway.parsers.parser import Parser
 
 Make = Callable[[], Parser]
 

@@ -6,14 +6,16 @@ from hypothesis import strategies as st
 
 from tests.rounds import counts
 from tests.unit.gateway.parsers.harness import check_chunkings, parse
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Event,
+    ParseContext,
+    Parser,
     Reasoning,
+    ToolSchema,
 )
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 
 REGISTRY = ParserRegistry()
@@ -68,7 +70,7 @@ def text_of(events: list[Event], kind: type[Reasoning] | type[Content]) -> str:
     return "".join(event.text for event in events if isinstance(event, kind)).strip()
 
 
-@counts("chunkings", 50, 1000)
+@counts("chunkings", 20, 1000)
 @pytest.mark.parametrize("pair", FAMILIES)
 def test_a_model_reasons_speaks_and_calls(pair: tuple[str, str], chunkings: int) -> None:
     text = f"<think>\nI ask.\n</think>\nLet me look.\n{FAMILIES[pair]}"
@@ -78,7 +80,7 @@ def test_a_model_reasons_speaks_and_calls(pair: tuple[str, str], chunkings: int)
     assert calls(events) == [("weather", '{"city":"Rome"}')]
 
 
-@counts("chunkings", 50, 1000)
+@counts("chunkings", 20, 1000)
 @pytest.mark.parametrize("pair", ENDS_WITH_CALL)
 def test_a_call_may_end_the_reasoning(pair: tuple[str, str], chunkings: int) -> None:
     events = check_chunkings(lambda: make(*pair), f"<think>I ask.{FAMILIES[pair]}", chunkings)

@@ -8,8 +8,13 @@ from tests.unit.gateway.parsers.harness import check_chunkings
 from tests.unit.gateway.parsers.tool_formats import TYPICAL_CALLS, calls_of, content_of
 from tokenmesh.services.gateway.openai.call_constraints import family_of
 from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
-from tokenmesh.services.gateway.parsers.events import CallBegin, Event
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
+from tokenmesh.services.gateway.parsers.parser import (
+    CallBegin,
+    Event,
+    ParseContext,
+    Parser,
+    ToolSchema,
+)
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.services.gateway.parsers.tools.json_calls import named_call, required_calls
 

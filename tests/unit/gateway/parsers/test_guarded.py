@@ -7,9 +7,16 @@ import pytest
 
 from tests.fakes.parsers import BracketParser
 from tests.unit.gateway.parsers.harness import parse
-from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content, Event
 from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolFormat
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
+from tokenmesh.services.gateway.parsers.parser import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+    ParseContext,
+    Parser,
+    ToolSchema,
+)
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 
 HERE = __name__

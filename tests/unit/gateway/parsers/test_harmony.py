@@ -5,14 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gateway.parsers.harness import check_chunkings, parse, texts
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Event,
+    ParseContext,
+    Parser,
     Reasoning,
+    ToolSchema,
 )
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 
 PROMPT = "<|end|><|start|>assistant"

@@ -14,8 +14,14 @@ from tests.unit.gateway.parsers.harness import (
     parse,
     texts,
 )
-from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
+from tokenmesh.services.gateway.parsers.parser import (
+    Content,
+    Event,
+    ParseContext,
+    Parser,
+    Reasoning,
+    ToolSchema,
+)
 from tokenmesh.services.gateway.parsers.reasoning.families import REASONING
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 
@@ -191,7 +197,7 @@ def test_every_family_has_a_sample() -> None:
     assert set(SAMPLES) == set(REASONING)
 
 
-@counts("chunkings", 50, 1000)
+@counts("chunkings", 20, 1000)
 @pytest.mark.parametrize(("name", "sample"), CASES)
 def test_the_text_of_a_family_is_split_for_any_chunks(
     name: str, sample: Sample, chunkings: int

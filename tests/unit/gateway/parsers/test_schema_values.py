@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.gateway.parsers.tools.schema_values import to_json, types_of
+from tokenmesh.services.gateway.parsers.tools.typed_arguments import to_json, types_of
 
 ROOT: dict[str, Any] = {
     "$defs": {

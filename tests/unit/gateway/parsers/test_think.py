@@ -3,8 +3,14 @@
 import pytest
 
 from tests.unit.gateway.parsers.harness import check_chunkings, check_nothing_lost, parse
-from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
+from tokenmesh.services.gateway.parsers.parser import (
+    Content,
+    Event,
+    ParseContext,
+    Parser,
+    Reasoning,
+    ToolSchema,
+)
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 
 REGISTRY = ParserRegistry()

@@ -17,8 +17,8 @@ from tests.unit.gateway.parsers.tool_formats import (
     content_of,
     maker,
 )
-from tokenmesh.services.gateway.parsers.events import CallBegin, Content
-from tokenmesh.services.gateway.parsers.tools.table import TOOLS
+from tokenmesh.services.gateway.parsers.parser import CallBegin, Content
+from tokenmesh.services.gateway.parsers.registry import TOOLS
 
 ALL_WRITERS = [*WRITERS.items(), *OTHER_WRITERS]
 IDS = [f"{family}-{place}" for place, (family, _) in enumerate(ALL_WRITERS)]
@@ -32,7 +32,7 @@ def _fits(family: str, name: str) -> bool:
 
 
 def test_every_family_has_a_writer() -> None:
-    # "openai" is harmony, which is no tool parser of its own.
+    # "openai" is harmony, which has no tool parser.
     assert {*WRITERS, "openai"} == set(TOOLS)
 
 
@@ -50,7 +50,7 @@ def test_typical_calls_are_read_however_the_text_is_cut(family: str, write: Writ
 DISTINCT = list({TOOLS[family]: family for family in WRITERS}.values())
 
 
-@counts("chunkings", 50, 1000)
+@counts("chunkings", 20, 1000)
 @pytest.mark.parametrize(
     ("family", "write"), [(family, WRITERS[family]) for family in DISTINCT], ids=DISTINCT
 )

@@ -18,7 +18,8 @@ from tests.unit.gateway.parsers.tool_formats import (
     content_of,
     maker,
 )
-from tokenmesh.services.gateway.parsers.events import CallBegin, Event
+from tokenmesh.services.gateway.parsers.parser import CallBegin, Event
+from tokenmesh.services.gateway.parsers.registry import TOOLS
 from tokenmesh.services.gateway.parsers.tools import (
     gemma,
     glm,
@@ -28,7 +29,6 @@ from tokenmesh.services.gateway.parsers.tools import (
     mistral,
     pythonic,
 )
-from tokenmesh.services.gateway.parsers.tools.table import TOOLS
 
 DISTINCT = sorted({TOOLS[family]: family for family in WRITERS}.values())
 ALL_WRITERS = [*((family, WRITERS[family]) for family in DISTINCT), *OTHER_WRITERS]
@@ -119,7 +119,7 @@ def _texts(family: str) -> st.SearchStrategy[str]:
     return st.lists(piece, max_size=25).map("".join) | _edited_texts(family)
 
 
-@counts("num_examples", 20, 80)
+@counts("num_examples", 10, 80)
 @pytest.mark.parametrize("family", DISTINCT)
 def test_any_text_gives_the_same_on_any_cut(family: str, num_examples: int) -> None:
     @settings(max_examples=num_examples, deadline=None)
@@ -137,7 +137,7 @@ def test_any_text_gives_the_same_on_any_cut(family: str, num_examples: int) -> N
     check()
 
 
-@counts("num_examples", 20, 80)
+@counts("num_examples", 10, 80)
 @pytest.mark.parametrize("family", DISTINCT)
 def test_no_word_anywhere_is_lost(family: str, num_examples: int) -> None:
     @settings(max_examples=num_examples, deadline=None)

@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tests.unit.gateway.parsers.harness import Make
-from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content, Event
-from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
-from tokenmesh.services.gateway.parsers.tools import table
+from tokenmesh.services.gateway.parsers import registry
+from tokenmesh.services.gateway.parsers.parser import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+    ParseContext,
+    ToolSchema,
+)
 
 BAR: Final = "\N{FULLWIDTH VERTICAL LINE}"
 _BLOCK: Final = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -43,7 +49,7 @@ class Call(NamedTuple):
 def maker(family: str, tools: tuple[ToolSchema, ...] = TOOLS, seed: str = "") -> Make:
     """Makes parsers of a family."""
     context = ParseContext(tools=tools, seed=seed)
-    return lambda: table.TOOLS[family].make(context)
+    return lambda: registry.TOOLS[family].make(context)
 
 
 def calls_of(events: Sequence[Event]) -> list[tuple[str, str]]:

@@ -16,13 +16,13 @@ from tokenmesh.services.gateway.generation.usage import (
     PromptTokensDetails,
     Usage,
 )
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Reasoning,
 )
-from tokenmesh.services.gateway.parsers.events import Event as ParserEvent
+from tokenmesh.services.gateway.parsers.parser import Event as ParserEvent
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.shapes import usage_fields

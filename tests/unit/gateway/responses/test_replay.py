@@ -7,13 +7,13 @@ from typing import Any, cast
 import pytest
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin
+from tokenmesh.services.gateway.parsers.parser import CallArguments, CallBegin
 from tokenmesh.services.gateway.responses.event_log import EventLog, Replay
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.log_writer import NoWriter
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers, RequestedServer, ToolFailed
 from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, Flushed, Record
-from tokenmesh.services.gateway.responses.tool_calls import ToolCalls
+from tokenmesh.services.gateway.responses.response_plan import ToolCalls
 from tokenmesh.services.gateway.responses.tools import Listings, ToolName
 from tokenmesh.shared.config.responses import McpServerSettings
 from tokenmesh.shared.errors import ProtocolError

@@ -292,7 +292,7 @@ def test_bad_input_is_refused_by_its_path(items: Any, param: str) -> None:
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model": 5}, "model"),
     ({"background": "maybe"}, "background"),
-    ({"conversation": "conv_1"}, "conversation"),
+    ({"conversation": 5}, "conversation"),
     ({"include": ["nonsense"]}, "include[0]"),
     ({"include": "message.output_text.logprobs"}, "include"),
     ({"include_reasoning": 1}, "include_reasoning"),

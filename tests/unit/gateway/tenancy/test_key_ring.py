@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenmesh.services.gateway.tenancy.auth import KeyRing
-from tokenmesh.services.gateway.tenancy.usage_counts import month_of, seconds_left
+from tokenmesh.services.gateway.tenancy.ledger import month_of, seconds_left
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import ConfigError, Unauthorized
 from tokenmesh.shared.metrics import Metrics
@@ -38,7 +38,7 @@ tenant = "ops"
 
 WRONG = {
     "[tenants.acme": "it is not TOML",
-    f'[[keys]]\nsha256 = "{hashed("x")}"\ntenant = "nobody"': "keys[0].tenant",
+    f'[[keys]]\nsha256 = "{hashed("x")}"\ntenant = "absent"': "keys[0].tenant",
     '[tenants.a]\n[[keys]]\nsha256 = "sk-in-clear"\ntenant = "a"': "keys[0].sha256",
     "[tenants.a]\nweight = 0": "weight",
     "[tenants.a]\nrequests_per_minute = 0": "requests_per_minute",

@@ -13,8 +13,8 @@ from tokenmesh.services.gateway.anthropic.request import (
 )
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
-from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.translation import (
+    FieldNames,
     Json,
     TranslatedChat,
     function_sources,

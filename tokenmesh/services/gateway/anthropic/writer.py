@@ -17,8 +17,8 @@ from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Usage
 from tokenmesh.services.gateway.http.sse import encode_json, event_frame
-from tokenmesh.services.gateway.openai.field_names import FieldNames
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.openai.translation import FieldNames
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
@@ -44,6 +44,14 @@ class OutputTokensDetails(msgspec.Struct):
     thinking_tokens: int
 
 
+class InputTokensDetails(msgspec.Struct, omit_defaults=True):
+    """Prompt tokens that stand for media; Anthropic's API has no field for them."""
+
+    image_tokens: int = 0
+    audio_tokens: int = 0
+    video_tokens: int = 0
+
+
 class MessageUsage(msgspec.Struct, omit_defaults=True):
     """Token counts. The prompt has the sum of the three input counts."""
 
@@ -52,6 +60,7 @@ class MessageUsage(msgspec.Struct, omit_defaults=True):
     output_tokens: int
     cache_creation_input_tokens: int
     output_tokens_details: OutputTokensDetails | None = None
+    input_tokens_details: InputTokensDetails | None = None
 
 
 class MessageBody(msgspec.Struct, kw_only=True):
@@ -229,12 +238,16 @@ def message_usage(usage: Usage) -> MessageUsage:
     cached = 0 if prompt is None else prompt.cached_tokens
     created = 0 if prompt is None else prompt.created_cache_tokens or 0
     details = None if output is None else OutputTokensDetails(output.reasoning_tokens)
+    media = None
+    if prompt is not None and prompt.multimodal_tokens:
+        media = InputTokensDetails(prompt.image_tokens, prompt.audio_tokens, prompt.video_tokens)
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached - created,
         cache_read_input_tokens=cached,
         output_tokens=usage.completion_tokens,
         cache_creation_input_tokens=created,
         output_tokens_details=details,
+        input_tokens_details=media,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.audio import AudioClip, SpeechFacts
-from tokenmesh.shared.messages.media import AUDIO, MediaItem
+from tokenmesh.shared.messages.media import ADD, AUDIO, REPLACE, MediaItem
 from tokenmesh.shared.messages.sampling import SpeechRule
 from tokenmesh.shared.messages.tokenize import Tokenized
 from tokenmesh.shared.tokens import pack_ids
@@ -28,6 +28,8 @@ class SpeechTask:
     def prompt(self) -> list[int]:
         """The ids of a clip's prompt."""
         facts, ids = self.facts, []
+        if facts.prompt_ids:
+            return list(facts.prompt_ids)
         if self.previous_ids:
             ids += [facts.previous_id, *self.previous_ids]
         ids.append(facts.start_id)
@@ -38,9 +40,26 @@ class SpeechTask:
             ids.append(facts.no_timestamps_id)
         return ids
 
-    def rule(self) -> SpeechRule:
-        """Which tokens may be drawn."""
+    def alignment(self, clip: AudioClip) -> SpeechRule:
+        """For a prompt that a clip's transcript follows."""
         facts = self.facts
+        hop = round(facts.rate * facts.timestamp_s / 2)  # samples of a frame, two to a state
+        frames = -(-round((clip.end_s - clip.start_s) * facts.rate) // hop)
+        return SpeechRule(align_from=len(self.prompt()), align_states=max(1, frames // 2))
+
+    def max_tokens(self, clip: AudioClip, wanted: int | None) -> int | None:
+        """Of the output: the model hears something with every token, where it hears them so."""
+        facts = self.facts
+        if not facts.prompt_ids:
+            return wanted
+        most = max(1, clip.num_tokens - len(facts.prompt_ids))
+        return most if wanted is None else min(wanted, most)
+
+    def rule(self) -> SpeechRule | None:
+        """Which tokens may be drawn; None: all."""
+        facts = self.facts
+        if facts.prompt_ids:
+            return None
         return SpeechRule(
             suppress_ids=facts.suppress_ids,
             begin_suppress_ids=facts.begin_suppress_ids,
@@ -54,9 +73,30 @@ class SpeechTask:
 def tokenized(ids: list[int], clip: AudioClip) -> Tokenized:
     """A prompt about a clip. Its item lies at the first token: all blocks depend on the clip."""
     item = MediaItem(
-        kind=AUDIO, content_hash=clip.content_hash, offset=0, length=1, features=clip.features
+        kind=AUDIO,
+        content_hash=clip.content_hash,
+        offset=0,
+        length=clip.num_tokens or 1,
+        features=clip.features,
+        combine=ADD if clip.num_tokens else REPLACE,
     )
     return Tokenized(token_ids=pack_ids(ids), media=[item])
+
+
+def part_of_speech(part: AudioClip, offset: int, follows: str) -> MediaItem:
+    """The item of the next part of speech, which is added to the tokens from `offset` on.
+
+    `follows`: the content hash of the part before; empty: it is the first.
+    """
+    return MediaItem(
+        kind=AUDIO,
+        content_hash=part.content_hash,
+        offset=offset,
+        length=part.num_tokens,
+        features=part.features,
+        combine=ADD,
+        follows=follows,
+    )
 
 
 def fallback_language(facts: SpeechFacts) -> str:
@@ -69,6 +109,10 @@ def check_language(language: str | None, facts: SpeechFacts) -> str | None:
     if not language:
         return None
     code = language.strip().lower()
+    if facts.prompt_ids:
+        raise InvalidInput(
+            "the model finds the language itself: leave language out", param="language"
+        )
     if not facts.languages and code == _FALLBACK:
         return None
     if code not in facts.languages:

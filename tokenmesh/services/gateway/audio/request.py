@@ -26,7 +26,8 @@ ResponseFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
 TIMED: Final = ("verbose_json", "srt", "vtt")
 """Formats with segments."""
 _MAX_PROMPT_CHARS: Final = 4096
-_LISTS: Final = ("timestamp_granularities", "include", "languages", "keywords")
+_LISTS: Final = ("timestamp_granularities", "temperatures", "include", "languages", "keywords")
+_MAX_TEMPERATURES: Final = 16
 _SAMPLED: Final = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("frequency_penalty", "repetition_penalty", "presence_penalty"),
@@ -52,7 +53,13 @@ class SpeechFields(Bounded):
     stream_continuous_usage_stats: Flag = False
     """Adds the usage so far to each delta."""
     temperature: Temperature = 0.0
-    """0 takes the most likely token."""
+    """0 takes the most likely token, and where the transcript of a clip is not plausible, draws it
+    again at the temperatures of the gateway's settings; not in streams."""
+    temperatures: list[Temperature] | None = Field(
+        default=None, min_length=1, max_length=_MAX_TEMPERATURES
+    )
+    """Of each clip, one after another until its transcript is plausible; in place of
+    `temperature`."""
     top_p: TopP | None = None
     """Only the most likely tokens with this probability in total."""
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -81,6 +88,18 @@ class SpeechFields(Bounded):
     watermarking: Annotated[Any, NotServed()] = None
     vllm_xargs: Annotated[Any, NotServed()] = None
 
+    @property
+    def granularities(self) -> frozenset[str]:
+        """What verbose_json has the times of."""
+        given = getattr(self, "timestamp_granularities", None)
+        return frozenset(given or ("segment",))
+
+    def tried(self, default: tuple[float, ...]) -> tuple[float, ...]:
+        """The temperatures of each clip. `default`: for a request that names none."""
+        if self.temperatures is not None:
+            return tuple(self.temperatures)
+        return (self.temperature,) if self.temperature or self.stream else default
+
     def check(self) -> None:
         """Refuse what is known and not served, and what does not go together."""
         not_served = marked(type(self), NotServed)
@@ -92,6 +111,16 @@ class SpeechFields(Bounded):
             raise InvalidInput(
                 f"stream goes with response_format json and text, not {self.response_format}",
                 param="stream",
+            )
+        if self.temperatures is not None and self.temperature:
+            raise InvalidInput(
+                "temperatures cannot be combined with temperature: give one of them",
+                param="temperatures",
+            )
+        if self.stream and len(self.temperatures or ()) > 1:
+            raise InvalidInput(
+                "temperatures holds several, of which a stream takes one: sent text stays",
+                param="temperatures",
             )
 
     @property
@@ -109,7 +138,7 @@ class TranscriptionRequest(SpeechFields):
     language: str | None = None
     """Code of the recording's language, such as `en`; without it the language is detected."""
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
-    """`segment`, with `verbose_json`; words are not supported."""
+    """`segment` (the default), `word` or both, with `verbose_json`."""
     chunking_strategy: Annotated[str | None, NotServed(None, "", "auto")] = None
     """`auto`: long recordings are cut at quiet points, as they are without it."""
     include: Annotated[list[str] | None, NotServed()] = None
@@ -118,16 +147,9 @@ class TranscriptionRequest(SpeechFields):
 
     def check(self) -> None:
         super().check()
-        if not self.timestamp_granularities:
-            return
-        if self.response_format != "verbose_json":
+        if self.timestamp_granularities and self.response_format != "verbose_json":
             raise InvalidInput(
                 "timestamp_granularities needs response_format verbose_json",
-                param="timestamp_granularities",
-            )
-        if "word" in self.timestamp_granularities:
-            raise NotSupported(
-                "timestamp_granularities word is not supported: use segment",
                 param="timestamp_granularities",
             )
 

@@ -5,6 +5,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,10 +26,12 @@ from tokenmesh.services.gateway.audio.shapes import (
     TextDone,
     Transcription,
     TranscriptionSegment,
+    TranscriptionWord,
     VerboseTranscription,
 )
 from tokenmesh.services.gateway.audio.text_stream import TextStream
 from tokenmesh.services.gateway.audio.transcriber import Transcriber
+from tokenmesh.services.gateway.audio.words import words_of
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.generation.answer import LoadHeaders, forget_frames
 from tokenmesh.services.gateway.http import sse
@@ -97,7 +100,7 @@ class TranscriptionResponse(Response):
     async def _stream(
         self, sender: ResponseSender, transcripts: AsyncIterator[tuple[Transcript, bool]]
     ) -> None:
-        stream = TextStream(self._transcriber)
+        stream = TextStream(self._transcriber.recording)
         async for transcript, is_done in transcripts:
             if delta := stream.push(transcript, is_done):
                 has_usage = self._fields.stream_continuous_usage_stats
@@ -106,7 +109,7 @@ class TranscriptionResponse(Response):
         await sender.end(sse.frame(TextDone(stream.text, self._usage())) + sse.DONE)
 
     def _usage(self) -> AudioTokenUsage:
-        charges, audio = self._transcriber.charges, self._transcriber.audio_tokens
+        charges, audio = self._transcriber.passes.charges, self._transcriber.audio_tokens
         given, made = charges.prompt_tokens + audio, charges.completion_tokens
         details = InputTokenDetails(audio_tokens=audio, text_tokens=charges.prompt_tokens)
         return AudioTokenUsage(given, made, given + made, details)
@@ -130,13 +133,25 @@ class TranscriptionResponse(Response):
         text = self._text(transcripts)
         if self._fields.response_format == "json":
             return Transcription(text, usage)
-        segments = [
-            self._segment(number, each) for number, each in enumerate(self._segments(transcripts))
-        ]
+        wanted, found = self._fields.granularities, enumerate(self._segments(transcripts))
         language = recording.task.language or "en"
         return VerboseTranscription(
-            self._task, language, round(recording.duration_s, 3), text, segments, usage
+            self._task,
+            language,
+            round(recording.duration_s, 3),
+            text,
+            [self._segment(*each) for each in found] if "segment" in wanted else UNSET,
+            usage,
+            self._words(transcripts) if "word" in wanted else UNSET,
         )
+
+    def _words(self, transcripts: list[Transcript]) -> list[TranscriptionWord]:
+        task = self._transcriber.recording.task
+        return [
+            TranscriptionWord(word.text, round(word.start_s, 3), round(word.end_s, 3))
+            for transcript in transcripts
+            for word in words_of(transcript, task.facts, self._decode, task.language)
+        ]
 
     def _segment(self, number: int, segment: Segment) -> TranscriptionSegment:
         transcript, text = segment.transcript, self._decode(segment.token_ids)
@@ -147,10 +162,10 @@ class TranscriptionResponse(Response):
             end=round(segment.end_s, 3),
             text=text,
             tokens=list(segment.token_ids),
-            temperature=self._fields.temperature,
-            avg_logprob=segment.logprob,
+            temperature=transcript.temperature,
+            avg_logprob=transcript.logprob,
             compression_ratio=compression_ratio(text),
-            no_speech_prob=transcript.no_speech,
+            no_speech_prob=transcript.no_speech or 0.0,
         )
 
     def _segments(self, transcripts: list[Transcript]) -> list[Segment]:
@@ -158,7 +173,7 @@ class TranscriptionResponse(Response):
         return [each for transcript in transcripts for each in segments_of(transcript, facts)]
 
     def _text(self, transcripts: list[Transcript]) -> str:
-        stream = TextStream(self._transcriber)
+        stream = TextStream(self._transcriber.recording)
         return "".join(stream.push(each, True) for each in transcripts).strip()
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -17,8 +17,23 @@ class Transcript:
     clip: AudioClip
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    no_speech: float = 0.0
-    """Probability that the clip holds no speech."""
+    temperature: float = 0.0
+    """At which the tokens were drawn."""
+    no_speech: float | None = None
+    """Probability that the clip holds no speech; None: unknown."""
+    token_ends: list[int] = field(default_factory=list)
+    """The state of the encoder at which each token ends, where words were requested."""
+
+    @property
+    def logprob(self) -> float:
+        """Mean over all tokens."""
+        values = [entry.logprob for entry in self.logprobs]
+        return sum(values) / len(values) if values else 0.0
+
+    def replace_tokens(self, other: "Transcript") -> None:
+        """Take those of another transcript of the clip, drawn at another temperature."""
+        self.token_ids, self.logprobs = other.token_ids, other.logprobs
+        self.temperature = other.temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +44,12 @@ class Segment:
     """Without timestamps."""
     transcript: Transcript
 
-    @property
-    def logprob(self) -> float:
-        """Mean over all tokens of the clip."""
-        values = [entry.logprob for entry in self.transcript.logprobs]
-        return sum(values) / len(values) if values else 0.0
-
 
 def text_ids(token_ids: Iterable[int], facts: SpeechFacts) -> list[int]:
     """The tokens that are text."""
+    if facts.hidden_ids:
+        hidden = frozenset(facts.hidden_ids)
+        return [token for token in token_ids if token not in hidden]
     if facts.end_id < 0:
         return list(token_ids)
     return [token for token in token_ids if token < facts.end_id]
@@ -46,6 +58,7 @@ def text_ids(token_ids: Iterable[int], facts: SpeechFacts) -> list[int]:
 def segments_of(transcript: Transcript, facts: SpeechFacts) -> list[Segment]:
     """The parts between timestamps; one for a clip without them."""
     clip, first = transcript.clip, facts.first_timestamp_id
+    hidden = frozenset(facts.hidden_ids)
     found: list[Segment] = []
     ids: list[int] = []
     start_s: float | None = None
@@ -63,7 +76,7 @@ def segments_of(transcript: Transcript, facts: SpeechFacts) -> list[Segment]:
                 start_s = None
             else:
                 start_s = time_s
-        elif facts.end_id < 0 or token < facts.end_id:
+        elif token not in hidden and (facts.end_id < 0 or token < facts.end_id):
             ids.append(token)
     if ids:
         close(clip.end_s)

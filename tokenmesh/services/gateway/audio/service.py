@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from tokenmesh.services.gateway.audio.clip_passes import ClipPasses, Recording
 from tokenmesh.services.gateway.audio.form import SpeechForm
 from tokenmesh.services.gateway.audio.prompts import SpeechTask, check_language, previous_ids
 from tokenmesh.services.gateway.audio.request import (
@@ -17,10 +18,13 @@ from tokenmesh.services.gateway.audio.request import (
     read_fields,
 )
 from tokenmesh.services.gateway.audio.response import TranscriptionResponse
-from tokenmesh.services.gateway.audio.transcriber import Recording, Transcriber, stored_s
+from tokenmesh.services.gateway.audio.speech import Speech
+from tokenmesh.services.gateway.audio.speech_transcriber import SpeechTranscriber
+from tokenmesh.services.gateway.audio.transcriber import Transcriber, stored_s
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.answer import LoadHeaders
 from tokenmesh.services.gateway.generation.usage import Meters
+from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder, head_of
@@ -75,6 +79,28 @@ class Transcriptions:
         finally:
             self._forget(recording.source)
 
+    async def listen(
+        self, fields: TranscriptionRequest, context: RequestContext, speech: Speech
+    ) -> SpeechTranscriber | None:
+        """For speech that goes on; None: the model transcribes whole recordings only.
+
+        Raises InvalidInput.
+        """
+        recording = await self._recording(fields, TRANSCRIBE, context)
+        if not recording.task.facts.follows_speech:
+            return None
+        settings = self.builder.settings
+        return SpeechTranscriber(
+            recording,
+            speech,
+            ClipPasses(recording, self.pipeline, settings.max_buffered_tokens),
+            self.calls,
+            self.admission,
+            self.builder.blobs,
+            settings,
+            self.meters.start(recording.head.model, context),
+        )
+
     async def _begin(
         self, recording: Recording, data: bytes, context: RequestContext
     ) -> Transcriber:
@@ -83,12 +109,12 @@ class Transcriptions:
         await blobs.put(data, key=recording.source, ttl_s=stored_s(settings))
         return Transcriber(
             recording,
+            ClipPasses(recording, self.pipeline, settings.max_buffered_tokens),
             self.calls,
-            self.pipeline,
             self.admission,
             blobs,
             settings,
-            self.meters.start(recording.head.model, context.started_s),
+            self.meters.start(recording.head.model, context),
         )
 
     async def _recording(
@@ -104,6 +130,13 @@ class Transcriptions:
         language = check_language(getattr(fields, "language", None), facts)
         if task == TRANSLATE and (facts.translate_id < 0 or not facts.languages):
             raise InvalidInput(f"the model {card.name} does not translate", param="model")
+        has_words = "word" in fields.granularities
+        if has_words and not facts.aligns:
+            raise NotSupported(
+                f"the generation_config.json of {card.name} names no alignment_heads, without "
+                "which words have no times: use segment",
+                param="timestamp_granularities",
+            )
         sampling = self.builder.sampling(body, text, logprobs=None, prompt_logprobs=None)
         job = self.builder.job(
             body,
@@ -114,6 +147,8 @@ class Transcriptions:
             context,
         )
         is_timed, is_verbose = fields.response_format in TIMED, fields.response_format == TIMED[0]
+        tried = fields.tried(self.builder.settings.audio_temperatures)
+        temperatures = tried[:1] if facts.prompt_ids else tried  # logprobs would be of silence
         return Recording(
             job=job,
             head=head_of(body, context, card),
@@ -126,8 +161,10 @@ class Transcriptions:
                 language=language,
             ),
             source=BlobKey(f"tm:audio:{new_request_id('audio')}"),
-            needs_logprobs=is_verbose,
-            needs_no_speech=is_verbose,
+            temperatures=temperatures,
+            needs_logprobs=is_verbose or len(temperatures) > 1,
+            needs_words=has_words,
+            needs_no_speech=is_verbose and facts.no_speech_id >= 0,
             detects_language=bool(facts.languages) and language is None,
         )
 

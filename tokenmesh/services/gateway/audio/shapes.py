@@ -40,13 +40,20 @@ class TranscriptionSegment(msgspec.Struct):
     no_speech_prob: float
 
 
+class TranscriptionWord(msgspec.Struct):
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscription(msgspec.Struct):
     task: str
     language: str
     duration: float
     text: str
-    segments: list[TranscriptionSegment]
+    segments: list[TranscriptionSegment] | msgspec.UnsetType
     usage: DurationUsage
+    words: list[TranscriptionWord] | msgspec.UnsetType
 
 
 class TextDelta(msgspec.Struct, tag="transcript.text.delta", omit_defaults=True):

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
+from tokenmesh.services.gateway.audio.clip_passes import Recording
 from tokenmesh.services.gateway.audio.segments import Transcript, text_ids
-from tokenmesh.services.gateway.audio.transcriber import Transcriber
 from tokenmesh.shared.text import Detokenizer, make_detokenizer
 
 
 @dataclass(slots=True)
 class TextStream:
-    transcriber: Transcriber
+    recording: Recording
     text: str = ""
     _detokenizer: Detokenizer | None = None
     _num_read: int = 0
@@ -17,7 +17,7 @@ class TextStream:
 
     def push(self, transcript: Transcript, is_done: bool) -> str:
         """What is new; without white space before the first word."""
-        recording = self.transcriber.recording
+        recording = self.recording
         if transcript is not self._clip or self._detokenizer is None:
             self._clip, self._num_read = transcript, 0
             self._detokenizer = make_detokenizer(recording.text.vocabulary, ())

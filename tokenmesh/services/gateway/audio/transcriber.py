@@ -3,96 +3,44 @@
 The first clip decides about the language. All usage is charged when the recording ends.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from math import exp
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.audio.prompts import SpeechTask, fallback_language, tokenized
-from tokenmesh.services.gateway.audio.segments import Transcript
+from tokenmesh.services.gateway.audio.clip_passes import ClipPasses, Recording, RecordingCharges
+from tokenmesh.services.gateway.audio.prompts import fallback_language
+from tokenmesh.services.gateway.audio.segments import Transcript, compression_ratio, text_ids
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.choice import TextOptions
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.delivery import Delivery, deliver
-from tokenmesh.services.gateway.generation.parsing import ModelText
-from tokenmesh.services.gateway.generation.request import (
-    ChunkOptions,
-    GenerationRequest,
-    Head,
-    PromptJob,
-)
-from tokenmesh.services.gateway.generation.usage import Meter, Usage, usage_of
+from tokenmesh.services.gateway.generation.usage import Meter, usage_of
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, InvalidInput, NotFound, TokenMeshError, Unavailable
-from tokenmesh.shared.ids import BlobKey, RequestId
 from tokenmesh.shared.messages import AudioPrepared, PrepareAudio
-from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokenize import IdsPrompt
+from tokenmesh.shared.messages.media import AUDIO
 from tokenmesh.shared.subjects import tokenize
 from tokenmesh.shared.telemetry import REQUEST_ID, span
-from tokenmesh.shared.tokens import pack_ids
 
 _MARGIN_S: Final = 60
-_PLAIN: Final = TextOptions(skip_special_tokens=True)
-
-
-@dataclass(slots=True, kw_only=True)
-class Recording:
-    """One recording to transcribe, and how."""
-
-    job: PromptJob
-    """Its prompt stands for those of all clips."""
-    head: Head
-    text: ModelText
-    task: SpeechTask
-    source: BlobKey
-    rate: int = 0
-    """Of raw samples; 0: the source is a file."""
-    needs_logprobs: bool = False
-    needs_no_speech: bool = False
-    """Whether each clip's probability of no speech is wanted."""
-    detects_language: bool = False
-    duration_s: float = 0.0
-    """Known with the first clips."""
-
-
-@dataclass(slots=True)
-class _Charges:
-    """Usage of all prompts of a recording, charged as one request."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-
-    def charge(self, tenant: Tenant, model: str, usages: Iterable[Usage], name: str = "") -> None:
-        for usage in usages:
-            self.prompt_tokens += usage.prompt_tokens
-            self.completion_tokens += usage.completion_tokens
-            details = usage.prompt_tokens_details
-            self.cached_tokens += 0 if details is None else details.cached_tokens
 
 
 @dataclass(slots=True)
 class Transcriber:
-    """Runs one recording; `charges` and `audio_tokens` grow meanwhile."""
+    """Runs one recording; `audio_tokens` grow meanwhile, and the charges of its passes."""
 
     recording: Recording
+    passes: ClipPasses
     calls: ServiceCalls
-    pipeline: Pipeline
     admission: Admission
     blobs: Blobs
     settings: GatewaySettings
     meter: Meter
-    charges: _Charges = field(default_factory=_Charges)
     audio_s: float = 0.0
     """Of all clips so far."""
     audio_tokens: int = 0
@@ -112,8 +60,13 @@ class Transcriber:
                 await self._probe(transcripts, context)
                 most = self._most_at_a_time()
                 for start in range(0, len(transcripts), most):
-                    async for each in self._transcribe(transcripts[start : start + most]):
-                        yield each
+                    part = transcripts[start : start + most]
+                    # closed before the charge: a generator that is left would run on meanwhile
+                    async with aclosing(self._tried(part, context)) as growing:
+                        async for each in growing:
+                            yield each
+                    if self.recording.needs_words:
+                        await self.passes.align(part)
                 first += len(prepared.clips)
                 if first >= prepared.total or not prepared.clips:
                     return
@@ -125,15 +78,8 @@ class Transcriber:
         return self.settings.audio_clips if most is None else min(most, self.settings.audio_clips)
 
     def _charge(self) -> None:
-        """Nothing is charged for a recording that failed before its first token."""
-        if self.charges.completion_tokens:
-            job, charges = self.recording.job, self.charges
-            usage = usage_of(
-                charges.prompt_tokens + self.audio_tokens,
-                charges.completion_tokens,
-                charges.cached_tokens,
-            )
-            self.admission.charge(job.tenant, job.card.name, [usage])
+        charge(self.recording, self.passes.charges, self.admission, self.audio_tokens)
+        if self.passes.charges.completion_tokens:
             self.meter.count_audio(self.audio_s)
 
     async def _prepare(self, first: int) -> AudioPrepared:
@@ -180,7 +126,7 @@ class Transcriber:
         if not (is_first or recording.needs_no_speech):
             return
         try:
-            languages = await self._first_tokens(wanted)
+            languages = await self.passes.first_tokens(wanted)
         except (Cancelled, Unavailable):
             raise
         except TokenMeshError as error:
@@ -191,49 +137,83 @@ class Transcriber:
             language = names.get(languages[0] or -1) or fallback_language(facts)
             recording.task = replace(recording.task, language=language)
 
-    async def _first_tokens(self, transcripts: Sequence[Transcript]) -> list[int | None]:
-        """What is drawn after the start token: a language."""
-        facts = self.recording.task.facts
-        sampling = SamplingParams(
-            seed=0,
-            max_tokens=1,
-            temperature=0.0,
-            allowed_token_ids=sorted(facts.languages.values()) or None,
-            logprobs=0,
-            logprob_token_ids=[facts.no_speech_id] if facts.no_speech_id >= 0 else [],
-        )
-        found: list[int | None] = [None] * len(transcripts)
-        jobs = [
-            self._job(index, transcript, [facts.start_id], sampling, 1)
-            for index, transcript in enumerate(transcripts)
-        ]
-        with span("detect_language", {REQUEST_ID: self.recording.job.request_id}):
-            async with self._deliver(jobs) as delivery:
-                async for chunks in delivery.chunks():
-                    for chunk in chunks:
-                        found[chunk.choice] = next(iter(chunk.token_ids), found[chunk.choice])
-                        for entry in chunk.logprobs:
-                            values = entry.top_logprobs
-                            transcripts[chunk.choice].no_speech = exp(values[0]) if values else 0.0
-        return found
+    async def _tried(
+        self, transcripts: Sequence[Transcript], context: RequestContext
+    ) -> AsyncGenerator[tuple[Transcript, bool], None]:
+        """Transcripts as they grow; with several temperatures only those that are complete."""
+        first, *others = self.recording.temperatures
+        async with aclosing(self._transcribe(transcripts, first)) as growing:
+            async for each in growing:
+                if not others:
+                    yield each
+        if not others:
+            return
+        try:
+            await self._retry(transcripts, others)
+        except Cancelled:
+            raise
+        except TokenMeshError as error:
+            context.warnings.append(f"implausible clips were not drawn again: {error.message}")
+        for transcript in transcripts:
+            yield transcript, True
+
+    async def _retry(self, transcripts: Sequence[Transcript], temperatures: list[float]) -> None:
+        """Draw implausible transcripts again; one that cannot be stays as it is."""
+        doubtful = transcripts
+        for temperature in temperatures:
+            doubtful = await self._doubtful(doubtful)
+            if not doubtful:
+                return
+            self.meter.count_audio_retries(len(doubtful))
+            drawn = [Transcript(each.clip) for each in doubtful]
+            async for _ in self._transcribe(drawn, temperature):
+                pass
+            for each, new in zip(doubtful, drawn, strict=True):
+                each.replace_tokens(new)
+
+    async def _doubtful(self, transcripts: Sequence[Transcript]) -> list[Transcript]:
+        """Those to be drawn again: unlikely ones, but not of silence, and those that repeat."""
+        settings, recording = self.settings, self.recording
+        facts, decode = recording.task.facts, recording.text.vocabulary.decode
+        unlikely = [each for each in transcripts if each.logprob < settings.audio_min_logprob]
+        unknown = [each for each in unlikely if each.no_speech is None]
+        if unknown and facts.no_speech_id >= 0:
+            await self.passes.first_tokens(unknown)
+
+        def is_doubtful(transcript: Transcript) -> bool:
+            if transcript.logprob < settings.audio_min_logprob:
+                return (transcript.no_speech or 0.0) <= settings.audio_max_no_speech
+            text = decode(text_ids(transcript.token_ids, facts))
+            return compression_ratio(text) > settings.audio_max_compression
+
+        return [each for each in transcripts if is_doubtful(each)]
 
     async def _transcribe(
-        self, transcripts: Sequence[Transcript]
+        self, transcripts: Sequence[Transcript], temperature: float
     ) -> AsyncGenerator[tuple[Transcript, bool], None]:
         recording = self.recording
         prompt = recording.task.prompt()
+        for transcript in transcripts:
+            transcript.temperature = temperature
         sampling = msgspec.structs.replace(
             recording.job.sampling,
+            temperature=temperature,
             speech=recording.task.rule(),
             logprobs=0 if recording.needs_logprobs else None,
         )
         jobs = [
-            self._job(index, transcript, prompt, sampling, recording.job.max_tokens)
+            self.passes.job(
+                index,
+                transcript,
+                prompt,
+                sampling,
+                recording.task.max_tokens(transcript.clip, recording.job.max_tokens),
+            )
             for index, transcript in enumerate(transcripts)
         ]
         is_done = [False] * len(jobs)
         current = 0
-        async with self._deliver(jobs) as delivery:
+        async with self.passes.deliver(jobs) as delivery:
             async for chunks in delivery.chunks():
                 self.meter.flush(delivery.prompts)
                 for chunk in chunks:
@@ -246,38 +226,20 @@ class Transcriber:
                     current += 1
             self.meter.finish(delivery.prompts, delivery.choices)
 
-    def _deliver(self, jobs: list[PromptJob]) -> AbstractAsyncContextManager[Delivery]:
-        recording = self.recording
-        request = GenerationRequest(
-            head=recording.head,
-            jobs=tuple(jobs),
-            text=recording.text,
-            options=_PLAIN,
-            chunks=ChunkOptions(),
-            is_stream=True,
-        )
-        return deliver(self.pipeline, request, self.settings.max_buffered_tokens, self.charges)
 
-    def _job(
-        self,
-        index: int,
-        transcript: Transcript,
-        prompt: list[int],
-        sampling: SamplingParams,
-        max_tokens: int | None,
-    ) -> PromptJob:
-        job = self.recording.job
-        ids = pack_ids(prompt)
-        return replace(
-            job,
-            request_id=RequestId(f"{job.request_id}-{index}"),
-            prompt=IdsPrompt(token_ids=ids),
-            tokenized=tokenized(prompt, transcript.clip),
-            sampling=sampling,
-            max_tokens=max_tokens,
-            cuts_max_tokens=True,
-            first_choice=index,
+def charge(
+    recording: Recording, charges: RecordingCharges, admission: Admission, audio_tokens: int
+) -> None:
+    """Charge a recording, unless it failed before its first token."""
+    job = recording.job
+    if charges.completion_tokens:
+        usage = usage_of(
+            charges.prompt_tokens + audio_tokens,
+            charges.completion_tokens,
+            charges.cached_tokens,
+            media_tokens={AUDIO: audio_tokens},
         )
+        admission.charge(job.tenant, job.card.name, [usage])
 
 
 def stored_s(settings: GatewaySettings) -> int:

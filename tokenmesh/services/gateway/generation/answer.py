@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Meter, Meters
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.client_watch import ClientWatch
-from tokenmesh.services.gateway.http.response_sender import ResponseSender
+from tokenmesh.services.gateway.http.response_sender import EVENTS_HEADERS, Headers, ResponseSender
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
@@ -64,9 +64,12 @@ class GenerationResponse(Response):
         settings: GatewaySettings,
         meters: Meters,
         load_headers: LoadHeaders,
+        stream_headers: Headers = EVENTS_HEADERS,
     ) -> None:
-        """`load_headers`: further headers of a response, from the load of a model's workers."""
+        """`load_headers`: further headers of a response, from the load of a model's workers;
+        `stream_headers`: those of a stream."""
         super().__init__()
+        self._stream_headers = stream_headers
         self._request = request
         self._writer = writer
         self._pipeline = pipeline
@@ -83,13 +86,14 @@ class GenerationResponse(Response):
             await context.widen(len(jobs), self._request.num_choices)
             async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
                 headers = partial(self._load_headers, scope, jobs[0].card.name)
-                await self._run(ResponseSender(send, watch, self._flushing, headers), context)
+                sender = ResponseSender(send, watch, self._flushing, headers, self._stream_headers)
+                await self._run(sender, context)
         except Cancelled:
             context.has_client_left = True
 
     async def _run(self, sender: ResponseSender, context: RequestContext) -> None:
         request, settings = self._request, self._settings
-        meter = self._meters.start(request.head.model, context.started_s)
+        meter = self._meters.start(request.head.model, context)
         if request.is_stream:
             sender.keep_alive(settings.sse_keep_alive_s, self._writer.keep_alive)
         try:

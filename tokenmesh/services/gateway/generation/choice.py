@@ -9,8 +9,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, join_events
 from tokenmesh.services.gateway.generation.inbox import Output
-from tokenmesh.services.gateway.parsers.events import CallBegin, Content, Event
-from tokenmesh.services.gateway.parsers.parser import Parser
+from tokenmesh.services.gateway.parsers.parser import CallBegin, Content, Event, Parser
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import (
     Detokenizer,
@@ -54,6 +53,8 @@ class Choice:
         """The usage: up to and including the token that ended the choice."""
         self.cached_tokens: int | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.alignment: list[int] | None = None
+        """See `Delta.alignment`."""
         self.finish_reason: str | None = None
         """The worker's reason; `OutputChunk.finish_reason` is `tool_calls` after a call."""
         self._options = options
@@ -88,6 +89,7 @@ class Choice:
             self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
+        self.alignment = output.alignment or self.alignment
         chunk = self._pending or OutputChunk(self.index)
         self._pending = None
         if self._matcher is None and self._parser is None:

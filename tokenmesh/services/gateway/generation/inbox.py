@@ -24,6 +24,8 @@ class Output:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: TokenMeshError | None = None
     """Set when the stream failed."""
+    alignment: list[int] | None = None
+    """See `Delta.alignment`."""
 
 
 class Inbox:

@@ -5,14 +5,16 @@ from typing import Final
 
 import xxhash
 
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.formats import FormatFamily
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Event,
+    ParseContext,
+    Parser,
     Reasoning,
+    ToolSchema,
 )
-from tokenmesh.services.gateway.parsers.formats import FormatFamily
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser, ToolSchema
 from tokenmesh.shared.messages import Described
 from tokenmesh.shared.messages.sampling import ThinkingBudget
 from tokenmesh.shared.text import Vocabulary

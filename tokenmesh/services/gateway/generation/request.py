@@ -3,8 +3,8 @@
 It holds a PromptJob for each prompt. Prompt is a job's prompt after tokenization.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import msgspec
@@ -108,6 +108,8 @@ class PromptJob:
     """Set for a beam search; its width is `n`."""
     deadline_s: float
     """Absolute, wall clock."""
+    keep_alive_s: float | None = None
+    """How long a model on demand stays awake afterwards; negative: for ever; None: as before."""
     on_prepared: Callable[[], None] | None = None
     """Called when all text of the request is tokenized."""
 
@@ -135,6 +137,8 @@ class Prompt:
     route_hashes: bytes = b""
     route_head: bytes = b""
     media: tuple[MediaItem, ...] = ()
+    media_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that stand for media, by modality; also known where `media` has been dropped."""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     worker_id: WorkerId | None = None
     """The worker of the first placement."""

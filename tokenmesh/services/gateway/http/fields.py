@@ -169,3 +169,9 @@ Off = Annotated[Flag, default_for_null(bool, False)]
 """A flag that is off by default; give the field the default False."""
 On = Annotated[Flag, default_for_null(bool, True)]
 """A flag that is on by default; give the field the default True."""
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+"""OpenAI's own limits."""

@@ -1,4 +1,4 @@
-"""Bounds of a JSON text, counted before it is parsed: depth, objects, strings, values.
+"""Bounds of a JSON text, counted before it is parsed: depth, objects, names, strings, values.
 
 The bytes are scanned in portions by C functions. In text that is not JSON the counts may be too
 high, but not too low for the part that a parser reads before it finds the error.
@@ -56,6 +56,7 @@ class _Counts:
         self._num_quotes = 0
         self._num_values = 1
         self._num_objects = 0
+        self._num_names = 0
 
     def take(self, portion: bytes) -> None:
         """Raises what `check_bounds` raises."""
@@ -76,9 +77,11 @@ class _Counts:
         self._num_quotes += num_quotes
         self._num_objects += num_opened
         self._num_values += num_opened + outside.count(b",")
+        self._num_names += outside.count(b":")
         for found, most, what in (
             (self._num_quotes // 2, limits.max_json_strings, "strings"),
             (self._num_objects, limits.max_json_objects, "objects and lists"),
+            (self._num_names, limits.max_json_names, "names of fields"),
             (self._num_values, limits.max_json_values, "values"),
         ):
             if found > most:

@@ -13,7 +13,9 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Draining
 from tokenmesh.shared.telemetry import Tally
 
-_STREAM_HEADERS: Final = [
+Headers = list[tuple[bytes, bytes]]
+
+EVENTS_HEADERS: Final[Headers] = [
     (b"content-type", sse.MEDIA_TYPE),
     (b"cache-control", b"no-cache"),
     # Proxies such as nginx would buffer the chunks.
@@ -66,9 +68,12 @@ class ResponseSender:
         send: Send,
         watch: ClientWatch,
         flushing: Tally,
-        more_headers: Callable[[], list[tuple[bytes, bytes]]] = list,
+        more_headers: Callable[[], Headers] = list,
+        stream_headers: Headers = EVENTS_HEADERS,
     ) -> None:
-        """`flushing` measures the time of writes; `more_headers` is called with the status."""
+        """`flushing` measures the time of writes; `more_headers` is called with the status;
+        `stream_headers` are those of a response in parts."""
+        self._stream_headers = stream_headers
         self._more_headers = more_headers
         self._send = send
         self._watch = watch
@@ -98,7 +103,7 @@ class ResponseSender:
 
     async def write(self, data: bytes) -> None:
         if not self.has_begun:
-            await self._begin(_STREAM_HEADERS)
+            await self._begin(self._stream_headers)
         await self._write(data, more=True)
 
     async def end(self, data: bytes) -> None:
@@ -108,7 +113,7 @@ class ResponseSender:
         """
         self.stop()
         if not self.has_begun:
-            await self._begin(_STREAM_HEADERS)
+            await self._begin(self._stream_headers)
         await self._write(data, more=False)
 
     async def answer(self, data: bytes, media_type: bytes = b"application/json") -> None:

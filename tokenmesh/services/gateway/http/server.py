@@ -32,6 +32,7 @@ _MAX_FRAGMENTS: Final = 4096
 _MAX_UNREAD_BYTES: Final = 1024 * 1024
 """Answers to pings that a client does not read."""
 _TOO_BIG: Final = 1009
+_STOP_POLL_S: Final = 0.01
 
 
 class WebSocket(WebSocketsSansIOProtocol):
@@ -58,9 +59,40 @@ class WebSocket(WebSocketsSansIOProtocol):
 class _Uvicorn(uvicorn.Server):
     """The service's runtime handles signals: it drains in the right order."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Wait for `stopping`. uvicorn's loop wakes ten times a second to look for it."""
+        await self.on_tick(0)
+        await self.stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port and return when all requests have ended; uvicorn waits tenths of seconds.
+
+        Requests that still run after `timeout_graceful_shutdown` seconds are cancelled.
+        """
+        for server in self.servers:
+            server.close()
+        for bound in sockets or ():
+            bound.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while state.connections or state.tasks:  # noqa: ASYNC110
+                    await asyncio.sleep(_STOP_POLL_S)
+        except TimeoutError:
+            if state.tasks:
+                logger.warning("cancelling %d requests that did not end in time", len(state.tasks))
+            for task in state.tasks:
+                task.cancel()
 
 
 class Server:
@@ -128,6 +160,7 @@ class Server:
         """
         self._uvicorn.config.timeout_graceful_shutdown = max(0, int(grace_s - 1.0))
         self._uvicorn.should_exit = True
+        self._uvicorn.stopping.set()
         if self._handshakes is not None:
             self._handshakes.stop()
 

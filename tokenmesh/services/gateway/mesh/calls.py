@@ -14,17 +14,19 @@ import msgspec
 from tokenmesh.services.gateway.generation.request import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts, prompt_size
 from tokenmesh.services.gateway.mesh.retries import RetryPolicy, hedged_request, is_refusal
+from tokenmesh.services.gateway.mesh.waker import Waker
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
+    Asleep,
     DeadlineExceeded,
     Overloaded,
     ProtocolError,
     TokenMeshError,
 )
-from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.messages import (
     Encode,
@@ -36,6 +38,7 @@ from tokenmesh.shared.messages import (
     Tokenize,
     Tokenized,
 )
+from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.tokenize import IdsPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, Span, span
 from tokenmesh.shared.tokens import BYTES_PER_ID
@@ -55,6 +58,7 @@ class ServiceCalls:
         replica_of: Callable[[str], str],
         left_out: Callable[[], list[WorkerId]],
         prompts: HeldPrompts,
+        waker: Waker,
     ) -> None:
         """`replica_of`: the subject of one process of a group, for hedged requests.
 
@@ -65,6 +69,7 @@ class ServiceCalls:
         self._replica_of = replica_of
         self._left_out = left_out
         self._prompts = prompts
+        self._waker = waker
 
     @property
     def max_message_bytes(self) -> int:
@@ -144,11 +149,12 @@ class ServiceCalls:
     async def place(self, message: Place, deadline_s: float) -> Placed:
         """Wait for a worker for as long as a scheduler keeps the request queued.
 
-        Raises Overloaded when a scheduler refuses, Unavailable when it has waited for a worker in
-        vain, and the last error when no scheduler has answered for `service_wait_s`.
+        Wakes a model on demand. Raises Asleep when that fails, Overloaded when a scheduler refuses,
+        Unavailable when it has waited for a worker in vain, and the last error when no scheduler
+        has answered for `service_wait_s`.
         """
         policy = RetryPolicy(self._settings, deadline_s)
-        first_answer_s = self._settings.second_ask_s
+        first_answer_s, asleep_s = self._settings.second_ask_s, 0.0
         subject = group = subjects.place(message.model)
         if left_out := self._left_out():
             exclude = list(dict.fromkeys((*message.exclude, *left_out)))
@@ -156,6 +162,14 @@ class ServiceCalls:
         while True:
             try:
                 return await self._place_once(subject, message, deadline_s, first_answer_s)
+            except Asleep:
+                is_again, asleep_s = asleep_s > 0, asleep_s or monotonic_s()
+                if not self._may_wake(message.model, asleep_s):
+                    raise
+                if is_again:
+                    # the scheduler may not have the heartbeat of a worker that woke up just now
+                    await asyncio.sleep(self._settings.retry_pause_s)
+                await self._waker.wake(message.model, message.request_id, deadline_s)
             except TokenMeshError as error:
                 if is_refusal(error):
                     raise
@@ -164,6 +178,11 @@ class ServiceCalls:
                 # The replica chosen last may be dead by now: then any process will do.
                 subject = self._replica_of(group) if is_silence else group
                 first_answer_s = min(first_answer_s * 2, self._settings.place_idle_s)
+
+    def _may_wake(self, model: ModelName, asleep_s: float) -> bool:
+        """Whether to wake a model that a scheduler saw asleep first at `asleep_s`, monotonic."""
+        is_in_time = monotonic_s() - asleep_s < self._settings.wake_timeout_s
+        return is_in_time and self._waker.is_on_demand(model)
 
     async def _place_once(
         self, subject: str, message: Place, deadline_s: float, first_answer_s: float
@@ -203,6 +222,12 @@ def place_of(job: PromptJob, prompt: Prompt, num_output: int) -> Place:
         lora=None if adapter is None else adapter.name,
         lora_hash="" if adapter is None else adapter.content_hash,
     )
+
+
+def card_attributes(card: ModelCard) -> dict[str, str]:
+    """What spans say of a model: how its weights are kept, and the adapter that a request names."""
+    found = {"tokenmesh.weight_format": card.weight_format} if card.weight_format else {}
+    return found if card.adapter is None else {**found, "tokenmesh.adapter": card.adapter.name}
 
 
 def trace_placement(current: Span, placed: Placed) -> None:

@@ -231,6 +231,7 @@ class Launcher:
             reservation=stream.reservation,
             lora=None if adapter is None else adapter.name,
             lora_hash="" if adapter is None else adapter.content_hash,
+            keep_alive_s=job.keep_alive_s,
         )
 
     async def _send(self, stream: Stream, worker_id: WorkerId, generate: Generate) -> Message:

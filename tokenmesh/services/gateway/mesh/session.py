@@ -137,6 +137,7 @@ class Session:
             cached_tokens=delta.cached_tokens,
             prompt_logprobs=delta.prompt_logprobs,
             error=error,
+            alignment=delta.alignment,
         )
 
     def needs_resend(self, now: float) -> bool:

@@ -10,12 +10,13 @@ import msgspec
 
 from tokenmesh.services.gateway.generation.inbox import Inbox
 from tokenmesh.services.gateway.generation.request import EMPTY_PROMPT, Prompt, PromptJob
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls, place_of
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls, card_attributes, place_of
 from tokenmesh.services.gateway.mesh.launcher import Launcher
 from tokenmesh.services.gateway.mesh.streams import Stream, Streams
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages import Encode, Placed, Tokenize
+from tokenmesh.shared.messages.media import count_by_modality
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
@@ -67,6 +68,7 @@ class Stages:
             route_hashes=answer.route_hashes,
             route_head=answer.route_head,
             media=tuple(answer.media),
+            media_tokens=count_by_modality(answer.media),
             bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
         )
 
@@ -80,7 +82,12 @@ class Stages:
         }
         with span("encode_media", attributes) as current:
             items = list(prompt.media)
-            message = Encode(request_id=job.request_id, model=job.card.name, items=items)
+            message = Encode(
+                request_id=job.request_id,
+                model=job.card.name,
+                items=items,
+                num_known=_num_known(prompt),
+            )
             answer = await self._calls.encode(message, job.deadline_s)
             current.set_attribute("tokenmesh.cached", answer.cached)
         return replace(prompt, media=tuple(answer.items))
@@ -100,8 +107,7 @@ class Stages:
             "tokenmesh.worker": placed.worker_id,
             "tokenmesh.streams": job.n,
         }
-        if job.card.adapter is not None:
-            attributes["tokenmesh.adapter"] = job.card.adapter.name
+        attributes |= card_attributes(job.card)
         with span("generate", attributes):
             async with self._running(job, [prompt] * job.n, placed, inbox):
                 yield
@@ -165,6 +171,16 @@ class Stages:
         return stream
 
 
+def _num_known(prompt: Prompt) -> int:
+    """Parts of speech, at its beginning, that earlier prompts have had encoded."""
+    count = 0
+    for item in prompt.media:
+        if item.follows is None or item.embeddings is None:
+            break
+        count += 1
+    return count
+
+
 def check_fits(num_logprobs: int | None, num_tokens: int, max_bytes: int) -> None:
     """Refuse log-probabilities of a prompt that cannot fit into one message of `max_bytes`.
 
@@ -177,7 +193,7 @@ def check_fits(num_logprobs: int | None, num_tokens: int, max_bytes: int) -> Non
     if num_bytes > max_bytes:
         raise PayloadTooLarge(
             f"prompt_logprobs: {num_logprobs} for each of {num_tokens} prompt tokens are at least "
-            f"{num_bytes} bytes, more than the {max_bytes} of a message: ask for fewer, or send a "
+            f"{num_bytes} bytes, more than the {max_bytes} of a message: request fewer, or send a "
             "shorter prompt",
             param="prompt_logprobs",
         )

@@ -29,7 +29,7 @@ def clear_formats(body: ChatRequest, tools: ToolUse, context: RequestContext) ->
         return
     if body.structured_outputs is not None:
         raise InvalidInput(
-            "structured_outputs does not go with a tool_choice that forces a call",
+            "structured_outputs cannot be combined with a tool_choice that forces a call",
             param="structured_outputs",
         )
     if body.response_format is not None and body.response_format.type != "text":

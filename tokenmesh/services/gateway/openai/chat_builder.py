@@ -101,7 +101,7 @@ async def chat_prompt(builder: RequestBuilder, body: ChatRequest, access: Access
 async def _prompt(
     builder: RequestBuilder, body: ChatRequest, tools: ToolUse, access: Access
 ) -> ChatPrompt:
-    await move_inline_media(body.messages, builder.blobs, builder.settings, access)
+    await move_inline_media(body.messages, builder.uploads, access)
     return ChatPrompt(
         messages_json=msgspec.json.encode(body.messages),
         tools_json=_json_or_none(tools.shown or None),

@@ -1,14 +1,21 @@
-"""A completion's body becomes a GenerationRequest."""
+"""A completion's body becomes a GenerationRequest.
 
+Its prompt may be a tensor (`prompt_embeds`), which is sent by reference like an encoder's output.
+"""
+
+import asyncio
+import base64
+import binascii
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.extras.suffix import fill_in_prompt
+from tokenmesh.services.gateway.extras.tensor_upload import read_tensor
 from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import EMPTY_PROMPT, GenerationRequest, PromptJob
+from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.event_loop import Turns
-from tokenmesh.services.gateway.openai.prompt_embeds import EmbedsPrompt, read_embeds
 from tokenmesh.services.gateway.openai.request import DEFAULT_MAX_TOKENS, CompletionRequest
 from tokenmesh.services.gateway.openai.request_builder import (
     RequestBuilder,
@@ -19,12 +26,149 @@ from tokenmesh.services.gateway.openai.request_builder import (
 )
 from tokenmesh.services.gateway.openai.sampling import read_budget
 from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import IdsPrompt, TextPrompt
+from tokenmesh.shared.tensor_blob import TensorBlob
+from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
+
+_NAME = "prompt_embeds"
+_PLACEHOLDER = 0
+"""The token id in place of each embedding; it is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedsPrompt:
+    """A tensor in the blob store."""
+
+    item: MediaItem
+
+    @property
+    def placeholders(self) -> IdsPrompt:
+        """One token id for each row of the tensor."""
+        return IdsPrompt(token_ids=pack_ids([_PLACEHOLDER] * self.item.length))
+
+    def salt(self, cache_salt: str | None) -> str:
+        """Only equal tensors with the same salt share blocks."""
+        return f"{_NAME}:{self.item.content_hash}:{cache_salt or ''}"
+
+
+async def read_embeds(
+    body: CompletionRequest, card: ModelCard, blobs: Blobs, limits: GatewaySettings
+) -> list[EmbedsPrompt]:
+    """The tensors of the body. Raises InvalidInput."""
+    given = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
+    if not given:
+        return []
+    _check_others(body, limits)
+    if len(given) > limits.max_choices:
+        raise InvalidInput(f"{_NAME} holds more than {limits.max_choices} tensors", param=_NAME)
+    found = []
+    for index, text in enumerate(given):
+        where = f"{_NAME}[{index}]" if len(given) > 1 else _NAME
+        blob = await asyncio.to_thread(_decode, text, where)
+        _check_shape(blob, card, where)
+        key = await blobs.put(blob.encode(), ttl_s=limits.media_ttl_s)
+        item = MediaItem(
+            kind=EMBEDS,
+            content_hash=key,
+            offset=0,
+            length=blob.shape[0],
+            pixels=key,
+            embeddings=key,
+        )
+        found.append(EmbedsPrompt(item))
+    return found
+
+
+def _check_others(body: CompletionRequest, limits: GatewaySettings) -> None:
+    if not limits.prompt_embeds:
+        raise NotSupported(
+            f"{_NAME} is disabled: start the gateway with --enable-prompt-embeds", param=_NAME
+        )
+    wanted = {
+        "echo": body.echo,
+        "suffix": body.suffix,
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens is not None,
+    }
+    for name, is_wanted in wanted.items():
+        if is_wanted:
+            raise InvalidInput(f"{name} cannot be combined with {_NAME}", param=name)
+
+
+def _decode(text: str, where: str) -> TensorBlob:
+    try:
+        return read_tensor(base64.b64decode(text, validate=True))
+    except binascii.Error as error:
+        raise InvalidInput(f"{where} is not base64: {error}", param=where) from error
+    except ValueError as error:
+        raise InvalidInput(f"{where}: {error}", param=where) from error
+
+
+def _check_shape(blob: TensorBlob, card: ModelCard, where: str) -> None:
+    is_right = len(blob.shape) == 2 and blob.shape[0] > 0
+    if not is_right or blob.shape[1] != card.hidden_size:
+        raise InvalidInput(
+            f"{where} has the shape {list(blob.shape)}, not [tokens, {card.hidden_size}]",
+            param=where,
+        )
+
+
+class SuffixMarkers(NamedTuple):
+    """Markers before the prompt, before the suffix, and before the text to be generated."""
+
+    prefix: str
+    suffix: str
+    middle: str
+
+
+FORMATS: Final = (
+    # Qwen coder, CodeGemma
+    SuffixMarkers("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    # StarCoder, Granite code, StableCode
+    SuffixMarkers("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    # SantaCoder
+    SuffixMarkers("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    # DeepSeek coder
+    SuffixMarkers(
+        "<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"
+    ),
+    # Code Llama
+    SuffixMarkers("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+    # CodeGeeX, GLM-4
+    SuffixMarkers("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+)
+
+
+def fill_in_prompt(prompt: str | list[int], suffix: str, vocabulary: Vocabulary) -> str | list[int]:
+    """The prompt with markers and suffix. Raises InvalidInput for a model without markers."""
+    markers = _markers_of(vocabulary)
+    if markers is None:
+        raise InvalidInput(
+            "suffix: the model's vocabulary has no markers for filling in the middle",
+            param="suffix",
+        )
+    if isinstance(prompt, str):
+        return f"{markers.prefix}{prompt}{markers.suffix}{suffix}{markers.middle}"
+    before, between, after = (vocabulary.added_id(marker) for marker in markers)
+    assert before is not None
+    assert between is not None
+    assert after is not None
+    return [before, *prompt, between, *vocabulary.encode(suffix), after]
+
+
+def _markers_of(vocabulary: Vocabulary) -> SuffixMarkers | None:
+    for markers in FORMATS:
+        if all(vocabulary.added_id(marker) is not None for marker in markers):
+            return markers
+    return None
 
 
 async def build_completion(
@@ -35,7 +179,7 @@ async def build_completion(
     if max_tokens == 0 and not body.echo:
         raise InvalidInput("max_tokens 0 needs echo to be true", param="max_tokens")
     if body.suffix and body.echo:
-        raise InvalidInput("suffix does not go with echo", param="suffix")
+        raise InvalidInput("suffix cannot be combined with echo", param="suffix")
     card, text = await builder.begin(body, context, max_tokens)
     sampling = builder.sampling(
         body,

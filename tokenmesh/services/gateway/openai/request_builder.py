@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tokenmesh.services.gateway.context import RequestContext, check_request_id
+from tokenmesh.services.gateway.files.uploads import Uploads
 from tokenmesh.services.gateway.generation.choice import TextOptions
 from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import ChunkOptions, Head, PromptJob
@@ -19,7 +20,6 @@ from tokenmesh.services.gateway.openai.sampling import (
 from tokenmesh.services.gateway.openai.sampling_checks import SamplingScope
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields, StreamOptions
 from tokenmesh.services.gateway.openai.structured_limits import check_structured
-from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.requests import AnswerSettings
@@ -42,13 +42,14 @@ class RequestBuilder:
         self,
         catalog: Catalog,
         vocabularies: Vocabularies,
-        blobs: Blobs,
+        uploads: Uploads,
         settings: GatewaySettings,
         resolve: Callable[[str], Awaitable[None]],
     ) -> None:
         """`resolve` loads an unknown model as an adapter, or raises UnknownModel."""
         self._resolve = resolve
-        self.blobs = blobs
+        self.blobs = uploads.blobs
+        self.uploads = uploads
         self.settings = settings
         self._catalog = catalog
         self._vocabularies = vocabularies

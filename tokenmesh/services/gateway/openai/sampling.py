@@ -74,10 +74,12 @@ def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
     if body.stream_options is not None and not body.stream:
         raise InvalidInput("stream_options needs stream to be true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
-        raise InvalidInput("prompt_logprobs does not go with stream", param="prompt_logprobs")
+        raise InvalidInput(
+            "prompt_logprobs cannot be combined with stream", param="prompt_logprobs"
+        )
     if body.truncate_prompt_tokens == 0:
         raise InvalidInput(
-            "truncate_prompt_tokens is 0, at least 1, or -1 for as many as there is room for",
+            "truncate_prompt_tokens is 0; it must be at least 1, or -1 for as many tokens as fit",
             param="truncate_prompt_tokens",
         )
     _check_stops(body, limits)
@@ -141,12 +143,12 @@ def beam_options(
             )
         return None
     if body.stream:
-        raise InvalidInput("stream does not go with use_beam_search", param="stream")
+        raise InvalidInput("stream cannot be combined with use_beam_search", param="stream")
     _check_goes_with_beams(body)
     width, widest = body.n or 1, min(limits.max_beam_width, card.vocab_size)
     if width > widest:
         raise InvalidInput(
-            f"n is {width}, at most {widest} with use_beam_search: it is the width", param="n"
+            f"n is {width}, at most {widest} with use_beam_search (the beam width)", param="n"
         )
     return BeamOptions(
         width=width,
@@ -163,7 +165,9 @@ def _check_goes_with_beams(body: SamplingFields) -> None:
         if isinstance(value, BaseModel):
             value = value.model_dump(exclude_none=True)
         if value != fields[name].default and value not in field.values:
-            raise InvalidInput(f"{name} does not go with use_beam_search", param=name)
+            raise InvalidInput(f"{name} cannot be combined with use_beam_search", param=name)
     # The echo would need the prompt's log-probabilities, which a search does not request.
     if body.echo and getattr(body, "logprobs", None) is not None:
-        raise InvalidInput("echo with logprobs does not go with use_beam_search", param="echo")
+        raise InvalidInput(
+            "echo with logprobs cannot be combined with use_beam_search", param="echo"
+        )

@@ -174,23 +174,3 @@ class DetokenizeResult(msgspec.Struct):
     """The body of /detokenize."""
 
     prompt: str
-
-
-class FileObject(msgspec.Struct, kw_only=True):
-    """The description of an upload."""
-
-    id: str
-    object: str = "file"
-    bytes: int
-    created_at: int
-    expires_at: int
-    filename: str
-    purpose: str
-
-
-class FileDeleted(msgspec.Struct, kw_only=True):
-    """The answer to DELETE /v1/files/{id}."""
-
-    id: str
-    object: str = "file"
-    deleted: bool = True

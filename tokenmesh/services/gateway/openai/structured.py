@@ -39,13 +39,15 @@ class ResponseFormat(Bounded):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if (self.json_schema is not None) != (self.type == "json_schema"):
-            raise ValueError("json_schema goes with the type json_schema and no other")
+            raise ValueError("json_schema is only allowed with type json_schema")
         tag = (self.format, self.structures, self.triggers)
         if self.type != "structural_tag" and tag != (None, None, None):
-            raise ValueError("format, structures and triggers go with the type structural_tag")
+            raise ValueError(
+                "format, structures and triggers are only allowed with type structural_tag"
+            )
         is_older = self.structures is not None and self.triggers is not None
         if self.type == "structural_tag" and is_older == (self.format is not None):
-            raise ValueError("a structural_tag has a format, or both structures and triggers")
+            raise ValueError("a structural_tag needs a format, or both structures and triggers")
         return self
 
 
@@ -68,7 +70,7 @@ class StructuredOutputs(Bounded):
     def _is_one(self) -> Self:
         if len(self.given) != 1:
             named = ", ".join(self.given) or "none"
-            raise ValueError(f"exactly one of {', '.join(CONSTRAINTS)}; there is {named}")
+            raise ValueError(f"exactly one of {', '.join(CONSTRAINTS)} must be set; got {named}")
         return self
 
     @property

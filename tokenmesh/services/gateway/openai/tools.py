@@ -68,7 +68,8 @@ def _read_mode(value: object, place: str) -> Mode:
     if value == "auto" or value == "required":
         return value
     raise InvalidInput(
-        f"{place} is {_shown(value)}: none, auto, required, or an object that names a function",
+        f"{place} is {_shown(value)}; it must be none, auto, required, or an object that names a "
+        "function",
         param="tool_choice",
     )
 
@@ -83,7 +84,8 @@ def _read_choice(
     if kind == "allowed_tools":
         return _read_allowed(choice.get("allowed_tools"), tools, schemas)
     raise InvalidInput(
-        f"tool_choice.type is {_shown(kind)}: function or allowed_tools", param="tool_choice"
+        f"tool_choice.type is {_shown(kind)}; it must be function or allowed_tools",
+        param="tool_choice",
     )
 
 

@@ -1,7 +1,7 @@
 """Translation of another API's request into a chat request, shared by all such APIs.
 
 `ChatMessages` collects the messages and the client's path of each. `TranslatedChat` is the
-validated chat request; errors about it are reported with the paths of the client's own body.
+validated chat request; its errors are renamed to the paths of the client's own body (`FieldNames`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +12,35 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tokenmesh.services.gateway.http.errors import invalid_fields
-from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.request import ChatRequest
-from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError, field_name
+
+
+class FieldNames:
+    """Maps paths in a chat to names in the client's body."""
+
+    def __init__(self, names: Mapping[str, str], sources: Mapping[FieldPath, str]) -> None:
+        """`names`: of fields such as `max_tokens`; `sources`: of paths in messages and tools."""
+        self._names: dict[FieldPath, str] = {
+            tuple(field.split(".")): name for field, name in names.items()
+        }
+        self._names |= sources
+
+    def name_of(self, path: FieldPath) -> str:
+        """The client's name: the longest known beginning of the path is replaced."""
+        for end in range(len(path), 0, -1):
+            name = self._names.get(path[:end])
+            if name is not None:
+                return field_name((name, *path[end:]))
+        return field_name(path)
+
+    def rename(self, error: TokenMeshError) -> TokenMeshError:
+        """The same error with the client's names; only InvalidInput names fields."""
+        if not isinstance(error, InvalidInput) or not error.path:
+            return error
+        name = self.name_of(error.path)
+        return error if name == field_name(error.path) else error.renamed(name)
+
 
 Json = dict[str, Any]
 

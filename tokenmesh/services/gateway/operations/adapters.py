@@ -3,41 +3,38 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from tokenmesh.services.gateway.mesh.catalog import Catalog
+from tokenmesh.services.gateway.operations.adapter_commands import AdapterCommands
 from tokenmesh.shared.adapter_registry import AdapterRecord, AdapterRegistry
-from tokenmesh.shared.bus.base import Bus
-from tokenmesh.shared.clock import monotonic_s, now_s, wall_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import (
     Conflict,
     InvalidInput,
-    NoResponders,
     NotFound,
     Overloaded,
-    ProtocolError,
     TokenMeshError,
     Unavailable,
     UnknownModel,
 )
-from tokenmesh.shared.ids import InstanceId, ModelName, WorkerId
-from tokenmesh.shared.membership import Member, Members
+from tokenmesh.shared.ids import ModelName, WorkerId
+from tokenmesh.shared.membership import Member
 from tokenmesh.shared.messages import (
     AdapterLoaded,
-    AdapterUnloaded,
     LoadAdapter,
     Message,
     UnloadAdapter,
 )
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.redis import Redis
-from tokenmesh.shared.subjects import worker_adapters
 
 logger = logging.getLogger(__name__)
 
-_POLL_S: Final = 0.01
 _MAX_UNKNOWN: Final = 1024
 _UNKNOWN_S: Final = 5.0
 """How long a name that no worker could resolve is not tried again."""
@@ -46,37 +43,23 @@ _NOT_RECORDED: Final = (
     "the adapter is loaded, but Redis is away: workers that join before it is back will not have it"
 )
 
-_LOOK_S: Final = 0.05
-"""How often a worker that has not answered is looked for among the members."""
-_DEATH_S: Final = 3.0
-"""How long a dead one may be among them."""
-
-Answers = Mapping[WorkerId, Message | TokenMeshError]
-
-
-class _Dead(Unavailable):
-    """The worker died while it carried out a command."""
-
 
 class Adapters:
     """A command is answered when every worker has carried it out, and heartbeats show it."""
 
     def __init__(
         self,
-        bus: Bus,
-        members: Members,
+        commands: AdapterCommands,
         catalog: Catalog,
         redis: Redis | None,
-        settings: GatewaySettings,
         clock: Callable[[], float] = monotonic_s,
     ) -> None:
-        self._bus = bus
-        self._members = members
+        self._commands = commands
         self._catalog = catalog
         self._redis = redis
-        self._settings = settings
         self._clock = clock
         self._turn = asyncio.Lock()
+        self._version = 0
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._resolving: dict[str, asyncio.Task[None]] = {}
 
@@ -93,9 +76,12 @@ class Adapters:
             return await self._load(card, name, path, in_place=in_place)
 
     async def _load(self, card: ModelCard, name: str, path: str, *, in_place: bool) -> list[str]:
-        version = int(wall_s() * 1000)
+        before = await self._recorded(card.name, name)
+        # without a record it is of the settings of workers, which no command may take away
+        is_static = before is None and name in {a.name for a in self._catalog.adapters(card)}
+        version = self._next_version()
         message = LoadAdapter(name=name, path=path, in_place=in_place, version=version)
-        answers = await self._send(card, message)
+        answers = await self._commands.send(card.name, message)
         loaded = {w: each for w, each in answers.items() if isinstance(each, AdapterLoaded)}
         hashes = {each.card.content_hash for each in loaded.values()}
         errors = {w: each for w, each in answers.items() if isinstance(each, TokenMeshError)}
@@ -106,7 +92,7 @@ class Adapters:
             )
             errors = dict.fromkeys(loaded, error)
         if errors:
-            await self._undo(card, name, loaded, version)
+            await self._undo(card.name, name, loaded, before, is_static=is_static)
             raise _joined(errors, len(answers))
         (content_hash,) = hashes
         if not in_place and all(each.was_there for each in loaded.values()):
@@ -118,7 +104,7 @@ class Adapters:
         self._unknown.pop(name, None)
         record = AdapterRecord(version=version, path=path, content_hash=content_hash)
         warnings = await self._record(card.name, name, record)
-        await self._wait(loaded, lambda beat: _has(beat, name, content_hash))
+        await self._commands.wait(loaded, lambda beat: _has(beat, name, content_hash))
         return warnings
 
     async def unload(self, name: str, model: str | None) -> None:
@@ -128,15 +114,17 @@ class Adapters:
         if name not in names:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
         async with self._turn:
-            version = int(wall_s() * 1000)
+            version = self._next_version()
             record = AdapterRecord(version=version, is_unloaded=True)
             # first, so that a worker that joins now does not load it again
             await self._record(found.name, name, record)
-            answers = await self._send(found, UnloadAdapter(name=name, version=version))
+            answers = await self._commands.send(
+                found.name, UnloadAdapter(name=name, version=version)
+            )
             errors = {w: each for w, each in answers.items() if isinstance(each, TokenMeshError)}
             if errors:
                 raise _joined(errors, len(answers))
-            await self._wait(answers, lambda beat: not _has(beat, name))
+            await self._commands.wait(answers, lambda beat: not _has(beat, name))
 
     async def resolve(self, name: str) -> None:
         """Load an unknown name from the directories of workers that have one.
@@ -186,69 +174,53 @@ class Adapters:
         if card.adapter is None:
             raise Conflict(f"{name!r} is the name of a model", param="lora_name")
 
-    async def _send(self, card: ModelCard, message: Message) -> Answers:
-        """Every worker's answer or error; workers that have died meanwhile are left out."""
-        members = self._members.workers(card.name)
-        workers = [WorkerId(each.beat.instance_id) for each in members if not each.beat.draining]
-        if not workers:
-            raise Unavailable(f"no worker serves the model {card.name!r}", retry_after_s=1.0)
-        deadline_s = now_s() + self._settings.admin_timeout_s
-        found = await asyncio.gather(*(self._ask(each, message, deadline_s) for each in workers))
-        answers = dict(zip(workers, found, strict=True))
-        # a worker that has died is not a failure: it gets the adapter when it is back
-        alive = {w: each for w, each in answers.items() if not isinstance(each, _Dead)}
-        if not alive:
-            raise Unavailable("all workers have died meanwhile", retry_after_s=1.0)
-        return alive
-
-    async def _ask(
-        self, worker: WorkerId, message: Message, deadline_s: float
-    ) -> Message | TokenMeshError:
-        """The answer, or the error; `_Dead` as soon as the worker is not the one it was."""
-        request = asyncio.create_task(
-            self._bus.request(worker_adapters(worker), message, deadline_s=deadline_s)
-        )
-        epoch = self._epoch_of(worker)
-        try:
-            while not request.done():
-                await asyncio.wait({request}, timeout=_LOOK_S)
-                if self._epoch_of(worker) != epoch:
-                    return _Dead(f"{worker} has died")
-            answer = request.result()
-        except NoResponders:
-            return await self._reason_of_silence(worker, epoch)
-        except TokenMeshError as error:
-            return error
-        finally:
-            request.cancel()
-        if isinstance(answer, AdapterLoaded | AdapterUnloaded):
-            return answer
-        return ProtocolError(f"the answer is {type(answer).__name__}")
-
-    async def _reason_of_silence(self, worker: WorkerId, epoch: int | None) -> TokenMeshError:
-        """A process that died is among the members for a moment; one without adapters stays."""
-        until_s = self._clock() + _DEATH_S
-        while self._clock() < until_s:
-            if self._epoch_of(worker) != epoch:
-                return _Dead(f"{worker} has died")
-            await asyncio.sleep(_LOOK_S)
-        return InvalidInput(f"{worker} serves no adapters: --enable-lora is off", param="lora_name")
-
-    def _epoch_of(self, worker: WorkerId) -> int | None:
-        member = self._members.get(InstanceId(worker))
-        return None if member is None else member.beat.epoch
-
     async def _undo(
-        self, card: ModelCard, name: str, loaded: dict[WorkerId, AdapterLoaded], version: int
+        self,
+        model: ModelName,
+        name: str,
+        loaded: dict[WorkerId, AdapterLoaded],
+        before: AdapterRecord | None,
+        *,
+        is_static: bool,
     ) -> None:
-        """Unload where the command has brought the adapter. Errors are logged."""
+        """Bring back what the name stood for before a load. Errors are logged.
+
+        It is a later command than the load: workers may have recorded that one already.
+        """
         new = [worker for worker, each in loaded.items() if not each.was_there]
-        deadline_s = now_s() + self._settings.admin_timeout_s
-        message = UnloadAdapter(name=name, version=version)
-        answers = await asyncio.gather(*(self._ask(each, message, deadline_s) for each in new))
-        for worker, answer in zip(new, answers, strict=True):
+        if not new:
+            return
+        version = self._next_version()
+        if before is None or before.is_unloaded:
+            record = AdapterRecord(version=version, is_unloaded=True)
+            message: Message = UnloadAdapter(name=name, version=version)
+        else:
+            record = msgspec.structs.replace(before, version=version)
+            message = LoadAdapter(name=name, path=before.path, in_place=True, version=version)
+        if not is_static:
+            await self._record(model, name, record)
+        answers = await self._commands.send_to(new, message)
+        for worker, answer in answers.items():
             if isinstance(answer, TokenMeshError):
                 logger.warning("%s keeps the adapter %s: %s", worker, name, answer.message)
+        undone = {w: a for w, a in answers.items() if not isinstance(a, TokenMeshError)}
+        with suppress(Unavailable):
+            await self._commands.wait(
+                undone,
+                lambda beat: _has(beat, name, record.content_hash) != record.is_unloaded,
+            )
+
+    def _next_version(self) -> int:
+        self._version = max(self._version + 1, int(wall_s() * 1000))
+        return self._version
+
+    async def _recorded(self, model: ModelName, name: str) -> AdapterRecord | None:
+        if self._redis is None:
+            return None
+        try:
+            return (await AdapterRegistry(self._redis, model).read()).get(name)
+        except TokenMeshError:
+            return None
 
     async def _record(self, model: ModelName, name: str, record: AdapterRecord) -> list[str]:
         if self._redis is None:
@@ -259,18 +231,6 @@ class Adapters:
             logger.warning("cannot record the adapter %s: %s", name, error.message)
             return [_NOT_RECORDED]
         return []
-
-    async def _wait(self, workers: Answers, is_shown: Callable[[Member], bool]) -> None:
-        """Until heartbeats show it, since requests are placed by them. Raises Unavailable."""
-        try:
-            async with asyncio.timeout(self._settings.admin_timeout_s):
-                while True:
-                    members = [self._members.get(InstanceId(worker)) for worker in workers]
-                    if all(each is None or is_shown(each) for each in members):
-                        return
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError as error:
-            raise Unavailable("the workers' heartbeats do not show it yet") from error
 
 
 def _has(member: Member, name: str, content_hash: str = "") -> bool:

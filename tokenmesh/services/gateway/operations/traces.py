@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count, islice
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -18,7 +18,14 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tokenmesh.services.gateway.http.event_loop import Turns
-from tokenmesh.services.gateway.operations.span_view import SpanView, view_attributes, view_span
+from tokenmesh.services.gateway.operations.trace_views import (
+    EVERY_TRACE,
+    SpanView,
+    TraceFilter,
+    TraceSummary,
+    view_attributes,
+    view_span,
+)
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus, Subscription
@@ -45,21 +52,6 @@ class TraceView(msgspec.Struct, frozen=True):
     spans: list[SpanView]
 
 
-class TraceSummary(msgspec.Struct, frozen=True):
-    """One line of the list of traces."""
-
-    trace_id: str
-    request_id: str | None
-    name: str
-    """Of the first span, and its attributes."""
-    attributes: dict[str, object]
-    start_ns: int
-    end_ns: int
-    num_spans: int
-    services: list[str]
-    has_error: bool
-
-
 @dataclass(slots=True)
 class _StoredSpan:
     data: bytes
@@ -84,6 +76,8 @@ class _Trace:
     """Those whose requests are in the trace."""
     first: tuple[int, _StoredSpan] | None = None
     """The span that began first, and when."""
+    summary: TraceSummary | None = None
+    """None: spans were added since it was made."""
     end_ns: int = 0
     has_error: bool = False
 
@@ -94,6 +88,7 @@ class _Trace:
             self.num_bytes += len(span.data)
             return len(span.data)
         self.num_dropped += 1
+        self.summary = None
         with suppress(DecodeError):
             self._note_identity(Span.FromString(span.data))
         return 0
@@ -109,6 +104,7 @@ class _Trace:
                 self.num_dropped += 1
                 continue
             self.num_read += 1
+            self.summary = None
             self._note_identity(span)
             if self.first is None or span.start_time_unix_nano < self.first[0]:
                 self.first = (span.start_time_unix_nano, stored)
@@ -140,6 +136,8 @@ class TraceStore:
         self._traces: OrderedDict[bytes, _Trace] = OrderedDict()
         self._numbers = count()
         self._num_bytes = 0
+        self.num_received = 0
+        """Spans that have arrived."""
 
     def __len__(self) -> int:
         return len(self._traces)
@@ -191,14 +189,22 @@ class TraceStore:
             spans=sorted(views, key=lambda each: each.start_ns),
         )
 
-    async def recent(self, limit: int, access: Access) -> list[TraceSummary]:
-        """The most recently extended traces, newest first."""
-        turns, summaries = Turns(), []
+    async def recent(
+        self, limit: int, access: Access, chosen: TraceFilter = EVERY_TRACE
+    ) -> list[TraceSummary]:
+        """The most recently extended traces that are chosen, newest first."""
+        turns, summaries = Turns(), list[TraceSummary]()
         visible = await self._visible(access, turns)
-        newest = ((key, trace) for key, trace in reversed(visible.items()) if trace.first)
-        for trace_id, trace in islice(newest, limit):
-            summaries.append(_summary(trace_id, trace))
+        for trace_id, trace in reversed(visible.items()):
             await turns.rest()
+            if not trace.first:
+                continue
+            if trace.summary is None:
+                trace.summary = _summary(trace_id, trace)
+            if chosen.accepts(trace.summary, trace.tenants):
+                summaries.append(trace.summary)
+                if len(summaries) == limit:
+                    break
         return summaries
 
     async def _visible(self, access: Access, turns: Turns) -> dict[bytes, _Trace]:
@@ -224,6 +230,7 @@ class TraceStore:
         if not span.data.startswith(_TRACE_ID_HEAD) or len(span.data) < 18:
             raise DecodeError("a span does not begin with its trace id")
         trace_id = span.data[2:18]
+        self.num_received += 1
         trace = self._traces.get(trace_id)
         if trace is None:
             trace = self._traces[trace_id] = _Trace(next(self._numbers))

@@ -1,13 +1,17 @@
-"""Metrics of workers in a gateway's /metrics, for setups that scrape only gateways.
+"""Metrics of workers in a gateway's /metrics, and their load as a response header (Envoy's ORCA).
 
 The load of workers comes from their heartbeats, everything else is requested at a scrape. Dead
 workers are left out.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from starlette.types import Scope
+
+from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -18,6 +22,42 @@ from tokenmesh.shared.messages import MetricsRead, ReadMetrics
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.metrics import ENGINE_METRICS, Metrics, Sample, join_samples
 from tokenmesh.shared.subjects import process_control
+
+_REQUEST_HEADER: Final = b"endpoint-load-metrics-format"
+_HEADER: Final = b"endpoint-load-metrics"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def load_header(scope: Scope, workers: Sequence[Member]) -> Headers:
+    """The response header if the request wants one, as TEXT or JSON; empty if no load is known."""
+    wanted = dict(scope["headers"]).get(_REQUEST_HEADER)
+    if wanted is None:
+        return []
+    kind = wanted.upper()
+    if kind not in (b"TEXT", b"JSON"):
+        context_of(scope).warnings.append("endpoint-load-metrics-format must be TEXT or JSON")
+        return []
+    metrics = _metrics(workers)
+    if not metrics:
+        return []
+    if kind == b"JSON":
+        return [(_HEADER, b"JSON " + encode_json({"named_metrics": metrics}))]
+    pairs = (f"named_metrics.{name}={value:g}" for name, value in metrics.items())
+    return [(_HEADER, b"TEXT " + ", ".join(pairs).encode())]
+
+
+def _metrics(workers: Sequence[Member]) -> dict[str, float]:
+    """vLLM's two metrics, over all workers."""
+    loads = [member.beat.load for member in workers if member.beat.load is not None]
+    if not loads:
+        return {}
+    num_blocks = sum(load.kv_blocks_total for load in loads)
+    return {
+        "kv_cache_usage_perc": sum(load.kv_blocks_used for load in loads) / max(1, num_blocks),
+        "num_requests_waiting": float(sum(load.waiting for load in loads)),
+    }
+
 
 _READ_BY_NAME: Final[dict[str, Callable[[WorkerLoad], float]]] = {
     "worker_requests_running": lambda load: load.running,
@@ -62,14 +102,17 @@ class EngineMetrics:
         self._reading = asyncio.Lock()
         self._read_at_s = float("-inf")
 
-    async def render(self, prefix: str) -> bytes:
-        """Text for a scrape; a process that does not answer in time keeps its last values."""
+    async def read(self) -> None:
+        """Read them for a scrape; a process that does not answer in time keeps its last values."""
         async with self._reading:
             # Concurrent scrapes share one reading.
             if monotonic_s() - self._read_at_s >= self._settings.metrics_interval_s:
                 await self._read_all()
                 self._read_at_s = monotonic_s()
-        return join_samples(ENGINE_METRICS, self._lines.values(), prefix)
+
+    def render(self, prefix: str, is_open: bool) -> bytes:
+        """What was read, as text; `is_open`: in OpenMetrics."""
+        return join_samples(ENGINE_METRICS, self._lines.values(), prefix, is_open)
 
     async def _read_all(self) -> None:
         ids = sorted(member.beat.instance_id for member in self._members())

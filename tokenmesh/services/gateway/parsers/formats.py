@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Event,
+    ParseContext,
+    Parser,
 )
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 
 MakeId = Callable[[int], str]
 """The id of the n-th call of a choice."""

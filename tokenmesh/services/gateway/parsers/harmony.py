@@ -5,16 +5,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolFormat
+from tokenmesh.services.gateway.parsers.markers import MarkedText, Markers
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Event,
+    ParseContext,
+    Parser,
     Reasoning,
 )
-from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolFormat
-from tokenmesh.services.gateway.parsers.markers import MarkedText, Markers
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"

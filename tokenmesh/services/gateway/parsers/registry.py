@@ -1,18 +1,142 @@
 """ParserRegistry: formats by name, the built-in ones and those of plugins.
 
 Plugins are listed in `gateway.parser_plugins`, each name with its "package.module:attribute"; no
-other module is imported.
+other module is imported. When a plugin's parser raises, the rest of the text is content.
 """
 
-from collections.abc import Mapping
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from tokenmesh.services.gateway.parsers import harmony
 from tokenmesh.services.gateway.parsers.formats import FormatFamily, ReasoningFormat, ToolFormat
-from tokenmesh.services.gateway.parsers.guarded import guard_reasoning, guard_tools
+from tokenmesh.services.gateway.parsers.parser import Content, Event, ParseContext, Parser
 from tokenmesh.services.gateway.parsers.reasoning.families import REASONING
-from tokenmesh.services.gateway.parsers.tools.table import TOOLS
+from tokenmesh.services.gateway.parsers.tools import (
+    gemma,
+    glm,
+    headed,
+    json_families,
+    markup,
+    mistral,
+    pythonic,
+)
+from tokenmesh.services.gateway.parsers.tools.script import PlainText
 from tokenmesh.shared.errors import ConfigError
+
+TOOLS: Final[Mapping[str, ToolFormat]] = {
+    "apertus": json_families.APERTUS,
+    "cohere_command3": json_families.COHERE_COMMAND3,
+    "deepseek_v3": headed.DEEPSEEK_V3,
+    "deepseek_v31": headed.DEEPSEEK_V31,
+    "deepseek_v32": markup.DEEPSEEK_V32,
+    "deepseek_v4": markup.DEEPSEEK_V32,
+    "dots": markup.DOTS,
+    "ernie45": json_families.HERMES,
+    "functiongemma": gemma.FUNCTIONGEMMA,
+    "gemma4": gemma.GEMMA4,
+    "gigachat3": json_families.GIGACHAT3,
+    "glm45": glm.GLM,
+    "glm47": glm.GLM,
+    "granite": json_families.GRANITE,
+    "granite-20b-fc": json_families.GRANITE_20B_FC,
+    "granite4": json_families.HERMES,
+    "hermes": json_families.HERMES,
+    "hunyuan_a13b": json_families.JAMBA,
+    "internlm": json_families.INTERNLM,
+    "jamba": json_families.JAMBA,
+    "kimi_k2": headed.KIMI_K2,
+    "lfm2": pythonic.LFM2,
+    "ling3": glm.GLM,
+    "llama3_json": json_families.LLAMA_JSON,
+    "llama4_json": json_families.LLAMA_JSON,
+    "llama4_pythonic": pythonic.LLAMA4_PYTHONIC,
+    "longcat": json_families.LONGCAT,
+    "mimo": markup.MIMO,
+    "minimax_m2": markup.MINIMAX_M2,
+    "mistral": mistral.MISTRAL,
+    "olmo3": pythonic.OLMO3,
+    "openai": harmony.OPENAI,
+    "phi4_mini_json": json_families.PHI4_MINI,
+    "pythonic": pythonic.PYTHONIC,
+    "qwen3_coder": markup.QWEN3_CODER,
+    "qwen3_xml": markup.QWEN3_CODER,
+    "seed_oss": markup.SEED_OSS,
+    "step3": markup.STEP3,
+    "step3p5": markup.QWEN3_CODER,
+    "xlam": json_families.XLAM,
+}
+"""Formats of tool calls by name; `shared/parser_names.py` lists the same names."""
+
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedParser:
+    """A plugin's parser, replaced by PlainText when it raises; the error is logged once."""
+
+    __slots__ = ("_parser",)
+
+    def __init__(self, make: Callable[[ParseContext], Parser], context: ParseContext) -> None:
+        try:
+            self._parser = make(context)
+        except Exception:
+            self._give_up()
+
+    @property
+    def is_reasoning(self) -> bool:
+        try:
+            return self._parser.is_reasoning
+        except Exception:
+            self._give_up()
+            return False
+
+    def push(self, text: str) -> list[Event]:
+        try:
+            return self._parser.push(text)
+        except Exception:
+            self._give_up()
+            return [Content(text)]
+
+    def finish(self) -> list[Event]:
+        try:
+            return self._parser.finish()
+        except Exception:
+            self._give_up()
+            return []
+
+    def _give_up(self) -> None:
+        logger.exception("a parser plugin raised: the rest of the answer is content")
+        self._parser = PlainText()
+
+
+# Cached: FormatFamily compares the format of tools by identity with that of the reasoning format.
+@functools.cache
+def guard_tools(found: ToolFormat) -> ToolFormat:
+    """The format with guarded parsers."""
+    return replace(found, make=functools.partial(GuardedParser, found.make))
+
+
+def guard_reasoning(found: ReasoningFormat) -> ReasoningFormat:
+    """The format with guarded parsers."""
+    return replace(
+        found,
+        make=functools.partial(GuardedParser, found.make),
+        begins=functools.partial(_begins, found.begins),
+        tools=None if found.tools is None else guard_tools(found.tools),
+    )
+
+
+def _begins(begins: Callable[[ParseContext], bool], context: ParseContext) -> bool:
+    try:
+        return begins(context)
+    except Exception:
+        logger.exception("a parser plugin raised: assuming an answer without reasoning")
+        return False
+
 
 _Format = TypeVar("_Format", ReasoningFormat, ToolFormat)
 

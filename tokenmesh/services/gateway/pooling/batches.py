@@ -1,11 +1,13 @@
 """Batches: the prompts of a request, divided into parts that workers compute at once."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolJob
 from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.messages.media import count_by_modality
 from tokenmesh.shared.messages.pooling import PoolItem
 from tokenmesh.shared.tokens import count_ids
 
@@ -28,6 +30,8 @@ class PoolBatch:
     """Numbers of the answer."""
     num_inline: int = 0
     """Of these, bytes in the message itself."""
+    media_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens of the prompts that stand for media, by modality."""
     cached_tokens: int = 0
     """Set by the answer."""
     worker_id: WorkerId | None = None
@@ -58,5 +62,6 @@ def split(
         batch.num_tokens += num_tokens
         batch.num_bytes += num_bytes
         batch.num_inline += num_inline
+        batch.media_tokens.update(count_by_modality(items[index].media))
     if batch.indices:
         yield batch

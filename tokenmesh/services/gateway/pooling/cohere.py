@@ -1,9 +1,11 @@
-"""Cohere's /v2/embed: embeddings of texts in several types at a time."""
+"""Cohere's /v2/embed: embeddings of texts and images in several types at a time. /v1/embed is the
+same."""
 
 import base64
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -11,17 +13,20 @@ from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.pooling.fields import CohereEmbedRequest, CohereType
 from tokenmesh.services.gateway.pooling.job import PoolJob
+from tokenmesh.services.gateway.pooling.media import check_number_of_media
 from tokenmesh.services.gateway.pooling.numbers import rows_of
 from tokenmesh.services.gateway.pooling.response import CHARS_PER_VALUE, NumbersBody
 from tokenmesh.services.gateway.pooling.run import PoolRun
-from tokenmesh.services.gateway.pooling.scores import text_of
 from tokenmesh.services.gateway.pooling.shapes import ApiVersion, BilledUnits, CohereMeta
+from tokenmesh.services.gateway.pooling.sides import Side
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import FieldPath, InvalidInput
+from tokenmesh.shared.errors import InvalidInput, PromptTooLong, field_name
 from tokenmesh.shared.messages import Describe, Described
-from tokenmesh.shared.messages.pooling import Pooled
+from tokenmesh.shared.messages.media import IMAGE
+from tokenmesh.shared.messages.pooling import Pooled, PoolItem
+from tokenmesh.shared.tokens import count_ids
 
 _PROMPT_NAMES = {
     "search_query": ("search_query", "query"),
@@ -30,6 +35,8 @@ _PROMPT_NAMES = {
 """Names that sentence-transformers' prompts have for Cohere's purposes, besides the same name."""
 _PURPOSES = ("search_query", "search_document", "classification", "clustering")
 _SIGNS = ("binary", "ubinary")
+_IMAGE = "image"
+"""The purpose of images, which no model has a prompt for."""
 
 
 def cohere_job(job: PoolJob, body: CohereEmbedRequest) -> PoolJob:
@@ -41,14 +48,42 @@ def cohere_job(job: PoolJob, body: CohereEmbedRequest) -> PoolJob:
     return replace(job, truncate_tokens=limit, truncation_side="left" if is_start else "right")
 
 
-def cohere_texts(body: CohereEmbedRequest) -> tuple[str, list[str]]:
-    """The name of the field that is given, and its texts. Raises InvalidInput."""
-    if (body.texts is None) == (body.inputs is None):
-        raise InvalidInput("send either texts or inputs", param="texts")
-    if body.texts is not None:
-        return "texts", body.texts
-    inputs = body.inputs or []
-    return "inputs", [text_of(each, ("inputs", index)) for index, each in enumerate(inputs)]
+def cohere_side(body: CohereEmbedRequest) -> Side:
+    """What is embedded: the one of `texts`, `images` and `inputs` that is given.
+
+    Raises InvalidInput.
+    """
+    given: dict[str, list[Any] | None] = {
+        "texts": body.texts,
+        "images": body.images,
+        "inputs": body.inputs,
+    }
+    names = [name for name, values in given.items() if values is not None]
+    if len(names) != 1:
+        raise InvalidInput("send one of texts, images and inputs", param="texts")
+    (name,) = names
+    values = given[name] or []
+    if name == "images":
+        values = [_image_part(url, index) for index, url in enumerate(values)]
+    side = Side(name, values)
+    if body.input_type == _IMAGE and side.texts:
+        raise InvalidInput("input_type image cannot be combined with texts", param="input_type")
+    return side
+
+
+def _image_part(url: str, index: int) -> dict[str, Any]:
+    if not url.startswith("data:"):
+        raise InvalidInput(
+            f"images[{index}] must be a data URI, data:image/png;base64,...", param="images"
+        )
+    return {"content": [{"type": "image_url", "image_url": {"url": url}}]}
+
+
+def check_takes_images(side: Side, job: PoolJob) -> None:
+    """Raises InvalidInput for images, unless the model takes them."""
+    if side.chats and not job.card.takes_images:
+        name = field_name(side.path_of(next(iter(side.chats))))
+        raise InvalidInput(f"{name}: the model {job.card.name!r} takes no images", param=side.name)
 
 
 async def prompt_of(
@@ -56,7 +91,7 @@ async def prompt_of(
 ) -> str:
     """What the model has before a text for this purpose. Raises InvalidInput."""
     purpose = body.input_type
-    if purpose is None:
+    if purpose is None or purpose == _IMAGE:
         return ""
     timeout_s = settings.tokenize_timeout_s
     described = await calls.request(
@@ -76,12 +111,20 @@ async def prompt_of(
 
 
 class CohereAnswer:
-    def __init__(self, body: CohereEmbedRequest, field: str, texts: list[str], prompt: str) -> None:
-        """`field`: the field that holds the texts; `prompt` is put before each of them."""
+    """Computes the embeddings of each text and image in every type that is requested."""
+
+    def __init__(self, body: CohereEmbedRequest, side: Side, prompt: str) -> None:
+        """prompt: put before each text. Raises InvalidInput where it would miss an image."""
         self._kinds: Sequence[CohereType] = list(dict.fromkeys(body.embedding_types or ("float",)))
-        self._field = field
-        self._texts = texts
+        self._side = side
         self._prompt = prompt
+        self._most_tokens = body.max_tokens
+        if prompt and side.chats:
+            raise InvalidInput(
+                f"input_type {body.input_type}: the model's prompt for it goes before texts, and "
+                f"{side.name} holds images: send input_type image",
+                param="input_type",
+            )
 
     async def compute(self, run: PoolRun, body: NumbersBody) -> None:
         """Fill the body. Raises InvalidInput and what tokenizers and workers raise."""
@@ -92,11 +135,16 @@ class CohereAnswer:
                     param="embedding_types",
                 )
 
-        def path_of(_kind: str, index: int) -> FieldPath:
-            return self._field, index
-
-        texts = [self._prompt + text for text in self._texts] if self._prompt else self._texts
-        items = await run.services.tokenizer.texts(run.job, texts, path_of)
+        if self._side.chats:
+            check_number_of_media(list(self._side.chats.values()), run.services.settings)
+        try:
+            items = await self._side.items(run, None, prompt=self._prompt, cuts_media=False)
+        except InvalidInput as error:
+            # the client has sent a URL where the side has a message with one part
+            if self._side.name == "images" and error.param is not None:
+                raise error.renamed(error.param.partition(".")[0]) from error
+            raise
+        self._check_lengths(items)
         await run.reserve(items)
         found = await run.compute(items)
         body.needs_numpy = not set(self._kinds) <= {"float", "base64"}
@@ -107,13 +155,30 @@ class CohereAnswer:
             body.add_rows(run.job.width, [partial(_row, kind, each) for each in found], b",")
             body.add(b"]")
         body.add(b'},"texts":[')
-        for index, text in enumerate(self._texts):
+        for index, text in enumerate(self._side.texts.values()):
             body.add(b"," if index else b"")
             body.parts.append((len(text) // CHARS_PER_VALUE, partial(encode_json, text)))
         body.add(b"]")
-        units = BilledUnits(input_tokens=run.usage.prompt_tokens)
+        units = BilledUnits(
+            input_tokens=run.usage.prompt_tokens,
+            image_tokens=run.media_tokens[IMAGE] or None,
+            images=sum(len(item.media) for item in items) or None,
+        )
         meta = CohereMeta(api_version=ApiVersion(), billed_units=units)
         body.add(b',"meta":' + encode_json(meta) + b"}")
+
+    def _check_lengths(self, items: Sequence[PoolItem]) -> None:
+        """Raises PromptTooLong for a prompt with images above `max_tokens`: it cannot be cut."""
+        limit = self._most_tokens
+        for index in self._side.chats:
+            num_tokens = count_ids(items[index].prompt_ids)
+            if limit is not None and num_tokens > limit:
+                name = field_name(self._side.path_of(index))
+                raise PromptTooLong(
+                    f"{name} has {num_tokens} tokens, more than max_tokens, {limit}; what holds "
+                    "images is not cut",
+                    param="max_tokens",
+                )
 
 
 def _row(kind: CohereType, pooled: Pooled) -> bytes:

@@ -12,11 +12,12 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls, card_attributes
 from tokenmesh.services.gateway.mesh.liveness import Breaker
 from tokenmesh.services.gateway.mesh.streams import Streams
 from tokenmesh.services.gateway.pooling.batches import PoolBatch, split
 from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolJob
+from tokenmesh.services.gateway.pooling.media import with_embeddings
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
@@ -107,6 +108,7 @@ class PoolDispatcher:
     ) -> tuple[PoolBatch, list[Pooled]]:
         """Place the batch until a worker has answered it."""
         chosen = [items[index] for index in batch.indices]
+        chosen = await with_embeddings(self._calls, job, chosen)
         attempts = _Attempts(self._settings, job.deadline_s)
         number, reservation = self._streams.next_number(), ""
         while True:
@@ -115,13 +117,15 @@ class PoolDispatcher:
             reservation = placed.reservation
             pool = self._pool_of(job, chosen, placed, number, attempts.number)
             try:
-                answer = await self._pool_on(placed.worker_id, pool, batch, job.deadline_s)
+                answer = await self._pool_on(placed.worker_id, pool, batch, job)
                 pooled = await self._read(job, chosen, answer)
             except (Unavailable, DeadlineExceeded, NotFound) as error:
                 kind = _kind(error)
                 self._breaker.fail(placed.worker_id, kind)
                 self._metrics.counter("pool_retries", reason=kind).inc()
                 await attempts.next(placed.worker_id, error)
+                # what an encoder has stored may have expired
+                chosen = await with_embeddings(self._calls, job, chosen)
                 continue
             self._breaker.succeed(placed.worker_id)
             self._metrics.counter("pool_batches", task=job.params.task).inc()
@@ -131,6 +135,7 @@ class PoolDispatcher:
     def _pool_of(
         self, job: PoolJob, items: list[PoolItem], placed: Placed, number: int, attempt: int
     ) -> Pool:
+        adapter = job.card.adapter
         return Pool(
             request_id=job.request_id,
             model=job.card.name,
@@ -142,14 +147,17 @@ class PoolDispatcher:
             params=job.params,
             priority=job.priority,
             cache_salt=job.cache_salt,
+            lora=None if adapter is None else adapter.name,
+            lora_hash="" if adapter is None else adapter.content_hash,
             reservation=placed.reservation,
             tenant=job.tenant.name,
             weight=job.tenant.weight,
             tenant_priority=job.tenant.priority,
+            keep_alive_s=job.keep_alive_s,
         )
 
     async def _pool_on(
-        self, worker_id: WorkerId, pool: Pool, batch: PoolBatch, deadline_s: float
+        self, worker_id: WorkerId, pool: Pool, batch: PoolBatch, job: PoolJob
     ) -> PoolAnswer:
         """The worker's answer. Raises Unavailable when it refuses or is declared dead."""
         attributes: dict[str, str | int] = {
@@ -160,8 +168,9 @@ class PoolDispatcher:
             "tokenmesh.prompt_tokens": batch.num_tokens,
             "tokenmesh.attempt": pool.attempt,
         }
+        attributes |= card_attributes(job.card)
         with span("pool", attributes) as current:
-            answer = await self._request(worker_id, pool, deadline_s)
+            answer = await self._request(worker_id, pool, job.deadline_s)
             if isinstance(answer, Refused):
                 raise Overloaded(answer.reason, retry_after_s=answer.retry_after_s)
             if not isinstance(answer, PoolAnswer):
@@ -241,6 +250,7 @@ class _Attempts:
 
 
 def _place_of(job: PoolJob, batch: PoolBatch, attempts: _Attempts, reservation: str) -> Place:
+    adapter = job.card.adapter
     return Place(
         request_id=job.request_id,
         model=job.card.name,
@@ -250,6 +260,8 @@ def _place_of(job: PoolJob, batch: PoolBatch, attempts: _Attempts, reservation: 
         attempt=attempts.number,
         exclude=attempts.failed,
         reservation=reservation,
+        lora=None if adapter is None else adapter.name,
+        lora_hash="" if adapter is None else adapter.content_hash,
         tenant=job.tenant.name,
         weight=job.tenant.weight,
         tenant_priority=job.tenant.priority,

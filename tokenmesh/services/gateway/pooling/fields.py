@@ -63,8 +63,10 @@ class PromptFields(PoolingFields):
     user: str | None = None
     """Accepted, without effect."""
 
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Options of the processor of images, such as `max_pixels`, in place of the model's own."""
+
     padding: Annotated[Any, NotServed(None, False, "do_not_pad")] = None
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, NotServed()] = None
 
 
 class InputFields(PromptFields):
@@ -138,7 +140,9 @@ class ScoreRequest(ScoreFields):
     """vLLM's score, with all names that it has for the two sides of a pair."""
 
     text_1: _Scored | list[_Scored] | None = None
-    """One text for all pairs, or the first text of each pair. Also `data_1` and `queries`."""
+    """One text for all pairs, or the first text of each pair. Also `data_1` and `queries`. A text
+    may be an object whose `content` is a list of parts, as in chats; there an image may stand in
+    its place, for models that take images."""
     text_2: _Scored | list[_Scored] | None = None
     """The second texts. Also `data_2`, `documents` and `items`."""
     data_1: _Scored | list[_Scored] | None = None
@@ -157,9 +161,9 @@ class RerankRequest(ScoreFields):
     """Reranking as Jina, Cohere and vLLM have it."""
 
     query: _Scored
-    """A text, or an object with a `text`."""
+    """A text, or an object with a `text` or with `content`: parts of a text, or an image."""
     documents: list[_Scored]
-    """Texts, or objects with a `text`."""
+    """The same, one for each document."""
     top_n: _Count = 0
     """How many of the best documents are returned; 0: all."""
     return_documents: Flag | None = None
@@ -173,11 +177,14 @@ class CohereEmbedRequest(PoolingFields):
 
     texts: list[str] | None = None
     """The texts."""
+    images: list[str] | None = None
+    """In place of `texts`, for models that take images: each a data URI."""
     inputs: list[dict[str, Any]] | None = None
-    """In place of `texts`: objects whose `content` is a list of parts of type text."""
+    """In place of both: objects whose `content` is a list of parts of type text or image_url."""
     input_type: str | None = None
     """`search_query`, `search_document`, `classification`, `clustering` or the name of a prompt of
-    the model: what sentence-transformers puts before a text for that purpose."""
+    the model: what sentence-transformers puts before a text for that purpose; `image` for images.
+    """
     output_dimension: Positive | None = None
     """Keep so many first dimensions."""
     embedding_types: list[CohereType] | None = None
@@ -186,8 +193,7 @@ class CohereEmbedRequest(PoolingFields):
     truncate: Annotated[
         Literal["NONE", "START", "END"], default_for_null(Literal["NONE", "START", "END"], "END")
     ] = "END"
-    """Which end of a text that is too long is cut; NONE: it is a 400."""
+    """Which end of a text that is too long is cut; NONE: it is a 400. What holds images is not cut.
+    """
     max_tokens: Positive | None = None
     """Cuts each text to so many tokens."""
-
-    images: Annotated[list[str] | None, NotServed()] = None

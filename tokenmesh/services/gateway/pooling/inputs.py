@@ -7,12 +7,15 @@ import msgspec
 
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
 from tokenmesh.services.gateway.pooling.fields import InputFields
+from tokenmesh.services.gateway.pooling.media import (
+    Messages,
+    check_number_of_media,
+    media_options,
+)
 from tokenmesh.services.gateway.pooling.run import PoolRun
 from tokenmesh.shared.errors import FieldPath, InvalidInput
 from tokenmesh.shared.messages.pooling import PoolItem
 from tokenmesh.shared.messages.tokenize import ChatPrompt
-
-Messages = list[dict[str, Any]]
 
 
 def check_input(body: InputFields) -> None:
@@ -50,15 +53,16 @@ async def _chats(run: PoolRun, body: InputFields) -> list[PoolItem]:
     messages = cast("list[Any]", body.messages)
     is_batch = isinstance(messages[0], list)
     chats: list[Messages] = messages if is_batch else [messages]
-    settings, limit = run.services.settings, run.services.settings.max_pool_inputs
+    limit = run.services.settings.max_pool_inputs
     if len(chats) > limit:
         raise InvalidInput(f"messages holds {len(chats)} conversations, at most {limit}")
     prompts = []
     for index, chat in enumerate(chats):
         if not chat:
             raise InvalidInput(f"messages[{index}] is empty", param="messages")
-        await move_inline_media(chat, run.services.blobs, settings, run.context.access)
+        await move_inline_media(chat, run.services.uploads, run.context.access)
         prompts.append(_prompt(body, chat))
+    check_number_of_media(chats, run.services.settings)
     paths: Sequence[FieldPath] = [
         ("messages", index) if is_batch else () for index in range(len(chats))
     ]
@@ -74,4 +78,5 @@ def _prompt(body: InputFields, messages: Messages) -> ChatPrompt:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=bool(body.add_special_tokens),
+        mm_processor_kwargs_json=media_options(body),
     )

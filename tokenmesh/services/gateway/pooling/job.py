@@ -1,6 +1,6 @@
 """PoolJob: a validated request for numbers. PoolBuilder makes one from the fields of a body."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.pooling.fields import PoolingFields, PromptField
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import InvalidInput, UnknownModel
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.pooling import PoolingParams, PoolTask
@@ -44,6 +44,8 @@ class PoolJob:
     """The same of a second text."""
     deadline_s: float
     """Absolute, wall clock."""
+    keep_alive_s: float | None = None
+    """As in PromptJob."""
 
     @property
     def width(self) -> int:
@@ -56,9 +58,16 @@ class PoolJob:
 class PoolBuilder:
     """Finds the model and its task, and reads the fields that all routes share."""
 
-    def __init__(self, catalog: Catalog, settings: GatewaySettings) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        settings: GatewaySettings,
+        resolve: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`resolve` loads an unknown model as an adapter, or raises UnknownModel."""
         self._catalog = catalog
         self._settings = settings
+        self._resolve = resolve
 
     async def begin(
         self,
@@ -76,8 +85,8 @@ class PoolBuilder:
         if prompts.request_id is not None and not context.is_own_id:
             check_request_id(prompts.request_id, "request_id", self._settings)
             context.request_id = RequestId(prompts.request_id)
-        card = await self._catalog.find_soon(body.model, context.request_id)
-        context.model, context.asked_model = card.name, body.model
+        card = await self._find(body.model, context.request_id)
+        context.model, context.asked_model = card.requested_name, body.model
         task = _task(card, tasks)
         if dimensions is not None:
             _check_dimensions(dimensions, card, task)
@@ -95,6 +104,15 @@ class PoolBuilder:
             truncation_side=prompts.truncation_side or "right",
             deadline_s=now_s() + self._settings.request_timeout_s,
         )
+
+    async def _find(self, model: str | None, request_id: RequestId) -> ModelCard:
+        try:
+            return await self._catalog.find_soon(model, request_id)
+        except UnknownModel:
+            if model is None:
+                raise
+        await self._resolve(model)
+        return self._catalog.find(model)
 
     def _cache_salt(self, given: str | None, context: RequestContext) -> str | None:
         if not self._settings.separate_prefix_caches:
@@ -129,7 +147,9 @@ def _task(card: ModelCard, tasks: Sequence[PoolTask]) -> PoolTask:
 
 def _check_dimensions(given: int, card: ModelCard, task: PoolTask) -> None:
     if task not in ("embed", "token_embed"):
-        raise InvalidInput(f"dimensions do not go with the task {task}", param="dimensions")
+        raise InvalidInput(
+            f"dimensions cannot be combined with the task {task}", param="dimensions"
+        )
     if card.pooled_size and given > card.pooled_size:
         raise InvalidInput(
             f"dimensions is {given}, the model's embeddings have {card.pooled_size}",

@@ -95,7 +95,7 @@ class NumbersAnswer:
         return kind(
             id=run.context.request_id,
             created=run.job.created,
-            model=run.job.card.name,
+            model=run.job.card.requested_name,
             data=[],
             usage=run.usage,
         )
@@ -143,7 +143,7 @@ class NumbersAnswer:
         return {
             "id": run.context.request_id,
             "created": run.job.created,
-            "model": run.job.card.name,
+            "model": run.job.card.requested_name,
             "data": data,
             "usage": run.usage,
         }
@@ -183,7 +183,7 @@ async def classify(request: ClassificationRequest, run: PoolRun, body: NumbersBo
     frame = ClassificationList(
         id=run.context.request_id,
         created=run.job.created,
-        model=run.job.card.name,
+        model=run.job.card.requested_name,
         data=[],
         usage=run.usage,
     )

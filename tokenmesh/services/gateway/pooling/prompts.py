@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Final
 
-from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
@@ -142,13 +141,11 @@ class PoolTokenizer:
                     answer = await self._calls.tokenize(message, job.deadline_s)
                     if answer.too_many:
                         raise _too_long(answer.too_many, job.card.max_model_len)
-                    if answer.media:
-                        raise NotSupported("media are not served here yet", param="messages")
                     if not answer.token_ids:
                         raise InvalidInput("the messages hold no token", param="messages")
                 except InvalidInput as error:
-                    raise error.within(path) from error
-            items = [PoolItem(prompt_ids=answer.token_ids)]
+                    raise located(error, path) from error
+            items = [PoolItem(prompt_ids=answer.token_ids, media=answer.media)]
             total.add(items)
             return items
 
@@ -266,6 +263,22 @@ def _renamed(error: InvalidInput, start: int, path_of: PathOf) -> InvalidInput:
             name = field_name(path_of(kind, index + start))
             error = type(error)(f"{name}: {error.message}", param=name)
     return error
+
+
+def located(error: InvalidInput, path: FieldPath) -> InvalidInput:
+    """The error about a conversation, with the client's name of it.
+
+    path: within `messages`, or of the field that holds its one message.
+    """
+    if not path or path[0] == "messages":
+        return error.within(path)
+    inner = error.path[2:] if error.path[:1] == ("messages",) else ()
+    name = field_name((*path, *inner))
+    found = error.renamed(name)
+    if found.message == error.message:
+        found.message = f"{name}: {error.message}"
+    found.param = name
+    return found
 
 
 def _too_long(num_tokens: int, limit: int) -> PromptTooLong:

@@ -1,10 +1,12 @@
 """PoolRun: one request for numbers while it runs, and what it has used."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.files.uploads import Uploads
 from tokenmesh.services.gateway.generation.usage import Meters, Usage, usage_of
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES, BodyBudget, Share
 from tokenmesh.services.gateway.pooling.batches import PoolBatch
@@ -12,12 +14,22 @@ from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
 from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, PayloadTooLarge, TokenMeshError
 from tokenmesh.shared.messages.pooling import Pooled, PoolItem
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.tokens import count_ids
+
+
+def answer_budget(limits: GatewaySettings, metrics: Metrics) -> BodyBudget:
+    """Of the numbers that a gateway holds at a time."""
+    budget = BodyBudget(
+        limits.model_copy(update={"body_budget_bytes": limits.pool_budget_bytes}),
+        "too many large answers are being computed",
+    )
+    metrics.gauge_of("pool_answer_bytes", lambda: budget.num_held)
+    return budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,7 @@ class PoolServices:
     admission: Admission
     meters: Meters
     settings: GatewaySettings
-    blobs: Blobs
+    uploads: Uploads
 
 
 @dataclass(slots=True)
@@ -43,13 +55,14 @@ class PoolRun:
     context: RequestContext
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    media_tokens: Counter[str] = field(default_factory=Counter)
     _done: list[PoolBatch] = field(default_factory=list)
     _share: Share | None = None
 
     @property
     def usage(self) -> Usage:
         """What has been computed so far."""
-        return usage_of(self.prompt_tokens, 0, self.cached_tokens)
+        return usage_of(self.prompt_tokens, 0, self.cached_tokens, media_tokens=self.media_tokens)
 
     async def reserve(self, items: Sequence[PoolItem], extra: int = 0) -> None:
         """Wait until the numbers of these items, and `extra` more, may be held; until `release`.
@@ -88,6 +101,7 @@ class PoolRun:
             async for batch, pooled in running:
                 self.prompt_tokens += batch.num_tokens
                 self.cached_tokens += batch.cached_tokens
+                self.media_tokens.update(batch.media_tokens)
                 self._done.append(batch)
                 yield batch.indices, pooled
 
@@ -106,7 +120,9 @@ class PoolRun:
         """
         is_ours = isinstance(error, TokenMeshError) and not isinstance(error, Cancelled)
         if self.prompt_tokens and not is_ours:
-            self.services.admission.charge(self.job.tenant, self.job.card.name, [self.usage])
+            self.services.admission.charge(
+                self.job.tenant, self.job.card.requested_name, [self.usage]
+            )
         if error is not None or not self._done:
             return
         series = self.services.meters.series(self.job.card.name, self._done[0].worker_id or "")

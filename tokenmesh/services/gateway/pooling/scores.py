@@ -1,14 +1,17 @@
 """Scores of pairs of texts, by what the model can: pairs, embeddings, or late interaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
-from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.pooling.fields import RerankRequest, ScoreRequest
+from tokenmesh.services.gateway.pooling.fields import RerankRequest, ScoreFields, ScoreRequest
+from tokenmesh.services.gateway.pooling.media import (
+    Messages,
+    check_number_of_media,
+    media_options,
+)
 from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of
 from tokenmesh.services.gateway.pooling.response import CHARS_PER_VALUE, NumbersBody
 from tokenmesh.services.gateway.pooling.run import PoolRun
@@ -23,8 +26,9 @@ from tokenmesh.services.gateway.pooling.shapes import (
     Score,
     ScoreList,
 )
-from tokenmesh.shared.errors import FieldPath, InvalidInput, ProtocolError, field_name
-from tokenmesh.shared.messages.pooling import Pooled, PoolItem, PoolTask
+from tokenmesh.services.gateway.pooling.sides import Side
+from tokenmesh.shared.errors import FieldPath, InvalidInput, ProtocolError
+from tokenmesh.shared.messages.pooling import Pooled, PoolTask
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
 SCORE_TASKS: tuple[PoolTask, ...] = ("score", "embed", "token_embed")
@@ -38,60 +42,28 @@ _SECOND_NAMES = {
 
 
 class Pairs:
-    """The texts of a request: one first text for all pairs, or one for each."""
+    """The texts or images of a request: one first one for all pairs, or one for each."""
 
-    def __init__(self, first: "_Side", second: "_Side") -> None:
+    def __init__(self, first: Side, second: Side, body: ScoreFields) -> None:
+        self.media_options = media_options(body)
         self.first = first
         self.second = second
-        if len(first.texts) not in (1, len(second.texts)):
+        if len(first) not in (1, len(second)):
             raise InvalidInput(
-                f"{first.name} holds {len(first.texts)} texts and {second.name} "
-                f"{len(second.texts)}: send one, or as many",
+                f"{first.name} holds {len(first)} texts and {second.name} "
+                f"{len(second)}: send one, or as many",
                 param=second.name,
             )
 
     def path_of(self, kind: str, index: int) -> FieldPath:
         """The client's field of a text."""
         side = self.first if kind == "texts" else self.second
-        if len(side.texts) == 1:
-            index = 0
-        return (side.name, index) if side.is_list else (side.name,)
+        return side.path_of(0 if len(side) == 1 else index)
 
-
-class _Side:
-    def __init__(self, name: str, given: Any) -> None:
-        self.name = name
-        self.is_list = isinstance(given, list)
-        values = given if self.is_list else [given]
-        if not values:
-            raise InvalidInput(f"{name} is empty", param=name)
-        self.texts: list[str] = []
-        for index, each in enumerate(values):
-            path: FieldPath = (name, index) if self.is_list else (name,)
-            self.texts.append(each if isinstance(each, str) else text_of(each, path))
-
-
-def text_of(given: dict[str, Any], path: FieldPath) -> str:
-    """The text of an object with `text`, or with a list `content` of parts of type text."""
-    name = field_name(path)
-    text = given.get("text")
-    if isinstance(text, str):
-        return text
-    content = given.get("content")
-    if not isinstance(content, list) or not content:
-        raise InvalidInput(f"{name} must be a string or an object with a text", param=name)
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise NotSupported(
-                f"{name}: parts of type {str(kind)[:40]!r} are not supported yet, send text",
-                param=name,
-            )
-        if not isinstance(part.get("text"), str):
-            raise InvalidInput(f"{name}: a part of type text has no text", param=name)
-        texts.append(part["text"])
-    return "\n".join(texts)
+    @property
+    def chats(self) -> list[Messages]:
+        """Conversations of one message with an image."""
+        return [*self.first.chats.values(), *self.second.chats.values()]
 
 
 def score_pairs(body: ScoreRequest) -> Pairs:
@@ -103,7 +75,7 @@ def score_pairs(body: ScoreRequest) -> Pairs:
         for other in _SECOND_NAMES[name]:
             second = getattr(body, other)
             if second is not None:
-                return Pairs(_Side(name, first), _Side(other, second))
+                return Pairs(Side(name, first), Side(other, second), body)
         missing = " or ".join(_SECOND_NAMES[name])
         raise InvalidInput(f"{missing} is missing", param=_SECOND_NAMES[name][0])
     raise InvalidInput("text_1 is missing", param="text_1")
@@ -111,17 +83,17 @@ def score_pairs(body: ScoreRequest) -> Pairs:
 
 def rerank_pairs(body: RerankRequest) -> Pairs:
     """The query with each document. Raises InvalidInput."""
-    return Pairs(_Side("query", body.query), _Side("documents", body.documents))
+    return Pairs(Side("query", body.query), Side("documents", body.documents), body)
 
 
 async def scores_of(run: PoolRun, pairs: Pairs) -> list[float]:
     """One for each pair. Raises InvalidInput and what tokenizers and workers raise."""
     if run.job.params.task == "score":
-        items = await run.services.tokenizer.texts(
-            run.job, pairs.first.texts, pairs.path_of, pairs=pairs.second.texts
-        )
+        firsts, seconds = pairs.first.only_texts(), pairs.second.only_texts()
+        items = await run.services.tokenizer.texts(run.job, firsts, pairs.path_of, pairs=seconds)
         await run.reserve(items)
         return [_single(pooled) for pooled in await run.compute(items)]
+    check_number_of_media(pairs.chats, run.services.settings)
     return await _compared(run, pairs)
 
 
@@ -133,9 +105,10 @@ def _single(pooled: Pooled) -> float:
 
 
 async def _compared(run: PoolRun, pairs: Pairs) -> list[float]:
-    """By the similarity of numbers that are computed for each text alone."""
-    firsts = await _items(run, pairs, "texts")
-    seconds = await _items(run, pairs, "pairs")
+    """By the similarity of numbers that are computed for each text or image alone."""
+    options = pairs.media_options
+    firsts = await pairs.first.items(run, options)
+    seconds = await pairs.second.items(run, options, are_second=True)
     # Numbers of second texts are dropped batch by batch.
     await run.reserve(firsts)
     queries = await run.compute(firsts)
@@ -149,17 +122,6 @@ async def _compared(run: PoolRun, pairs: Pairs) -> list[float]:
             for index, value in zip(indices, values, strict=True):
                 scores[index] = value
     return scores
-
-
-async def _items(run: PoolRun, pairs: Pairs, kind: str) -> list[PoolItem]:
-    side = pairs.first if kind == "texts" else pairs.second
-
-    def path_of(_kind: str, index: int) -> FieldPath:
-        return pairs.path_of(kind, index)
-
-    return await run.services.tokenizer.texts(
-        run.job, side.texts, path_of, are_second=kind == "pairs"
-    )
 
 
 def _compare(
@@ -181,7 +143,7 @@ async def score(pairs: Pairs, run: PoolRun, body: NumbersBody) -> None:
     frame = ScoreList(
         id=run.context.request_id,
         created=run.job.created,
-        model=run.job.card.name,
+        model=run.job.card.requested_name,
         data=[],
         usage=run.usage,
     )
@@ -197,23 +159,23 @@ async def rerank(request: RerankRequest, pairs: Pairs, run: PoolRun, body: Numbe
     """Fill the body with the best documents first, equal ones in the request's order."""
     scores = await scores_of(run, pairs)
     order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-    texts = None if request.return_documents is False else pairs.second.texts
+    texts = {} if request.return_documents is False else pairs.second.texts
     frame = RerankResponse(
         id=run.context.request_id,
-        model=run.job.card.name,
+        model=run.job.card.requested_name,
         usage=RerankUsage(run.usage.prompt_tokens, run.usage.total_tokens),
         results=[],
         meta=CohereMeta(api_version=ApiVersion(), billed_units=BilledUnits(search_units=1)),
     )
     shown = order[: request.top_n or len(order)]
     rows = [partial(_result, index, scores[index], texts) for index in shown]
-    num_chars = 0 if texts is None else sum(len(texts[index]) for index in shown)
+    num_chars = sum(len(texts.get(index, "")) for index in shown)
     # Texts are written as fast as numbers are at some eight characters each.
     add_list(body, frame, 1 + num_chars // (CHARS_PER_VALUE * len(shown)), rows, b"results")
 
 
-def _result(index: int, value: float, texts: Sequence[str] | None) -> bytes:
+def _result(index: int, value: float, texts: Mapping[int, str]) -> bytes:
     result = RankedResult(index=index, relevance_score=value)
-    if texts is not None:
+    if index in texts:
         result.document = RankedDocument(texts[index])
     return encode_json(result)

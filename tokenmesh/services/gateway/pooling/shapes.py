@@ -93,7 +93,7 @@ class RankedResult(msgspec.Struct, kw_only=True):
 
     index: int
     document: RankedDocument | msgspec.UnsetType = msgspec.UNSET
-    """Left out with `return_documents` false."""
+    """Left out with `return_documents` false, and of an image."""
     relevance_score: float
 
 
@@ -112,6 +112,9 @@ class BilledUnits(msgspec.Struct, omit_defaults=True):
     """What Cohere's clients read usage from."""
 
     input_tokens: int | None = None
+    image_tokens: int | None = None
+    """Those of `input_tokens` that stand for images."""
+    images: int | None = None
     search_units: int | None = None
 
 

@@ -1,6 +1,7 @@
 """RealtimeConversation: the items of a session in order, and the validation of clients' items."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field
@@ -18,11 +19,21 @@ _ROOT: Final = "root"
 """The `previous_item_id` of the first item."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRecording:
+    """Audio of an item, stored as an upload."""
+
+    file_id: str
+    num_bytes: int
+
+
 class Item:
     """One item; `view` is its JSON as clients see it."""
 
-    def __init__(self, view: Json) -> None:
+    def __init__(self, view: Json, recording: "StoredRecording | None" = None) -> None:
+        """`recording`: the audio of the item, for models that hear it."""
         self.view = view
+        self.recording = recording
         self._num_bytes: int | None = None
 
     @property
@@ -112,6 +123,21 @@ class RealtimeConversation:
             raise InvalidInput(
                 f"the conversation would have {total} bytes, at most {max_bytes} are allowed",
                 param="item",
+            )
+
+    def recordings(self) -> list[StoredRecording]:
+        """Those of all items."""
+        return [item.recording for item in self._items if item.recording is not None]
+
+    def check_recording(self, num_bytes: int) -> None:
+        """Raises InvalidInput when a recording of so many bytes more would exceed the limit."""
+        limit = self._settings.realtime_max_recordings_bytes
+        total = sum(each.num_bytes for each in self.recordings()) + num_bytes
+        if total > limit:
+            raise InvalidInput(
+                f"the recordings of the conversation would have {total} bytes, at most {limit} are "
+                "allowed: delete items with audio",
+                param="audio",
             )
 
     def _check_call(self, item: Item) -> None:

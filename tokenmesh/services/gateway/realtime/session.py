@@ -16,8 +16,7 @@ from tokenmesh.services.gateway.realtime.conversation import (
     read_item,
     reference_id,
 )
-from tokenmesh.services.gateway.realtime.output import ResponseOutput
-from tokenmesh.services.gateway.realtime.response import RealtimeResponse
+from tokenmesh.services.gateway.realtime.response import RealtimeResponse, ResponseOutput
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig, translate
 from tokenmesh.services.gateway.realtime.speech_input import SpeechInput
 from tokenmesh.services.gateway.tenancy.tenant import Access
@@ -101,6 +100,8 @@ class RealtimeSession:
         except* SessionOver as over:
             await self._channel.send_error(_first(over))
             await self._channel.close(_NORMAL)
+        finally:
+            await self._speech.release()
 
     async def _end_when_draining(self) -> None:
         """Raises Draining when the gateway drains and the current response is done."""
@@ -162,7 +163,7 @@ class RealtimeSession:
         config = self._config.updated(event.session)
         await self._gateway.catalog.find_soon(config.model)
         self._config = config
-        self._speech.configure(config)
+        await self._speech.configure(config)
         await self._send_session("session.updated")
 
     def _interrupt(self) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
+    FieldNames,
     Json,
     TranslatedChat,
     chat_content,
@@ -132,7 +132,7 @@ def translate(config: SessionConfig, items: Iterable[Item]) -> TranslatedChat:
 def _add_item(messages: ChatMessages, item: Item, tool_by_call: dict[str, str]) -> None:
     view, path = item.view, f"item {item.id}"
     if view["type"] == "message":
-        content = chat_content([_part(part) for part in view["content"]])
+        content = chat_content([_part(part, item) for part in view["content"]])
         messages.add({"role": view["role"], "content": content}, path)
     elif view["type"] == "function_call":
         tool_by_call[view["call_id"]] = view["name"]
@@ -145,8 +145,10 @@ def _add_item(messages: ChatMessages, item: Item, tool_by_call: dict[str, str]) 
         messages.add(result, path)
 
 
-def _part(part: Json) -> Json:
+def _part(part: Json, item: Item) -> Json:
     if part["type"] == "input_audio":
+        if item.recording is not None:
+            return {"type": "input_audio", "file_id": item.recording.file_id}
         return {"type": "text", "text": _spoken(part)}
     if part["type"] == "input_image":
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
@@ -157,7 +159,8 @@ def _spoken(part: Json) -> str:
     if part.get("transcript") is None:
         raise invalid(
             "response.input",
-            "holds audio without a transcript: set session.audio.input.transcription",
+            "holds audio without a transcript, and the model takes no audio: set "
+            "session.audio.input.transcription",
         )
     return str(part["transcript"])
 

@@ -1,34 +1,39 @@
 """SpeechInput: the audio of a session becomes items, and their transcripts, one after the other."""
 
 import asyncio
+import io
+import wave
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest
-from tokenmesh.services.gateway.audio.text_stream import TextStream
-from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.audio.speech import BYTES_PER_SAMPLE
+from tokenmesh.services.gateway.files.uploads import NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import Turns, off_loop
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.realtime.audio_config import AudioConfig, InputTranscription
-from tokenmesh.services.gateway.realtime.channel import Channel, error_view
-from tokenmesh.services.gateway.realtime.conversation import Item, RealtimeConversation
+from tokenmesh.services.gateway.realtime.channel import Channel
+from tokenmesh.services.gateway.realtime.conversation import (
+    Item,
+    RealtimeConversation,
+    StoredRecording,
+)
+from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts, LiveTranscript
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.realtime.voice_activity import InputBuffer, SpeechStarted
 from tokenmesh.services.gateway.tenancy.tenant import Access
-from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Cancelled, InvalidInput, Overloaded, TokenMeshError
-from tokenmesh.shared.ids import RequestId, new_request_id
+from tokenmesh.shared.ids import new_request_id
 
 _LONG_CHARS: Final = 256 * 1024
 """Of base64 that is decoded in a thread."""
 _MAX_WAITING: Final = 8
 """Items of a session that wait to be transcribed."""
-_EVENT: Final = "conversation.item.input_audio_transcription"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class _Turn:
     audio: bytes
     config: AudioConfig
     is_answered: bool
+    live: LiveTranscript | None = None
+    """What has transcribed it while it arrived."""
 
 
 class SpeechInput:
@@ -60,21 +67,30 @@ class SpeechInput:
         self._conversation = conversation
         self._access = access
         self._config = config.audio
-        self._model = config.model
+        self._session = config
+        self._uploads = gateway.uploads
         self._on_start = on_start
         self._on_turn = on_turn
         self._buffer = self._new_buffer()
         self._item_id = new_request_id("item")
         self._waiting: asyncio.Queue[_Turn] = asyncio.Queue(_MAX_WAITING)
+        self._transcripts = ItemTranscripts(gateway, channel, access)
+        self._live: LiveTranscript | None = None
+        """Of the next item."""
+        self._lives: set[LiveTranscript] = set()
+        """That and those of items that wait."""
 
     def _new_buffer(self) -> InputBuffer:
         max_s = self._gateway.settings.realtime_max_audio_s
         return InputBuffer(self._config.rate, max_s, self._config.detection)
 
-    def configure(self, config: SessionConfig) -> None:
+    async def configure(self, config: SessionConfig) -> None:
         """Audio that is not committed is dropped if its format changes."""
-        is_other, self._config = config.audio.rate != self._config.rate, config.audio
-        self._model = config.model
+        before, self._config = self._config, config.audio
+        self._session = config
+        is_other = config.audio.rate != before.rate
+        if is_other or (before.detection is None and config.audio.detection is not None):
+            await self._drop_live()
         if is_other:
             self._buffer = self._new_buffer()
         self._buffer.detection = config.audio.detection
@@ -89,9 +105,14 @@ class SpeechInput:
                 await self._channel.send(self._speech_event("started", audio_start_ms=event.at_ms))
                 if self._config.detection is not None and self._config.detection.interrupt_response:
                     self._on_start()
+                self._follow_speech()
             elif event is not None:
                 await self._channel.send(self._speech_event("stopped", audio_end_ms=event.at_ms))
                 await self._commit(event.audio, is_turn=True)
+        if self._config.detection is None and data:
+            self._follow_speech()
+        if self._live is not None:
+            self._live.append(self._buffer.read())
 
     async def commit(self) -> None:
         """The client ends an item. Raises EmptyBuffer."""
@@ -99,6 +120,7 @@ class SpeechInput:
 
     async def clear(self) -> None:
         self._buffer.clear()
+        await self._drop_live()
         await self._channel.send({"type": "input_audio_buffer.cleared"})
 
     def _speech_event(self, kind: str, **times: int) -> Json:
@@ -107,11 +129,31 @@ class SpeechInput:
 
     async def _commit(self, audio: bytes, *, is_turn: bool) -> None:
         """`is_turn`: the end of the audio was detected, which may start an answer."""
-        config, item_id = self._config, self._item_id
-        self._item_id = new_request_id("item")
+        config, item_id, live = self._config, self._item_id, self._live
+        self._item_id, self._live = new_request_id("item"), None
+        if live is not None:
+            config = replace(config, transcription=live.wanted)
+            live.end(audio)
+        try:
+            await self._add_item(item_id, audio, config, live, is_turn=is_turn)
+        except TokenMeshError:
+            if live is not None:
+                await self._cancel(live)
+            raise
+
+    async def _add_item(
+        self,
+        item_id: str,
+        audio: bytes,
+        config: AudioConfig,
+        live: LiveTranscript | None,
+        *,
+        is_turn: bool,
+    ) -> None:
         content = {"type": "input_audio", "transcript": None}
         fields = {"object": "realtime.item", "status": "completed", "type": "message"}
-        item = Item({"id": item_id, **fields, "role": "user", "content": [content]})
+        view = {"id": item_id, **fields, "role": "user", "content": [content]}
+        item = Item(view, await self._stored(audio))
         previous_id = self._conversation.add(item)
         place = {"previous_item_id": previous_id}
         await self._channel.send(
@@ -121,11 +163,47 @@ class SpeechInput:
         )
         detection = config.detection
         is_answered = is_turn and detection is not None and detection.create_response
-        turn = _Turn(item, audio, config, is_answered)
         try:
-            self._waiting.put_nowait(turn)
+            self._waiting.put_nowait(_Turn(item, audio, config, is_answered, live))
         except asyncio.QueueFull:
-            await self._fail(turn, Overloaded(f"{_MAX_WAITING} items wait to be transcribed"))
+            if live is not None:
+                await self._cancel(live)
+            problem = Overloaded(f"{_MAX_WAITING} items wait to be transcribed")
+            await self._transcripts.send_failed(item_id, problem)
+
+    async def _stored(self, audio: bytes) -> StoredRecording | None:
+        """The audio as a file of the tenant; None where no model hears it.
+
+        Raises InvalidInput for too much audio, and Unavailable during an outage of Redis.
+        """
+        if self._session.is_transcription or not await self._is_heard():
+            return None
+        data = await off_loop(len(audio) > _LONG_CHARS, _wav_of, audio, self._config.rate)
+        self._conversation.check_recording(len(data))
+        new = NewFile(
+            id=new_file_id(),
+            filename="speech.wav",
+            purpose="user_data",
+            owner=self._access.tenant.name,
+            ttl_s=self._gateway.settings.file_ttl_s,
+        )
+        await self._uploads.add_data(new, data, self._access.tenant)
+        return StoredRecording(new.id, len(data))
+
+    async def _is_heard(self) -> bool:
+        try:
+            card = await self._gateway.catalog.find_soon(self._session.model)
+        except TokenMeshError:
+            return False  # the response reports it
+        return card.takes_audio
+
+    async def release(self) -> None:
+        """Stop all transcripts and remove the files of the session."""
+        for live in list(self._lives):
+            await self._cancel(live)
+        with suppress(TokenMeshError):
+            for each in self._conversation.recordings():
+                await self._uploads.remove(each.file_id, self._access)
 
     async def run(self) -> None:
         """Transcribe and answer item after item until cancelled."""
@@ -137,42 +215,62 @@ class SpeechInput:
                 except Cancelled:
                     raise
                 except TokenMeshError as error:
-                    await self._fail(turn, error)
+                    await self._transcripts.send_failed(turn.item.id, error)
                     continue
+                finally:
+                    if turn.live is not None:
+                        self._lives.discard(turn.live)
             if turn.is_answered:
                 await self._on_turn()
 
     async def _transcribe(self, turn: _Turn, wanted: InputTranscription) -> None:
-        item_id, gateway = turn.item.id, self._gateway
-        request_id = RequestId(new_request_id("trsc"))
-        context = RequestContext(request_id, True, monotonic_s(), self._access)
-        fields = TranscriptionRequest(
-            model=wanted.model or self._model, language=wanted.language, prompt=wanted.prompt
-        )
-        place = {"item_id": item_id, "content_index": 0}
-        context.lease = await gateway.admission.admit(context)
-        try:
-            async with gateway.transcriptions.running(
-                fields, context, turn.audio, turn.config.rate
-            ) as transcriber:
-                stream = TextStream(transcriber)
-                async with aclosing(transcriber.run(context)) as transcripts:
-                    async for transcript, is_done in transcripts:
-                        if delta := stream.push(transcript, is_done):
-                            event = {"type": f"{_EVENT}.delta", **place, "delta": delta}
-                            await self._channel.send(event)
-                usage = {"type": "duration", "seconds": transcriber.recording.duration_s}
-        finally:
-            context.release()
-        text = stream.text.strip()
-        turn.item.change(content=[{"type": "input_audio", "transcript": text}])
-        completed = {"type": f"{_EVENT}.completed", **place, "transcript": text, "usage": usage}
-        await self._channel.send(completed)
+        item_id, found = turn.item.id, None
+        if turn.live is not None:
+            found = await turn.live.result()
+        if found is None:
+            fields = self._fields(wanted)
+            found = await self._transcripts.whole(item_id, fields, turn.audio, turn.config.rate)
+        turn.item.change(content=[{"type": "input_audio", "transcript": found.text}])
+        await self._transcripts.send_completed(item_id, found)
 
-    async def _fail(self, turn: _Turn, error: TokenMeshError) -> None:
-        view = {**error_view(error), "param": error.param}
-        place = {"item_id": turn.item.id, "content_index": 0}
-        await self._channel.send({"type": f"{_EVENT}.failed", **place, "error": view})
+    def _fields(self, wanted: InputTranscription) -> TranscriptionRequest:
+        return TranscriptionRequest(
+            model=wanted.model or self._session.model,
+            language=wanted.language,
+            prompt=wanted.prompt,
+            stream=True,
+        )
+
+    def _follow_speech(self) -> None:
+        """Transcribe the next item while its audio arrives, where the model can."""
+        wanted = self._config.transcription
+        if wanted is None or self._live is not None:
+            return
+        self._live = LiveTranscript(
+            *(self._transcripts, self._item_id, wanted, self._fields(wanted), self._config.rate)
+        )
+        self._lives.add(self._live)
+
+    async def _drop_live(self) -> None:
+        """The audio of the next item is gone, or is to be transcribed otherwise."""
+        live, self._live = self._live, None
+        if live is not None:
+            self._item_id = new_request_id("item")
+            await self._cancel(live)
+
+    async def _cancel(self, live: LiveTranscript) -> None:
+        self._lives.discard(live)
+        await live.cancel()
+
+
+def _wav_of(audio: bytes, rate: int) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(BYTES_PER_SAMPLE)
+        writer.setframerate(rate)
+        writer.writeframes(audio)
+    return file.getvalue()
 
 
 def _decoded(text: str) -> bytes:

@@ -11,6 +11,7 @@ from math import sqrt
 from operator import mul
 from typing import Final
 
+from tokenmesh.services.gateway.audio.speech import BYTES_PER_SAMPLE
 from tokenmesh.shared.errors import InvalidInput
 
 assert sys.byteorder == "little"  # of the samples, as they are sent
@@ -26,7 +27,6 @@ _QUIETEST: Final = 0.001
 _OVER_NOISE: Final = 2.5
 _ADAPTATION: Final = 0.05
 """Share of a frame in the level of the noise."""
-BYTES_PER_SAMPLE: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,8 @@ class InputBuffer:
     """Samples of the session before `_data`."""
     _num_seen: int = 0
     """Samples of `_data` in frames that were measured."""
+    _num_read: int = 0
+    """Samples of `_data` that `read` has returned."""
     _voiced: int = 0
     _silent: int = 0
     _noise: float = 0.0
@@ -124,6 +126,12 @@ class InputBuffer:
         at_ms = self._ms(self._num_seen)
         return SpeechStopped(at_ms, self._taken(self._num_seen))
 
+    def read(self) -> bytes:
+        """What has arrived since the last call of the audio that the next item will hold."""
+        start, all_of_it = self._num_read, len(self._data) // BYTES_PER_SAMPLE
+        self._num_read = all_of_it if self.detection is None else max(start, self._num_seen)
+        return bytes(self._data[start * BYTES_PER_SAMPLE : self._num_read * BYTES_PER_SAMPLE])
+
     def commit(self) -> bytes:
         """All audio that is there. Raises EmptyBuffer."""
         if not self._data:
@@ -138,6 +146,7 @@ class InputBuffer:
         del self._data[: count * BYTES_PER_SAMPLE]
         self._num_dropped += count
         self._num_seen = max(0, self._num_seen - count)
+        self._num_read = 0
         self._voiced = self._silent = 0
         self.is_speech = False
         return data
@@ -148,6 +157,7 @@ class InputBuffer:
         del self._data[: count * BYTES_PER_SAMPLE]
         self._num_dropped += count
         self._num_seen -= count
+        self._num_read = 0
 
     def _ms(self, sample: int) -> int:
         return (self._num_dropped + sample) * 1000 // self.rate

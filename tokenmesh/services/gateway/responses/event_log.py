@@ -24,7 +24,7 @@ from tokenmesh.services.gateway.responses.records import (
     frames_of,
 )
 from tokenmesh.services.gateway.responses.shapes import error_facts
-from tokenmesh.services.gateway.tenancy.usage_counts import TokenCounts
+from tokenmesh.services.gateway.tenancy.ledger import TokenCounts
 from tokenmesh.shared.errors import ProtocolError, TokenMeshError
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.journal import Journal
@@ -123,8 +123,16 @@ def tokens_of(ended: ResponseEnded) -> TokenCounts | None:
     usage = _decode(ended.response).get("usage")
     if usage is None:
         return None
-    cached = usage["input_tokens_details"]["cached_tokens"]
-    return TokenCounts(1, usage["input_tokens"], cached, usage["output_tokens"])
+    details = usage["input_tokens_details"]
+    return TokenCounts(
+        1,
+        usage["input_tokens"],
+        details["cached_tokens"],
+        usage["output_tokens"],
+        details.get("image_tokens", 0),
+        details.get("audio_tokens", 0),
+        details.get("video_tokens", 0),
+    )
 
 
 def _decode(data: bytes) -> Json:

@@ -11,7 +11,7 @@ from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
 from tokenmesh.services.gateway.openai.translation import Json
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,

@@ -65,13 +65,19 @@ class ResponseMaker:
             )
         if body.background and body.store is False:
             raise InvalidInput("background can only be used when `store` is true", param="store")
+        if body.conversation is not None and (self._logs is None or body.store is False):
+            problem = "this server stores no responses" if self._logs is None else "store is false"
+            raise NotSupported(f"conversation is not supported: {problem}", param="conversation")
+        if body.conversation is not None:
+            return body.model_copy(update={"store": True})
         is_stored = body.store if body.store is not None else self._settings.store
         return body.model_copy(update={"store": bool(is_stored and self._logs is not None)})
 
     def needs_run(self, body: ResponsesRequest) -> bool:
         """Whether a request needs `make`: it is stored, has references or MCP tools."""
         has_servers = any(tool.get("type") == "mcp" for tool in body.tools or ())
-        refers = body.previous_response_id is not None or has_references(body)
+        given = (body.previous_response_id, body.conversation)
+        refers = any(each is not None for each in given) or has_references(body)
         return bool(body.store or refers or has_servers)
 
     async def make(
@@ -136,6 +142,13 @@ class ResponseMaker:
         return await self._planner.plan(spec)
 
     async def _previous(self, body: ResponsesRequest, access: Access) -> list[Json]:
+        conversation = body.conversation_id
+        if conversation is not None and body.previous_response_id is not None:
+            raise InvalidInput(
+                "conversation cannot be combined with previous_response_id", param="conversation"
+            )
+        if conversation is not None and self._logs is not None:
+            return (await self._logs.conversations.get(conversation, access)).items
         if body.previous_response_id is None:
             return []
         if self._logs is None:
@@ -160,12 +173,12 @@ class ResponseMaker:
             return self._runs.begin_unstored(plan), False
         try:
             await self._check_store(spec)
-            if not spec.body.stream:
+            if not spec.body.stream and spec.body.conversation is None:
                 return self._runs.begin_late(plan), False
             return await self._runs.begin(plan), True
         except (PayloadTooLarge, Unavailable) as error:
             is_busy = isinstance(error, Overloaded) and not isinstance(error, StoreFull)
-            if not may_skip_storing or is_busy:
+            if not may_skip_storing or is_busy or spec.body.conversation is not None:
                 raise
             spec.context.warnings.append(f"not stored: {error.message}")
             return self._runs.begin_unstored(plan), False

@@ -101,6 +101,7 @@ async def open_turn(
                     packed_ids=prompt.packed_ids,
                     max_tokens=prompt.max_tokens,
                     has_media=bool(prompt.media),
+                    media_tokens=dict(prompt.media_tokens),
                 )
                 await replay.record(record)
                 yield turn_on(prompt), None
@@ -109,7 +110,10 @@ async def open_turn(
             inbox.connect(job.first_choice, lambda: None)
             ids = recorded.packed_ids
             prompt = Prompt(
-                packed_ids=ids, num_tokens=count_ids(ids), max_tokens=recorded.max_tokens
+                packed_ids=ids,
+                num_tokens=count_ids(ids),
+                max_tokens=recorded.max_tokens,
+                media_tokens=recorded.media_tokens,
             )
             yield turn_on(prompt), recorded
     finally:

@@ -38,6 +38,8 @@ class ResponseBegun(msgspec.Struct, frozen=True, kw_only=True, tag="Begun", omit
     is_background: bool = False
     tenant: str = "default"
     """The tenant that owns the response and is charged for it."""
+    history_items: int = 0
+    """Items of its conversation that were there when it began."""
 
     def request(self) -> ResponsesRequest:
         """The request. Raises ProtocolError if this version cannot read it."""
@@ -55,6 +57,8 @@ class Prompted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     max_tokens: int
     has_media: bool = False
     """The prompt also has media, which the ids do not contain."""
+    media_tokens: dict[str, int] = {}
+    """Tokens that stand for them, by modality."""
 
 
 class Portion(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

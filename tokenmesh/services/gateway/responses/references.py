@@ -6,16 +6,15 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.openai.translation import Json, invalid
+from tokenmesh.services.gateway.responses.item_lists import input_items
 from tokenmesh.services.gateway.responses.items import no_such_item
-from tokenmesh.services.gateway.responses.output_items import input_item_id, response_of_item
-from tokenmesh.services.gateway.responses.records import ResponseBegun
+from tokenmesh.services.gateway.responses.output_items import response_of_item
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.errors import NotFound, PayloadTooLarge
 
 _PREVIOUS: Final = "previous_response_id"
-_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 async def previous_items(logs: ResponseLogs, previous_id: str | None, access: Access) -> list[Json]:
@@ -96,53 +95,3 @@ async def _items_of(logs: ResponseLogs, response_id: str, access: Access) -> dic
         return {}
     response = msgspec.json.decode(ends.ended.response, type=Json)
     return {item["id"]: item for item in (*input_items(ends.begun), *response["output"])}
-
-
-def input_items(begun: ResponseBegun) -> list[Json]:
-    """Input items of a response with their ids, oldest first."""
-    items = begun.request().items
-    return [_input_item(item, index, begun.id) for index, item in enumerate(items)]
-
-
-def _input_item(item: Json, index: int, response_id: str) -> Json:
-    kind = item.get("type") or "message"
-    prefix = _PREFIXES.get(kind, "item")
-    shaped = {
-        "id": input_item_id(prefix, response_id, index),
-        "type": kind,
-        **{key: each for key, each in item.items() if each is not None},
-    }
-    content = item.get("content")
-    if kind == "message" and isinstance(content, str):
-        part = "output_text" if item.get("role") == "assistant" else "input_text"
-        shaped["content"] = [{"type": part, "text": content}]
-    if kind == "message":
-        shaped.setdefault("status", "completed")
-    return shaped
-
-
-def page(
-    items: list[Json], *, limit: int, order: str, after: str | None, before: str | None
-) -> Json:
-    """A page of items as OpenAI's list object. Raises InvalidInput for an unknown id."""
-    if order == "desc":
-        items = items[::-1]
-    ids = [item["id"] for item in items]
-    start = _index(ids, after, "after") + 1 if after is not None else 0
-    end = _index(ids, before, "before") if before is not None else len(items)
-    found = items[start:end]
-    # With `before` alone the page ends at that item.
-    shown = found[-limit:] if before is not None and after is None else found[:limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(shown) < len(found),
-    }
-
-
-def _index(ids: list[str], wanted: str, param: str) -> int:
-    if wanted not in ids:
-        raise invalid(param, f"{wanted[:80]!r} matches no input item")
-    return ids.index(wanted)

@@ -1,12 +1,13 @@
 """ResponsesRequest: the body of /v1/responses. Items and tools are validated in translation.py."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from tokenmesh.services.gateway.http.fields import (
     Bounded,
     Flag,
+    Metadata,
     MinusOneOrMore,
     NotNegative,
     Off,
@@ -23,6 +24,7 @@ from tokenmesh.services.gateway.openai.sampling_fields import (
     Temperature,
     TopP,
 )
+from tokenmesh.shared.errors import InvalidInput
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
 
@@ -38,11 +40,6 @@ Include = Literal[
 ]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Summary = Literal["auto", "concise", "detailed"]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16),
-]
-"""OpenAI's own limits."""
 
 
 class ReasoningFields(Bounded):
@@ -143,6 +140,17 @@ class ResponsesRequest(Bounded):
     vllm_xargs: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id in `conversation`. Raises InvalidInput."""
+        given = self.conversation
+        found = given.get("id") if isinstance(given, dict) else given
+        if given is not None and not isinstance(found, str):
+            raise InvalidInput(
+                "conversation must be an id, or an object with an id", param="conversation"
+            )
+        return found
 
     @property
     def items(self) -> list[dict[str, Any]]:

@@ -6,10 +6,11 @@ A mark says which gateway generates a response; gateways adopt the responses of 
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.services.gateway.mesh.ownership import OwnerMarks
+from tokenmesh.services.gateway.responses.conversations import Conversations
 from tokenmesh.services.gateway.responses.event_log import EventLog, read_log
 from tokenmesh.services.gateway.responses.records import (
     Record,
@@ -24,8 +25,8 @@ from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.responses import ResponseSettings
-from tokenmesh.shared.errors import Conflict, NotFound
-from tokenmesh.shared.ids import GatewayId, ResponseId
+from tokenmesh.shared.errors import NotFound
+from tokenmesh.shared.ids import ResponseId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.rights import RESPONSE_STREAM
 from tokenmesh.shared.subjects import RESPONSES, response_log, response_open
@@ -46,13 +47,7 @@ def open_journal(bus: MessageBus, settings: ResponseSettings) -> JetStreamJourna
         max_entry_bytes=settings.max_record_bytes,
         replicas=settings.replicas,
     )
-    return JetStreamJournal(
-        bus,
-        spec,
-        timeout_s=settings.journal_timeout_s,
-        patience_s=settings.journal_patience_s,
-        mute_s=settings.journal_mute_s,
-    )
+    return JetStreamJournal(bus, spec, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +59,14 @@ class Ends:
 
 
 class ResponseLogs:
-    """Reads and deletes logs, and sets marks."""
+    """Reads and deletes logs."""
 
     def __init__(self, journal: Journal, settings: ResponseSettings) -> None:
         self.journal = journal
         self.settings = settings
+        self.conversations = Conversations(journal, settings)
+        self.marks = OwnerMarks(journal, response_open)
+        """Which gateway generates which response."""
 
     async def ends(self, given: str, access: Access, param: str = "response_id") -> Ends:
         """Raises NotFound if it does not exist, has expired, or belongs to another tenant."""
@@ -129,25 +127,10 @@ class ResponseLogs:
         finally:
             await subscription.stop()
 
-    async def mark(self, owner: GatewayId, response_id: ResponseId) -> None:
-        """Mark a response before generating it. A mark without a response does no harm."""
-        with suppress(Conflict):
-            await self.journal.append(response_open(owner, response_id), b"", 0)
-
-    async def unmark(self, owner: GatewayId, response_id: ResponseId) -> None:
-        """Remove the mark of this owner."""
-        await self.journal.purge(response_open(owner, response_id))
-
-    async def marks(self) -> list[tuple[GatewayId, ResponseId]]:
-        """All marks: which gateway generates which response."""
-        keys = await self.journal.keys(response_open("*", "*"))
-        parts = [key.rsplit(".", 2) for key in keys]
-        return [(GatewayId(owner), ResponseId(response)) for _, owner, response in parts]
-
     async def delete(self, response_id: ResponseId) -> None:
         """Delete a response. A gateway that still generates it cannot append any more."""
         await self.journal.purge(response_log(response_id))
-        await self.journal.purge(response_open("*", response_id))
+        await self.marks.remove("*", response_id)
 
 
 def not_found(given: str, param: str = "response_id") -> NotFound:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -15,7 +15,9 @@ from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.responses.conversations import Conversations
 from tokenmesh.services.gateway.responses.event_log import Replay, encode_frames
+from tokenmesh.services.gateway.responses.item_lists import request_items
 from tokenmesh.services.gateway.responses.model_turn import Flush, job_of_turn, open_turn
 from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.records import Flushed, ResponseEnded, Status
@@ -23,7 +25,7 @@ from tokenmesh.services.gateway.responses.response_plan import ResponsePlan, pre
 from tokenmesh.services.gateway.responses.shapes import usage_fields
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.errors import Conflict, DeadlineExceeded, TokenMeshError
+from tokenmesh.shared.errors import Conflict, DeadlineExceeded, NotFound, TokenMeshError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class RunContext:
     pipeline: Pipeline
     max_buffered_tokens: int
     admission: Admission
+    conversations: Conversations | None = None
 
 
 class ResponseRun:
@@ -223,6 +226,8 @@ class ResponseRun:
     async def _end(
         self, status: Status, events: Sequence[Event], flush: Flush | None = None
     ) -> None:
+        if status in ("completed", "incomplete"):
+            await self._add_to_conversation()
         self._is_ended = True
         ended = ResponseEnded(
             status=status,
@@ -232,6 +237,19 @@ class ResponseRun:
         )
         await self._replay.record(ended)
         await self._close()
+
+    async def _add_to_conversation(self) -> None:
+        """Before the client sees the end: its next request must find the items.
+
+        One that was deleted meanwhile stays deleted.
+        """
+        spec, conversations = self._spec, self._context.conversations
+        if spec.body.conversation_id is None or conversations is None:
+            return
+        items = [*request_items(spec.body, spec.id), *self._events.response["output"]]
+        with suppress(NotFound):
+            access = spec.context.access
+            await conversations.add_response(spec.body.conversation_id, access, items)
 
     async def _close(self) -> None:
         """The gateway that records the end charges all turns, including replayed ones."""

@@ -124,7 +124,7 @@ class Runs:
         writer = self._log_writer(spec.id, feed)
         with self._reserve(spec.id):
             try:
-                await self._logs.mark(self.owner, spec.id)
+                await self._logs.marks.set(self.owner, spec.id)
                 await writer.put(_begun(plan, self.owner))
                 await writer.settle()
             except BaseException:
@@ -164,7 +164,7 @@ class Runs:
         feed.leave()
         writer = self._log_writer(spec.id, feed, log)
         with self._reserve(spec.id):
-            await self._logs.mark(self.owner, spec.id)
+            await self._logs.marks.set(self.owner, spec.id)
             await writer.put(Adopted(owner=self.owner, reason=reason))
             await writer.settle()
         self._metrics.counter("responses_adopted", reason=reason).inc()
@@ -209,7 +209,7 @@ class Runs:
     ) -> None:
         response_id = plan.spec.id
         model = plan.first.generation.head.model
-        meter = self._meters.start(model, plan.spec.context.started_s)
+        meter = self._meters.start(model, plan.spec.context)
         run = ResponseRun(plan, replay, self._context, meter, is_marked=is_stored)
         self._run_by_id[response_id] = run
         task = asyncio.create_task(self._run(response_id, run, feed, is_stored))
@@ -249,7 +249,7 @@ class Runs:
                     # Deleted by its client, which still pays for what was generated.
                     run.charge()
                 await self._context.admission.wait_charged(response_id)
-                await self._logs.unmark(self.owner, response_id)
+                await self._logs.marks.remove(self.owner, response_id)
             elif not run.has_events and not (await self._logs.read(response_id)).frames:
                 # Its only client got the error.
                 await self._logs.delete(response_id)
@@ -274,7 +274,7 @@ class Runs:
         log = await self._logs.read(response_id)
         if log.begun is not None and log.ended is None:
             await self._logs.append(response_id, log.failed(error), log)
-        await self._logs.unmark(self.owner, response_id)
+        await self._logs.marks.remove(self.owner, response_id)
 
 
 def _begun(plan: ResponsePlan, owner: GatewayId) -> ResponseBegun:
@@ -290,4 +290,5 @@ def _begun(plan: ResponsePlan, owner: GatewayId) -> ResponseBegun:
         seed=spec.seed,
         is_background=spec.is_background,
         tenant=spec.context.access.tenant.name,
+        history_items=len(spec.previous) if spec.body.conversation is not None else 0,
     )

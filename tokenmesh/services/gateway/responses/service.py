@@ -1,30 +1,128 @@
-"""Responses: the parts of a gateway that serve the Responses API."""
+"""Responses: the parts of a gateway that serve the Responses API, and adoption."""
 
 import re
 from collections.abc import Callable
 from typing import Final
 
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.usage import Meters
+from tokenmesh.services.gateway.mesh.ownership import OrphanWatch
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.responses.adopter import Adopter
+from tokenmesh.services.gateway.responses.event_log import EventLog
 from tokenmesh.services.gateway.responses.maker import ResponseMaker
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers
 from tokenmesh.services.gateway.responses.reader import ResponseReader
+from tokenmesh.services.gateway.responses.records import ResponseBegun
+from tokenmesh.services.gateway.responses.references import previous_items
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
-from tokenmesh.services.gateway.responses.response_plan import Planner
+from tokenmesh.services.gateway.responses.response_plan import Planner, ResponseSpec
 from tokenmesh.services.gateway.responses.response_run import RunContext
 from tokenmesh.services.gateway.responses.runs import Runs
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.bus.base import Bus, Subscription
+from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.errors import ProtocolError
-from tokenmesh.shared.ids import GatewayId, InstanceId, ResponseId
+from tokenmesh.shared.config.responses import ResponseSettings
+from tokenmesh.shared.errors import Conflict, ProtocolError, TokenMeshError
+from tokenmesh.shared.ids import GatewayId, InstanceId, RequestId, ResponseId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.subjects import response_cancels
+from tokenmesh.shared.telemetry import REQUEST_ID, span
+
+_MESH: Final = Access(DEFAULT_TENANT, is_admin=True)
+"""Access to earlier responses was checked when the response began."""
+
+
+class Adopter:
+    """Continues responses whose gateway is dead. `is_alive`: whether a gateway sends heartbeats."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        logs: ResponseLogs,
+        planner: Planner,
+        settings: ResponseSettings,
+        is_alive: Callable[[GatewayId], bool],
+        tenant_of: Callable[[str], Tenant],
+    ) -> None:
+        self._runs = runs
+        self._logs = logs
+        self._planner = planner
+        self._tenant_of = tenant_of
+        self.watch = OrphanWatch(
+            logs.marks,
+            runs.owner,
+            self._adopt,
+            is_alive=is_alive,
+            is_here=self._is_here,
+            interval_s=settings.adopt_interval_s,
+            what="response",
+        )
+
+    def _is_here(self, name: str) -> bool:
+        response_id = ResponseId(name)
+        return response_id in self._runs or self._runs.is_closing(response_id)
+
+    async def _adopt(self, owner: GatewayId, name: str) -> None:
+        response_id = ResponseId(name)
+        log = await self._logs.read(response_id)
+        begun = log.begun
+        has_moved = (
+            log.owner is not None and log.owner != owner and self.watch.is_live_peer(log.owner)
+        )
+        if begun is not None and log.ended is not None:
+            await self._runs.close(begun, log.ended, self._tenant_of(begun.tenant))
+        if begun is None or log.ended is not None or has_moved:
+            await self._logs.marks.remove(owner, response_id)
+            return
+        reason = "gateway gone" if owner != self._runs.owner else "run broken off"
+        attributes: dict[str, str | int] = {
+            REQUEST_ID: response_id,
+            "tokenmesh.reason": reason,
+            "tokenmesh.owner": owner,
+            "tokenmesh.records": len(log.records),
+        }
+        with span("adopt", attributes):
+            await self._continue(begun, log, reason)
+        if owner != self._runs.owner:
+            await self._logs.marks.remove(owner, response_id)
+
+    async def _continue(self, begun: ResponseBegun, log: EventLog, reason: str) -> None:
+        try:
+            plan = await self._planner.plan(await self._spec(begun), log)
+            await self._runs.adopt(plan, log, reason)
+        except Conflict:
+            raise
+        except TokenMeshError as error:
+            # Worth another attempt: the model may come back.
+            if error.retryable or (error.status == 404 and now_s() < begun.deadline_s):
+                raise
+            await self._runs.give_up(begun.id, error)
+
+    async def _spec(self, begun: ResponseBegun) -> ResponseSpec:
+        # Its model name may be an alias that now means another model.
+        body = begun.request().model_copy(update={"model": begun.model})
+        if body.conversation_id is not None:
+            found = await self._logs.conversations.get(body.conversation_id, _MESH)
+            previous = found.items[: begun.history_items]
+        else:
+            previous = await previous_items(self._logs, body.previous_response_id, _MESH)
+        access = Access(self._tenant_of(begun.tenant))
+        return ResponseSpec(
+            id=begun.id,
+            body=body,
+            body_json=begun.body,
+            created_s=begun.created_s,
+            deadline_s=begun.deadline_s,
+            context=RequestContext(RequestId(begun.id), True, monotonic_s(), access),
+            previous=previous,
+            seed=begun.seed,
+        )
+
 
 _RESPONSE_ID: Final = re.compile(rb"[A-Za-z0-9_-]{1,128}")
 
@@ -57,7 +155,9 @@ class Responses:
             pipeline=pipeline,
             max_buffered_tokens=settings.gateway.max_buffered_tokens,
             admission=admission,
+            conversations=logs.conversations if logs is not None else None,
         )
+        self.conversations = context.conversations
         self._runs = Runs(gateway_id, logs, context, self.settings, meters, metrics)
         planner = Planner(builder, McpServers(self.settings, metrics), self.settings)
         self.maker = ResponseMaker(logs, self._runs, planner, settings.gateway, self.settings)
@@ -84,7 +184,7 @@ class Responses:
     async def run(self) -> None:
         """Adopt responses of dead gateways, until cancelled."""
         if self._adopter is not None:
-            await self._adopter.run(self._adopt_delay_s)
+            await self._adopter.watch.run(self._adopt_delay_s)
 
     async def stop(self) -> None:
         """Stop running responses, so that other gateways adopt them."""

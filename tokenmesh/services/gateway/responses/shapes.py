@@ -71,6 +71,7 @@ def response_object(
     return {
         "id": response_id,
         "object": "response",
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "created_at": generation.head.created if created_s is None else int(created_s),
         "status": "queued" if body.background else "in_progress",
         "model": generation.head.model,
@@ -107,14 +108,20 @@ def _text(body: ResponsesRequest) -> Json:
 def usage_fields(turns: Iterable[Usage]) -> Json:
     """The usage of a response, as the sum over its turns."""
     counts = list(turns)
-    cached = [each.prompt_tokens_details for each in counts]
+    prompts = [each.prompt_tokens_details for each in counts if each.prompt_tokens_details]
     reasoning = [each.completion_tokens_details for each in counts]
+    media = {
+        "image_tokens": sum(each.image_tokens for each in prompts),
+        "audio_tokens": sum(each.audio_tokens for each in prompts),
+        "video_tokens": sum(each.video_tokens for each in prompts),
+    }
     return {
         "input_tokens": sum(each.prompt_tokens for each in counts),
         "input_tokens_details": {
-            "cached_tokens": sum(each.cached_tokens for each in cached if each),
+            "cached_tokens": sum(each.cached_tokens for each in prompts),
             # All blocks are cached while there is room, not on request.
             "cache_write_tokens": 0,
+            **{name: count for name, count in media.items() if count},
         },
         "output_tokens": sum(each.completion_tokens for each in counts),
         "output_tokens_details": {

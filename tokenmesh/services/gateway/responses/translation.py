@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tokenmesh.services.gateway.http.errors import NotSupported
-from tokenmesh.services.gateway.openai.field_names import FieldNames
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import (
+    FieldNames,
     Json,
     TranslatedChat,
     invalid,
@@ -158,7 +158,6 @@ def _check_served(body: ResponsesRequest) -> None:
     """Raises NotSupported for fields and values that are not served."""
     options, text = body.stream_options, body.text
     given = {
-        "conversation": body.conversation is not None,
         "prompt": body.prompt is not None,
         "previous_input_messages": bool(body.previous_input_messages),
         "stream_options.include_obfuscation": bool(options and options.include_obfuscation),

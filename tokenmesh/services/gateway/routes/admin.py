@@ -1,4 +1,4 @@
-"""vLLM's routes for operators: sleep and profile workers, and this gateway's settings.
+"""vLLM's routes for operators: sleep and profile workers, load adapters, show settings.
 
 They exist only where `gateway.admin_routes` is on.
 """
@@ -12,10 +12,15 @@ from typing import Annotated, Any, Final, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
-from starlette.responses import Response
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 import tokenmesh
+from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.tenancy.auth import require_admin
 from tokenmesh.shared.membership import Member
@@ -30,6 +35,54 @@ from tokenmesh.shared.messages import (
     Woken,
 )
 from tokenmesh.shared.messages.control import SleepMode, WakeTag
+
+LOAD: Final = "/v1/load_lora_adapter"
+UNLOAD: Final = "/v1/unload_lora_adapter"
+
+
+class LoadLoraAdapter(Bounded):
+    lora_name: str = Field(min_length=1, description="What requests name as their model.")
+    lora_path: str = Field(
+        min_length=1, description="A directory on the workers' machines, below those allowed."
+    )
+    load_inplace: bool = Field(
+        default=False, description="Replace the adapter that has this name now."
+    )
+    model: str | None = Field(
+        default=None, description="The base model; required only where there are several."
+    )
+
+
+class UnloadLoraAdapter(Bounded):
+    lora_name: str = Field(min_length=1, description="The adapter's name.")
+    model: str | None = Field(default=None, description="Its base model.")
+
+
+BODIES: Final = (LoadLoraAdapter, UnloadLoraAdapter)
+
+
+def adapters_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["admin"], dependencies=[Depends(require_admin)])
+
+    @router.post(LOAD, openapi_extra=body_schema(LoadLoraAdapter))
+    async def load_lora_adapter(request: Request) -> Response:
+        """Load an adapter on every worker of a model; answered when all have it."""
+        body = await read_json(request, LoadLoraAdapter, gateway.settings)
+        warnings = await gateway.adapters.load(
+            body.lora_name, body.lora_path, in_place=body.load_inplace, model=body.model
+        )
+        context_of(request.scope).warnings.extend(warnings)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @router.post(UNLOAD, openapi_extra=body_schema(UnloadLoraAdapter))
+    async def unload_lora_adapter(request: Request) -> Response:
+        """Take no more requests for an adapter; streams that run go on."""
+        body = await read_json(request, UnloadLoraAdapter, gateway.settings)
+        await gateway.adapters.unload(body.lora_name, body.model)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    return router
+
 
 _Model = Annotated[
     str | None, Query(description="The workers' model; required only where there are several.")

@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.errors import TokenMeshError
 
 _PROBES: Final = ("health", "livez", "readyz", "load", "version", "metrics", "mesh", "server_info")
-_PAGES: Final = ("console", "docs", "docs/[^/]+", "redoc", r"openapi\.json")
+_PAGES: Final = ("console", "console/[^/]+", "docs", "docs/[^/]+", "redoc", r"openapi\.json")
 _FACTS: Final = (
     "traces",
     "traces/[^/]+",
@@ -24,8 +24,16 @@ _FACTS: Final = (
     "v1/models/.+",
     "v1/usage",
     "v1/usage/[^/]+",
+    "api/version",
+    "api/tags",
+    "api/ps",
 )
-_KEPT: Final = ("v1/files/[^/]+", "v1/responses/[^/]+", "v1/responses/[^/]+/input_items")
+_KEPT: Final = (
+    "v1/files/[^/]+",
+    "v1/responses/[^/]+",
+    "v1/responses/[^/]+/input_items",
+    "v1/batches/[^/]+",
+)
 """Objects of a tenant: their creation has been counted, and clients poll them."""
 _FOR_ADMINS: Final = (
     "mesh/[^/]+/drain",
@@ -45,8 +53,13 @@ def _any_of(*paths: str) -> re.Pattern[str]:
 _EXEMPT: Final = {
     "GET": _any_of(*_PROBES, *_PAGES, *_FACTS, *_KEPT, "is_sleeping"),
     "DELETE": _any_of(*_KEPT[:2]),
-    # Cancelling a response frees capacity for the tenant's other requests.
-    "POST": _any_of(*_FOR_ADMINS, "v1/responses/[^/]+/cancel", "inference/v1/abort_requests"),
+    # Cancelling frees capacity for the tenant's other requests.
+    "POST": _any_of(
+        *_FOR_ADMINS,
+        "v1/responses/[^/]+/cancel",
+        "v1/batches/[^/]+/cancel",
+        "inference/v1/abort_requests",
+    ),
     # Answered without a route.
     "OPTIONS": re.compile(".*", re.DOTALL),
 }

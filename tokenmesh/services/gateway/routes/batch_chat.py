@@ -67,7 +67,7 @@ class BatchChatRequest(ChatRequest):
         }
         for name, is_given in given.items():
             if is_given:
-                raise NotSupported(f"{name} does not go with a batch of chats", param=name)
+                raise NotSupported(f"{name} cannot be combined with a batch of chats", param=name)
 
 
 class BatchWriter(ChatWriter):

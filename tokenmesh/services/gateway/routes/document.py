@@ -14,11 +14,16 @@ from pydantic import BaseModel
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
 from tokenmesh.services.gateway.audio.shapes import Transcription, VerboseTranscription
+from tokenmesh.services.gateway.batches.shapes import BatchList, BatchObject
+from tokenmesh.services.gateway.files.uploads import FileDeleted, FileList, FileObject
 from tokenmesh.services.gateway.http.body import SCHEMA_REF
 from tokenmesh.services.gateway.http.errors import ErrorBody
+from tokenmesh.services.gateway.ollama import writer as ollama_writer
+from tokenmesh.services.gateway.ollama.embeddings import OllamaEmbedding, OllamaEmbeddings
 from tokenmesh.services.gateway.openai import shapes
 from tokenmesh.services.gateway.openai.sampling_fields import NotServed, marked
 from tokenmesh.services.gateway.pooling import shapes as numbers
+from tokenmesh.services.gateway.pooling.moderations import ModerationResults
 from tokenmesh.services.gateway.responses.shapes import (
     InputItems,
     InputTokens,
@@ -54,14 +59,23 @@ _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("get", "/v1/models/{model_id}"): shapes.Model,
     ("post", "/tokenize"): shapes.TokenizeResult,
     ("post", "/detokenize"): shapes.DetokenizeResult,
-    ("post", "/v1/files"): shapes.FileObject,
-    ("get", "/v1/files/{file_id}"): shapes.FileObject,
-    ("delete", "/v1/files/{file_id}"): shapes.FileDeleted,
+    ("post", "/v1/moderations"): ModerationResults,
+    ("post", "/api/embed"): OllamaEmbeddings,
+    ("post", "/api/embeddings"): OllamaEmbedding,
+    ("post", "/v1/files"): FileObject,
+    ("get", "/v1/files"): FileList,
+    ("get", "/v1/files/{file_id}"): FileObject,
+    ("post", "/v1/batches"): BatchObject,
+    ("get", "/v1/batches"): BatchList,
+    ("get", "/v1/batches/{batch_id}"): BatchObject,
+    ("post", "/v1/batches/{batch_id}/cancel"): BatchObject,
+    ("delete", "/v1/files/{file_id}"): FileDeleted,
     ("post", "/v1/chat/completions/render"): RenderedRequest,
     ("post", "/v1/messages/render"): RenderedRequest,
     ("post", "/v1/responses/render"): RenderedRequest,
     ("post", "/inference/v1/generate"): GenerateResponse,
     ("post", "/v1/embeddings"): numbers.EmbeddingList,
+    ("post", "/v1/embed"): numbers.CohereEmbedResponse,
     ("post", "/v2/embed"): numbers.CohereEmbedResponse,
     ("post", "/pooling"): numbers.PoolingList,
     ("post", "/classify"): numbers.ClassificationList,
@@ -154,7 +168,11 @@ def complete(app: FastAPI, models: Sequence[type[BaseModel]], *, has_keys: bool)
 
 def response_components() -> dict[str, Any]:
     """The schemas of all responses by name."""
-    kinds: list[type[msgspec.Struct]] = [ErrorBody, anthropic_errors.MessagesErrorBody]
+    kinds: list[type[msgspec.Struct]] = [
+        ErrorBody,
+        anthropic_errors.MessagesErrorBody,
+        ollama_writer.OllamaError,
+    ]
     kinds += dict.fromkeys((*_STRUCTS.values(), *_MEMBERS))
     components: dict[str, Any] = {}
     for kind in kinds:
@@ -166,8 +184,11 @@ def response_components() -> dict[str, Any]:
 
 def _responses_of(method: str, path: str) -> dict[str, Any]:
     """The `responses` of an operation."""
-    is_anthropic = path.startswith(anthropic_errors.PREFIX)
-    error = anthropic_errors.MessagesErrorBody if is_anthropic else ErrorBody
+    error: type[msgspec.Struct] = ErrorBody
+    if path.startswith(anthropic_errors.PREFIX):
+        error = anthropic_errors.MessagesErrorBody
+    elif path.startswith(ollama_writer.PREFIX):
+        error = ollama_writer.OllamaError
     responses: dict[str, Any] = {
         status: {"description": text, "content": {"application/json": {"schema": _ref(error)}}}
         for status, text in _ERRORS.items()

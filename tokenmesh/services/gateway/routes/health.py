@@ -3,14 +3,13 @@
 from typing import Final
 
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
 
 import tokenmesh
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.tenancy.auth import require_admin
-from tokenmesh.shared.membership import Member
-from tokenmesh.shared.metrics.registry import CONTENT_TYPE
 
 _NEEDED: Final[tuple[str, ...]] = ("tokenizer", "scheduler", "worker")
 _RENDER_NEEDED: Final = ("tokenizer",)
@@ -33,16 +32,19 @@ def health_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """200 while a tokenizer, a scheduler and an awake worker are alive; else 503 and why.
+        """200 while a tokenizer, a scheduler and a worker are alive; else 503 and why.
+
+        A worker that sleeps counts only if its model is on demand.
 
         With --render-only a tokenizer is enough, with --tokens-only none is needed.
         """
         return readiness(gateway)
 
     @router.get("/metrics", dependencies=[Depends(require_admin)])
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         """Metrics of this process and of the mesh's engines for Prometheus."""
-        return Response(await gateway.render_metrics(), media_type=CONTENT_TYPE)
+        text, media_type = await gateway.render_metrics(request.headers.get("accept", ""))
+        return Response(text, media_type=media_type)
 
     @router.get("/load")
     async def load() -> Response:
@@ -87,11 +89,7 @@ def readiness(gateway: Gateway) -> Response:
     if missing:
         return json_response({"ready": False, "missing": missing}, 503)
     if "worker" in needed and not any(
-        _is_awake(member) for member in gateway.members.service("worker")
+        member.takes_requests for member in gateway.members.service("worker")
     ):
         return json_response({"ready": False, "asleep": True}, 503)
     return json_response({"ready": True, "gateway": gateway.id})
-
-
-def _is_awake(member: Member) -> bool:
-    return member.beat.load is None or member.beat.load.sleep_level == 0

@@ -16,8 +16,9 @@ from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.pooling.cohere import (
     CohereAnswer,
+    check_takes_images,
     cohere_job,
-    cohere_texts,
+    cohere_side,
     prompt_of,
 )
 from tokenmesh.services.gateway.pooling.fields import (
@@ -31,6 +32,12 @@ from tokenmesh.services.gateway.pooling.fields import (
 )
 from tokenmesh.services.gateway.pooling.inputs import check_input
 from tokenmesh.services.gateway.pooling.job import PoolJob
+from tokenmesh.services.gateway.pooling.moderations import (
+    ModerationRequest,
+    categories_of,
+    classifier_name,
+    moderate,
+)
 from tokenmesh.services.gateway.pooling.numbers import NumbersAnswer, classify
 from tokenmesh.services.gateway.pooling.scores import (
     SCORE_TASKS,
@@ -43,11 +50,14 @@ from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolTask
 from tokenmesh.shared.telemetry import span
 
+MODERATIONS: Final = "/v1/moderations"
 BODIES: Final[dict[str, type[BaseModel]]] = {
     "/v1/embeddings": EmbeddingRequest,
+    "/v1/embed": CohereEmbedRequest,
     "/v2/embed": CohereEmbedRequest,
     "/pooling": PoolingRequest,
     "/classify": ClassificationRequest,
+    MODERATIONS: ModerationRequest,
     "/score": ScoreRequest,
     "/v1/score": ScoreRequest,
     "/rerank": RerankRequest,
@@ -69,6 +79,7 @@ def pooling_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
         CohereEmbedRequest: _embed_endpoint,
         PoolingRequest: _pooling_endpoint,
         ClassificationRequest: _classify_endpoint,
+        ModerationRequest: _moderations_endpoint,
         ScoreRequest: _score_endpoint,
         RerankRequest: _rerank_endpoint,
     }
@@ -125,6 +136,24 @@ def _classify_endpoint(gateway: Gateway) -> Endpoint:
     return create_classification
 
 
+def _moderations_endpoint(gateway: Gateway) -> Endpoint:
+    async def create_moderation(request: Request) -> Response:
+        """The labels of a classifier as OpenAI's categories."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, ModerationRequest, gateway.settings)
+            texts, cards = body.texts(), gateway.catalog.all()
+            names = [name for card in cards for name in gateway.catalog.names(card)]
+            model = classifier_name(body.model, cards, names)
+            fields = ClassificationRequest(model=model, input=texts)
+            check_input(fields)
+            job = await gateway.pool_builder.begin(fields, context, ("classify",))
+            categories_of(job.card.labels, gateway.settings)
+        return gateway.pool(job, partial(moderate, texts))
+
+    return create_moderation
+
+
 def _score_endpoint(gateway: Gateway) -> Endpoint:
     async def create_score(request: Request) -> Response:
         """How well pairs of texts fit together."""
@@ -161,14 +190,15 @@ def _with_lengths(job: PoolJob, body: ScoreFields) -> PoolJob:
 
 def _embed_endpoint(gateway: Gateway) -> Endpoint:
     async def create_cohere_embeddings(request: Request) -> Response:
-        """Embed texts as Cohere's API does."""
+        """Embed texts or images as Cohere's API does."""
         context = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, CohereEmbedRequest, gateway.settings)
-            field, texts = cohere_texts(body)
+            side = cohere_side(body)
             job = await gateway.pool_builder.begin(body, context, ("embed",), body.output_dimension)
+            check_takes_images(side, job)
             prompt = await prompt_of(body, job, gateway.calls, gateway.settings)
-        answer = CohereAnswer(body, field, texts, prompt)
+            answer = CohereAnswer(body, side, prompt)
         return gateway.pool(cohere_job(job, body), answer.compute)
 
     return create_cohere_embeddings

@@ -15,14 +15,13 @@ from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import COMMENT, JSON, json_response
-from tokenmesh.services.gateway.openai.field_names import FieldNames
-from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.openai.translation import FieldNames, Json
 from tokenmesh.services.gateway.responses.event_log import encode_frames
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.feed import FramesResponse
+from tokenmesh.services.gateway.responses.item_lists import page
 from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.reader import ResponseReader
-from tokenmesh.services.gateway.responses.references import page
 from tokenmesh.services.gateway.responses.request import Include, ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import not_found
 from tokenmesh.services.gateway.responses.response_plan import prepare

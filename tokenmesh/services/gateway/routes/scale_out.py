@@ -1,6 +1,7 @@
 """The scale-out routes: render, derender, generate and abort; 403 unless they are enabled."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -8,15 +9,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.middleware import Endpoint
-from tokenmesh.services.gateway.http.sse import JSON
+from tokenmesh.services.gateway.http.sse import JSON, json_response
+from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.completion_builder import build_completion
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.routes import render
-from tokenmesh.services.gateway.scale_out.derender_builder import DerenderBuilder
+from tokenmesh.services.gateway.responses.response_plan import prepare
+from tokenmesh.services.gateway.routes.anthropic import drop_useless_budget, translate_body
+from tokenmesh.services.gateway.scale_out.derender_builder import (
+    DerenderBuilder,
+    Rendering,
+    refuse_not_rendered,
+)
 from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderChatRequest,
     DerenderCompletionRequest,
@@ -28,24 +38,122 @@ from tokenmesh.services.gateway.scale_out.generate_request import (
     with_own_names,
 )
 from tokenmesh.services.gateway.scale_out.generate_response import GenerateWriter
+from tokenmesh.services.gateway.scale_out.shapes import RenderedRequest
 from tokenmesh.shared.errors import Forbidden, InvalidInput
+from tokenmesh.shared.ids import new_response_id
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
+RENDER_CHAT: Final = "/v1/chat/completions/render"
+RENDER_COMPLETION: Final = "/v1/completions/render"
+RENDER_MESSAGES: Final = "/v1/messages/render"
+RENDER_RESPONSES: Final = "/v1/responses/render"
 DERENDER_CHAT: Final = "/v1/chat/completions/derender"
 DERENDER_COMPLETION: Final = "/v1/completions/derender"
 GENERATE: Final = "/inference/v1/generate"
 ABORT: Final = "/inference/v1/abort_requests"
 
 BODIES: Final[dict[str, type[BaseModel]]] = {
-    render.CHAT: ChatRequest,
-    render.COMPLETION: CompletionRequest,
-    render.MESSAGES: MessagesRequest,
-    render.RESPONSES: ResponsesRequest,
+    RENDER_CHAT: ChatRequest,
+    RENDER_COMPLETION: CompletionRequest,
+    RENDER_MESSAGES: MessagesRequest,
+    RENDER_RESPONSES: ResponsesRequest,
     DERENDER_CHAT: DerenderChatRequest,
     DERENDER_COMPLETION: DerenderCompletionRequest,
     GENERATE: GenerateRequest,
     ABORT: AbortRequest,
 }
+
+
+def _take_transfer(body: SamplingFields) -> dict[str, Any] | None:
+    """Remove and return the kv_transfer_params of a body: workers do not read them."""
+    transfer, body.kv_transfer_params = body.kv_transfer_params, None
+    return transfer
+
+
+class _Renderer:
+    """Builds requests as the base routes do, also for models that only a tokenizer serves."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings
+        self._builder = gateway.scale_out.builder
+
+    async def chat(self, request: Request) -> Response:
+        """The token ids and sampling parameters of a conversation."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, ChatRequest, self._settings)
+            rendering = await self._chat(body, context)
+        return json_response((await self._requests(rendering))[0])
+
+    async def completion(self, request: Request) -> Response:
+        """The token ids and sampling parameters of each prompt, as a list."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, CompletionRequest, self._settings)
+            refuse_not_rendered(body)
+            transfer = _take_transfer(body)
+            generation = await build_completion(self._builder, body, context)
+            await context.widen(len(generation.jobs), 1)
+        return json_response(await self._requests(Rendering(body, generation, transfer)))
+
+    async def message(self, request: Request) -> Response:
+        """The token ids and sampling parameters of a conversation in Anthropic's shapes."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, MessagesRequest, self._settings)
+            translation = await translate_body(body, context)
+            await drop_useless_budget(
+                self._gateway.scale_out.catalog,
+                self._gateway.vocabularies,
+                translation.chat,
+                context,
+            )
+        with translation.client_paths():
+            rendering = await self._chat(translation.chat, context)
+            return json_response((await self._requests(rendering))[0])
+
+    async def response(self, request: Request) -> Response:
+        """The token ids and sampling parameters of a response's input."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, ResponsesRequest, self._settings)
+            if body.conversation is not None:
+                raise NotSupported(
+                    "conversation is not supported by the stateless render endpoint",
+                    param="conversation",
+                )
+            if body.previous_response_id is not None:
+                raise NotSupported(
+                    "previous_response_id is not supported by the stateless render endpoint",
+                    param="previous_response_id",
+                )
+            transfer, body.kv_transfer_params = body.kv_transfer_params, None
+            made = await prepare(self._builder, body, context, new_response_id())
+        with made.translation.client_paths():
+            rendering = Rendering(made.translation.chat, made.generation, transfer)
+            return json_response((await self._requests(rendering))[0])
+
+    async def _chat(self, body: ChatRequest, context: RequestContext) -> Rendering:
+        refuse_not_rendered(body)
+        transfer = _take_transfer(body)
+        return Rendering(body, await build_chat(self._builder, body, context), transfer)
+
+    async def _requests(self, rendering: Rendering) -> Sequence[RenderedRequest]:
+        generation = rendering.generation
+        prompts = await self._gateway.scale_out.tokenize(generation)
+        return [rendering.request(*pair) for pair in zip(generation.jobs, prompts, strict=True)]
+
+
+def _render_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
+    """The routes' functions by path."""
+    renderer = _Renderer(gateway)
+    return {
+        RENDER_CHAT: renderer.chat,
+        RENDER_COMPLETION: renderer.completion,
+        RENDER_MESSAGES: renderer.message,
+        RENDER_RESPONSES: renderer.response,
+    }
 
 
 def scale_out_router(gateway: Gateway) -> APIRouter:
@@ -56,7 +164,7 @@ def scale_out_router(gateway: Gateway) -> APIRouter:
             router.post(path, include_in_schema=False)(_refuse)
         return router
     endpoints = {
-        **render.render_endpoints(gateway),
+        **_render_endpoints(gateway),
         **_derender_endpoints(gateway),
         GENERATE: _generate_endpoint(gateway),
         ABORT: _abort_endpoint(gateway),

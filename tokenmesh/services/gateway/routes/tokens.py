@@ -44,7 +44,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         card = await gateway.catalog.find_soon(body.model)
         context = context_of(request.scope)
         if body.messages is not None:
-            await move_inline_media(body.messages, gateway.blobs, gateway.settings, context.access)
+            await move_inline_media(body.messages, gateway.uploads, context.access)
         message = Tokenize(
             request_id=context.request_id,
             model=card.name,

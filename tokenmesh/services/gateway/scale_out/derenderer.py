@@ -66,7 +66,7 @@ class Derenderer:
         if len(request.jobs) != len(parts):
             raise InvalidInput(
                 f"completion_request has {len(request.jobs)} prompts, generate_responses "
-                f"{len(parts)}: there must be one response a prompt",
+                f"{len(parts)}: there must be one response for each prompt",
                 param="generate_responses",
             )
         is_known = body.completion_request is not None
@@ -110,7 +110,9 @@ class Derenderer:
         chunk = _required(body.generate_chunk, "generate_chunk")
         prompt_ids = _one_prompt(body, chunk)
         if isinstance(body.prompt_tokens, list):
-            raise InvalidInput("prompt_tokens is a number with stream", param="prompt_tokens")
+            raise InvalidInput(
+                "prompt_tokens must be a number when stream is true", param="prompt_tokens"
+            )
         request = await self._builder.completion(body, chunk.choices, 1, context)
         if body.prompt_index >= len(request.jobs):
             raise InvalidInput(
@@ -184,7 +186,7 @@ def _parts(
         own = ids[index] if ids is not None else None
         if isinstance(own, int):
             raise InvalidInput(
-                "prompt_token_ids must hold a list a response", param="prompt_token_ids"
+                "prompt_token_ids must hold one list for each response", param="prompt_token_ids"
             )
         count = counts[index] if isinstance(counts, list) else None
         parts.append(PromptResponse(response, own or response.prompt_token_ids or [], count))
@@ -197,7 +199,7 @@ def _one_prompt(body: DerenderCompletionRequest, chunk: TokensChunk) -> list[int
     ids = [each for each in given if isinstance(each, int)]
     if len(ids) != len(given):
         raise InvalidInput(
-            "prompt_token_ids is one list of ids with stream", param="prompt_token_ids"
+            "prompt_token_ids must be one list of ids when stream is true", param="prompt_token_ids"
         )
     return ids
 

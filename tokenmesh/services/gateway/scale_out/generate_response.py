@@ -15,8 +15,8 @@ from tokenmesh.services.gateway.generation.usage import Meter, Meters, Usage, us
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.response_sender import ResponseSender
 from tokenmesh.services.gateway.openai.logprobs import LogprobShapes, chosen_first
-from tokenmesh.services.gateway.scale_out.aborts import Aborts
 from tokenmesh.services.gateway.scale_out.generate_request import GenerateRequest
+from tokenmesh.services.gateway.scale_out.scale_out import Aborts
 from tokenmesh.services.gateway.scale_out.shapes import (
     GenerateChoice,
     GenerateChunk,

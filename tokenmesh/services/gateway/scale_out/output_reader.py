@@ -82,7 +82,7 @@ class OutputReader:
             return None
         if [each.token_id for each in content] != (choice.token_ids or []):
             raise InvalidInput(
-                f"logprobs.content of choice {choice.index} is not of its token_ids",
+                f"logprobs.content of choice {choice.index} does not match its token_ids",
                 param="logprobs",
             )
         count = None if self.sampling is None else self.sampling.logprobs

@@ -1,20 +1,80 @@
-"""ScaleOut: the parts of a gateway that is only a frontend or only an engine."""
+"""ScaleOut: the parts of a gateway that is only a frontend or only an engine, and Aborts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
 
+from tokenmesh.services.gateway.files.uploads import Uploads
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.scale_out.aborts import Aborts
 from tokenmesh.services.gateway.scale_out.generate_builder import GenerateBuilder
-from tokenmesh.shared.blobs import Blobs
-from tokenmesh.shared.bus.base import Bus
+from tokenmesh.shared import subjects
+from tokenmesh.shared.bus.base import Bus, Envelope, Subscription
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.errors import ProtocolError
+from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.membership import Members
+from tokenmesh.shared.messages import AbortRequests
 from tokenmesh.shared.messages.beat import Heartbeat
+
+_VLLM_PREFIX: Final = "generate-tokens-"
+"""vLLM's prefix of response ids; ours are the client's own ids."""
+
+
+class Abortable(Protocol):
+    def abort(self) -> None:
+        """End it with the tokens that it has."""
+
+
+class Aborts:
+    """Ends running requests by tenant and id on all gateways; holds those of this gateway."""
+
+    def __init__(self, bus: Bus, max_ids: int) -> None:
+        self._bus = bus
+        self._max_ids = max_ids
+        self._running: dict[tuple[str, RequestId], list[Abortable]] = {}
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        """Listen for aborts that other gateways received."""
+        self._subscription = await self._bus.subscribe(subjects.aborts(), self._receive)
+
+    async def stop(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.stop()
+
+    @contextmanager
+    def running(self, tenant: str, request_id: RequestId, request: Abortable) -> Iterator[None]:
+        """Inside the block the request can be aborted."""
+        key = (tenant, request_id)
+        self._running.setdefault(key, []).append(request)
+        try:
+            yield
+        finally:
+            self._running[key].remove(request)
+            if not self._running[key]:
+                del self._running[key]
+
+    async def abort(self, tenant: str, request_ids: Sequence[str]) -> None:
+        """Abort a tenant's requests on every gateway. Unknown ids are ignored."""
+        ids = [RequestId(each.removeprefix(_VLLM_PREFIX)) for each in request_ids]
+        await self._bus.publish(
+            subjects.aborts(), AbortRequests(tenant=tenant, request_ids=list(dict.fromkeys(ids)))
+        )
+
+    async def _receive(self, envelope: Envelope) -> None:
+        message = envelope.message
+        if not isinstance(message, AbortRequests):
+            raise ProtocolError(f"a {type(message).__name__} instead of AbortRequests")
+        if len(message.request_ids) > self._max_ids:
+            raise ProtocolError(f"{len(message.request_ids)} ids to abort")
+        for request_id in message.request_ids:
+            for request in tuple(self._running.get((message.tenant, request_id), ())):
+                request.abort()
 
 
 class ScaleOut:
@@ -28,7 +88,7 @@ class ScaleOut:
         *,
         catalog: Catalog,
         vocabularies: Vocabularies,
-        blobs: Blobs,
+        uploads: Uploads,
         pipeline: Pipeline,
         resolve: Callable[[str], Awaitable[None]],
     ) -> None:
@@ -37,9 +97,9 @@ class ScaleOut:
         self.is_enabled = limits.serves_scale_out
         self.catalog = Catalog(members, settings, includes_tokenized=True)
         """Includes models that only a tokenizer serves: that is enough to render."""
-        self.builder = RequestBuilder(self.catalog, vocabularies, blobs, limits, resolve)
+        self.builder = RequestBuilder(self.catalog, vocabularies, uploads, limits, resolve)
         self.tokens = GenerateBuilder(
-            RequestBuilder(catalog, vocabularies, blobs, limits, resolve),
+            RequestBuilder(catalog, vocabularies, uploads, limits, resolve),
             catalog,
             vocabularies,
             settings,

@@ -12,9 +12,14 @@ from itertools import count
 
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.usage import Usage
-from tokenmesh.services.gateway.tenancy.ledger import Ledger
-from tokenmesh.services.gateway.tenancy.limits import Lease, RateLimitStatus, refusal
-from tokenmesh.services.gateway.tenancy.local_limits import LocalLimits
+from tokenmesh.services.gateway.tenancy.ledger import (
+    Ledger,
+    TenantMetrics,
+    TokenCounts,
+    month_of,
+    seconds_left,
+)
+from tokenmesh.services.gateway.tenancy.limits import Lease, LocalLimits, RateLimitStatus, refusal
 from tokenmesh.services.gateway.tenancy.redis_state import (
     Scripts,
     Sweeper,
@@ -24,12 +29,6 @@ from tokenmesh.services.gateway.tenancy.redis_state import (
     usage_key,
 )
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
-from tokenmesh.services.gateway.tenancy.usage_counts import (
-    TenantMetrics,
-    TokenCounts,
-    month_of,
-    seconds_left,
-)
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, TokenMeshError
@@ -124,9 +123,14 @@ class Admission:
         total, month = TokenCounts(requests=1), month_of(wall_s())
         for usage in usages:
             details = usage.prompt_tokens_details
-            cached = details.cached_tokens if details is not None else 0
-            total.add(TokenCounts(0, usage.prompt_tokens, cached, usage.completion_tokens))
-        self._tenant_metrics.count_tokens(tenant.name, total)
+            counts = TokenCounts(prompt=usage.prompt_tokens, completion=usage.completion_tokens)
+            if details is not None:
+                counts.cached = details.cached_tokens
+                counts.image = details.image_tokens
+                counts.audio = details.audio_tokens
+                counts.video = details.video_tokens
+            total.add(counts)
+        self._tenant_metrics.count_tokens(tenant.name, model, total)
         self._local.charge(tenant, total.charged, monotonic_s(), month)
         if self._ledger is not None:
             self._note_tenant(tenant)

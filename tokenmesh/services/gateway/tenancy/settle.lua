@@ -2,8 +2,8 @@
 -- KEYS: state, open, usage of the month, sequence, counted, expiry.
 -- ARGV: number of the batch; limits of requests and tokens a minute (0: none); the largest number of
 -- models; the seconds for which usage and names are kept; the number of leases; the leases; then for
--- each entry its name, model, requests, prompt, cached and completion tokens. An entry with a name
--- counts once, even if several gateways send it.
+-- each entry its name, model, requests, and tokens: prompt, cached, completion, image, audio, video.
+-- An entry with a name counts once, even if several gateways send it.
 -- Reply: 1, or 0 if the batch was counted before.
 expect(KEYS[1], 'hash')
 expect(KEYS[2], 'zset')
@@ -31,21 +31,24 @@ local function is_counted(name)
   return not is_new
 end
 
-local function charge(model, requests, prompt, cached, completion)
-  local is_new = redis.call('HEXISTS', KEYS[3], 'requests:' .. model) == 0
-  if is_new and redis.call('HLEN', KEYS[3]) >= 4 * tonumber(ARGV[4]) then model = 'other' end
-  add('requests:' .. model, requests)
-  add('prompt:' .. model, prompt)
-  add('cached:' .. model, cached)
-  add('completion:' .. model, completion)
-  return prompt + completion
+local kinds = {'requests:', 'prompt:', 'cached:', 'completion:', 'image:', 'audio:', 'video:'}
+
+-- Adds the counts of an entry, which begin at an argument. Returns the tokens to be charged.
+local function charge(model, first)
+  if redis.call('HEXISTS', KEYS[3], 'requests:' .. model) == 0 then
+    local models = tonumber(redis.call('HGET', KEYS[3], 'models')) or 0
+    if models >= tonumber(ARGV[4]) then model = 'other' else add('models', 1) end
+  end
+  for place, kind in ipairs(kinds) do
+    add(kind .. model, tonumber(ARGV[first + place - 1]))
+  end
+  return tonumber(ARGV[first + 1]) + tonumber(ARGV[first + 3])
 end
 
 local charged = 0
-for index = 8 + num_leases, #ARGV, 6 do
+for index = 8 + num_leases, #ARGV, 2 + #kinds do
   if not is_counted(ARGV[index]) then
-    charged = charged + charge(ARGV[index + 1], tonumber(ARGV[index + 2]),
-      tonumber(ARGV[index + 3]), tonumber(ARGV[index + 4]), tonumber(ARGV[index + 5]))
+    charged = charged + charge(ARGV[index + 1], index + 2)
   end
 end
 if charged > 0 then

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Annotated, Final
 
 import msgspec
@@ -13,14 +14,14 @@ from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.auth import KeyRing
+from tokenmesh.services.gateway.tenancy.ledger import TokenCounts, month_of
 from tokenmesh.services.gateway.tenancy.redis_state import usage_key
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
-from tokenmesh.services.gateway.tenancy.usage_counts import TokenCounts, month_of
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.errors import Forbidden, InvalidInput, Unavailable
 from tokenmesh.shared.redis import Redis, Reply
 
-_KINDS: Final = frozenset(("requests", "prompt", "cached", "completion"))
+_KINDS: Final = frozenset(each.name for each in fields(TokenCounts))
 _MONTH: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 # Only for the OpenAPI document: `_checked` refuses a wrong month with our error format.
 _MONTH_SCHEMA: Final = {"anyOf": [{"type": "string", "pattern": f"^{_MONTH.pattern}$"}]}
@@ -33,6 +34,10 @@ class ModelUsage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    image_tokens: int = 0
+    """Of the prompt tokens, as the next two."""
+    audio_tokens: int = 0
+    video_tokens: int = 0
 
 
 class TenantUsage(msgspec.Struct, kw_only=True):
@@ -115,6 +120,9 @@ def _models(counts: dict[str, int]) -> Iterable[ModelUsage]:
             prompt_tokens=found.prompt,
             cached_tokens=found.cached,
             completion_tokens=found.completion,
+            image_tokens=found.image,
+            audio_tokens=found.audio,
+            video_tokens=found.video,
         )
 
 
@@ -132,7 +140,7 @@ def usage_router(usage: UsageReader) -> APIRouter:
     async def list_usage(request: Request, month: Month = None) -> Response:
         """What each tenant has used; for admin keys."""
         if not context_of(request.scope).access.is_admin:
-            raise Forbidden("the usage of all tenants is for admin keys")
+            raise Forbidden("the usage of all tenants requires an admin key")
         return json_response(UsageList(data=await usage.all(_checked(month))))
 
     return router
@@ -142,5 +150,5 @@ def _checked(month: str | None) -> str:
     if month is None:
         return month_of(wall_s())
     if not _MONTH.fullmatch(month):
-        raise InvalidInput("month is written as in 2026-11", param="month")
+        raise InvalidInput("month must be written as in 2026-11", param="month")
     return month

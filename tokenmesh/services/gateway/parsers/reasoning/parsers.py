@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from tokenmesh.services.gateway.parsers.events import Content, Event, Reasoning
 from tokenmesh.services.gateway.parsers.markers import MarkedText, Markers
-from tokenmesh.services.gateway.parsers.parser import ParseContext
+from tokenmesh.services.gateway.parsers.parser import Content, Event, ParseContext, Reasoning
 
 _OPENING: Final = 0
 _REASONING: Final = 1

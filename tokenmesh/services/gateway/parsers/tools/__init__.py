@@ -1,1 +1,1 @@
-"""Tool calls: a module for each way to write them, and the families of models in table.py."""
+"""Tool calls: a module for each way to write them, and the families of models as data."""

@@ -10,9 +10,9 @@ from typing import Final
 
 from tokenmesh.services.gateway.parsers.formats import ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
-from tokenmesh.services.gateway.parsers.tools.schema_values import is_json
 from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
 from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Steps
+from tokenmesh.services.gateway.parsers.tools.typed_arguments import is_json
 
 _CALL: Final = "call:"
 _NAME: Final = re.compile(r"[^\s{}\[\]<>:,\"]+")

@@ -8,10 +8,9 @@ the end of the text is dropped.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tokenmesh.services.gateway.parsers.events import Content, Event
 from tokenmesh.services.gateway.parsers.formats import CallFrame, MakeId, ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
+from tokenmesh.services.gateway.parsers.parser import Content, Event, ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps
 
 ReadCall = Callable[[CharStream], Steps[None]]

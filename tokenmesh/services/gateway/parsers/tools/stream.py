@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import Final, TypeVar
 
-from tokenmesh.services.gateway.parsers.events import CallArguments, CallBegin, Content, Event
 from tokenmesh.services.gateway.parsers.markers import Markers
+from tokenmesh.services.gateway.parsers.parser import CallArguments, CallBegin, Content, Event
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]

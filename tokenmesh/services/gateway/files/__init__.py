@@ -1,0 +1,1 @@
+"""Uploads: their content in JetStream, their descriptions in Redis, and what deletes orphans."""

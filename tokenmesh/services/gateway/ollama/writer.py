@@ -1,0 +1,148 @@
+"""OllamaWriter: the response of /api/chat and /api/generate, whole or as lines of JSON."""
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from tokenmesh.services.gateway.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.http.sse import encode_json
+from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.parsers.parser import CallBegin, Content, Reasoning
+from tokenmesh.shared.clock import monotonic_s, wall_s
+from tokenmesh.shared.errors import TokenMeshError
+
+PREFIX: Final = "/api/"
+"""Of the paths with that shape."""
+
+
+class OllamaError(msgspec.Struct):
+    error: str
+
+
+LINES_HEADERS: Final = [
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+INVALID_ARGUMENTS: Final = "__invalid_json__"
+"""Key of the arguments of a call that the model wrote wrong: they are its value, as text."""
+_NS_PER_S: Final = 1_000_000_000
+
+
+def rfc3339(time_s: float) -> str:
+    """A wall time as Ollama writes it."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def nanoseconds(seconds: float) -> int:
+    return max(0, round(seconds * _NS_PER_S))
+
+
+class OllamaWriter:
+    """The `BodyWriter` of a chat (`is_chat`), or of a prompt. Calls are written once complete."""
+
+    keep_alive = b""
+    """Clients parse each line, and an empty one is not JSON."""
+
+    def __init__(
+        self, model: str, started_s: float, *, is_chat: bool, is_raw: bool = False
+    ) -> None:
+        """`is_raw`: all text is the answer."""
+        self._model = model
+        self._started_s = started_s
+        self._first_s: float | None = None
+        self._is_chat = is_chat
+        self._is_raw = is_raw
+        self._names: dict[int, str] = {}
+        self._arguments: dict[int, str] = {}
+        self._reason = "stop"
+
+    def begin(self, delivery: Delivery) -> bytes:
+        return b""
+
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
+        content, thinking = self._read(pieces)
+        if not content and not thinking:
+            return b""
+        return _line(self._body(content, thinking) | {"done": False})
+
+    def end(self, delivery: Delivery) -> bytes:
+        calls = self._calls()
+        lines = b""
+        if calls:
+            lines = _line(self._body("", "", calls) | {"done": False})
+        return lines + _line(self._body("", "") | self._ending(delivery))
+
+    def fail(self, error: TokenMeshError) -> bytes:
+        return _line({"error": error.message})
+
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> Json:
+        content, thinking = self._read(pieces)
+        return self._body(content, thinking, self._calls()) | self._ending(delivery)
+
+    def _read(self, pieces: list[OutputChunk]) -> tuple[str, str]:
+        """The new content and reasoning; calls are collected."""
+        if self._first_s is None:
+            self._first_s = monotonic_s()
+        content, thinking = [], []
+        for piece in pieces:
+            if piece.finish_reason == "length":
+                self._reason = "length"
+            if self._is_raw:
+                content.append(piece.text)
+                continue
+            for event in piece.all_events():
+                if isinstance(event, Content):
+                    content.append(event.text)
+                elif isinstance(event, Reasoning):
+                    thinking.append(event.text)
+                elif isinstance(event, CallBegin):
+                    self._names[event.index] = event.name
+                else:
+                    known = self._arguments.get(event.index, "")
+                    self._arguments[event.index] = known + event.text
+        return "".join(content), "".join(thinking)
+
+    def _calls(self) -> list[Json]:
+        return [
+            {"function": {"index": index, "name": name, "arguments": self._arguments_of(index)}}
+            for index, name in sorted(self._names.items())
+        ]
+
+    def _arguments_of(self, index: int) -> Json:
+        text = self._arguments.get(index, "") or "{}"
+        try:
+            return msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError:
+            return {INVALID_ARGUMENTS: text}
+
+    def _body(self, content: str, thinking: str, calls: list[Json] | None = None) -> Json:
+        body: Json = {"model": self._model, "created_at": rfc3339(wall_s())}
+        if not self._is_chat:
+            return body | {"response": content} | ({"thinking": thinking} if thinking else {})
+        message: Json = {"role": "assistant", "content": content}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = calls
+        return body | {"message": message}
+
+    def _ending(self, delivery: Delivery) -> Json:
+        usage, now_s = delivery.usage(), monotonic_s()
+        first_s = self._first_s if self._first_s is not None else now_s
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": nanoseconds(now_s - self._started_s),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(first_s - self._started_s),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": nanoseconds(now_s - first_s),
+        }
+
+
+def _line(value: Json) -> bytes:
+    return encode_json(value) + b"\n"

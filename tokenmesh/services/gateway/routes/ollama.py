@@ -1,0 +1,282 @@
+"""Ollama's routes: /api/chat, /api/generate, /api/embed, /api/embeddings and those of models."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Final
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+import tokenmesh
+from tokenmesh.services.gateway.context import RequestContext, context_of
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.http.sse import json_response
+from tokenmesh.services.gateway.ollama.embeddings import (
+    WHOLE_MODEL,
+    OllamaEmbeddings,
+    embed,
+    embed_one,
+)
+from tokenmesh.services.gateway.ollama.models import running, served_name, show, tags
+from tokenmesh.services.gateway.ollama.request import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaModel,
+    OllamaShowRequest,
+)
+from tokenmesh.services.gateway.ollama.translation import (
+    translate_chat,
+    translate_generate,
+    translate_raw,
+)
+from tokenmesh.services.gateway.ollama.writer import LINES_HEADERS, OllamaWriter, rfc3339
+from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.completion_builder import build_completion
+from tokenmesh.services.gateway.openai.translation import Json, TranslatedChat, warn_unknown
+from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
+from tokenmesh.services.gateway.pooling.inputs import check_input
+from tokenmesh.services.gateway.pooling.job import PoolJob
+from tokenmesh.shared.clock import now_s, wall_s
+from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.telemetry import span
+
+CHAT: Final = "/api/chat"
+GENERATE: Final = "/api/generate"
+EMBED: Final = "/api/embed"
+EMBEDDINGS: Final = "/api/embeddings"
+BODIES: Final[dict[str, type[BaseModel]]] = {
+    CHAT: OllamaChatRequest,
+    GENERATE: OllamaGenerateRequest,
+    EMBED: OllamaEmbedRequest,
+    EMBEDDINGS: OllamaEmbeddingsRequest,
+}
+OTHER_BODIES: Final = (OllamaShowRequest,)
+
+
+def ollama_endpoints(gateway: Gateway) -> Mapping[str, Endpoint]:
+    """The functions of the routes that run a model, by path."""
+    return {
+        CHAT: _chat_endpoint(gateway),
+        GENERATE: _generate_endpoint(gateway),
+        EMBED: _embed_endpoint(gateway),
+        EMBEDDINGS: _embeddings_endpoint(gateway),
+    }
+
+
+def _chat_endpoint(gateway: Gateway) -> Endpoint:
+    async def create_ollama_chat(request: Request) -> Response:
+        """Answer a conversation in Ollama's shapes, whole or as lines of JSON."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, OllamaChatRequest, gateway.settings, any_type=True)
+            given = _begin(body, gateway, context)
+            if not body.messages:
+                return await _loaded(gateway, body, context, given, {"message": _EMPTY_MESSAGE})
+            translation = translate_chat(body, context.warnings)
+            generation = await _build(gateway, translation, context, body)
+        return _respond(gateway, generation, OllamaWriter(given, context.started_s, is_chat=True))
+
+    return create_ollama_chat
+
+
+_EMPTY_MESSAGE: Final = {"role": "assistant", "content": ""}
+
+
+def _generate_endpoint(gateway: Gateway) -> Endpoint:
+    async def create_ollama_answer(request: Request) -> Response:
+        """Answer a prompt in Ollama's shapes, whole or as lines of JSON."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, OllamaGenerateRequest, gateway.settings, any_type=True)
+            given = _begin(body, gateway, context)
+            if not body.prompt and not body.suffix:
+                return await _loaded(gateway, body, context, given, {"response": ""})
+            if body.raw:
+                completion = translate_raw(body, context.warnings)
+                built = await build_completion(gateway.builder, completion, context)
+                generation = _fitting(built, body, context)
+            else:
+                translation = translate_generate(body, context.warnings)
+                generation = await _build(gateway, translation, context, body)
+        writer = OllamaWriter(given, context.started_s, is_chat=False, is_raw=bool(body.raw))
+        return _respond(gateway, generation, writer)
+
+    return create_ollama_answer
+
+
+def _begin(body: OllamaModel, gateway: Gateway, context: RequestContext) -> str:
+    """Resolve the tag of the model in place; the name as the client gave it."""
+    warn_unknown(body.unknown_fields, context.warnings)
+    given, body.model = body.model, served_name(body.model, gateway.catalog)
+    return given
+
+
+async def _build(
+    gateway: Gateway, translation: TranslatedChat, context: RequestContext, body: OllamaModel
+) -> GenerationRequest:
+    context.rename_error = translation.fields.rename
+    with translation.client_paths():
+        built = await build_chat(gateway.builder, translation.chat, context)
+        return _fitting(built, body, context)
+
+
+def _fitting(
+    generation: GenerationRequest, body: OllamaModel, context: RequestContext
+) -> GenerationRequest:
+    """With its keep_alive, and num_predict cut to the room that the context has."""
+    keep_alive_s = _keep_alive_s(body, generation.jobs[0].card, context)
+    jobs = tuple(
+        replace(job, cuts_max_tokens=True, keep_alive_s=keep_alive_s) for job in generation.jobs
+    )
+    return replace(generation, jobs=jobs)
+
+
+def _keep_alive_s(body: OllamaModel, card: ModelCard, context: RequestContext) -> float | None:
+    """What the request says of a model on demand; where it may not, only a warning."""
+    if body.keep_alive is None:
+        return None
+    if not card.on_demand:
+        context.warnings.append(f"keep_alive has no effect: {card.name} always stays loaded")
+        return None
+    if not context.access.is_admin:
+        # The model sleeps for all tenants, or takes the memory of others for as long.
+        context.warnings.append("keep_alive has no effect: it is for admin keys")
+        return None
+    return body.keep_alive_s
+
+
+def _respond(gateway: Gateway, generation: GenerationRequest, writer: OllamaWriter) -> Response:
+    return gateway.respond(generation, writer, LINES_HEADERS)
+
+
+async def _load(gateway: Gateway, body: OllamaModel, context: RequestContext) -> bool:
+    """Load a model on demand, or unload it; whether it stays loaded. Raises Asleep."""
+    card = await gateway.catalog.find_soon(body.model)
+    context.model, context.asked_model = card.name, body.model
+    keep_alive_s = _keep_alive_s(body, card, context)
+    if not card.on_demand or (keep_alive_s is None and body.keep_alive_s == 0):
+        return True
+    if keep_alive_s != 0:
+        deadline_s = now_s() + gateway.settings.request_timeout_s
+        await gateway.waker.wake(card.name, context.request_id, deadline_s)
+    if keep_alive_s is not None:
+        await gateway.waker.set_keep_alive(card.name, keep_alive_s)
+    return keep_alive_s != 0
+
+
+async def _loaded(
+    gateway: Gateway, body: OllamaModel, context: RequestContext, given: str, empty: Json
+) -> Response:
+    """The answer to a request that only loads a model, or unloads it."""
+    stays = await _load(gateway, body, context)
+    ending = {"done": True, "done_reason": "load" if stays else "unload"}
+    return json_response({"model": given, "created_at": rfc3339(wall_s()), **empty, **ending})
+
+
+def _embed_endpoint(gateway: Gateway) -> Endpoint:
+    async def create_ollama_embeddings(request: Request) -> Response:
+        """Embed texts in Ollama's shapes."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, OllamaEmbedRequest, gateway.settings, any_type=True)
+            given = _begin(body, gateway, context)
+            if not body.input:
+                await _load(gateway, body, context)
+                empty = OllamaEmbeddings(
+                    model=given, embeddings=[], total_duration=0, prompt_eval_count=0
+                )
+                return json_response(empty)
+            fields = EmbeddingRequest(
+                model=body.model,
+                input=body.input,
+                dimensions=body.dimensions,
+                truncate_prompt_tokens=WHOLE_MODEL if body.truncate is not False else None,
+            )
+            job = await _embedding_job(gateway, body, fields, context)
+        return gateway.pool(job, partial(embed, fields, given))
+
+    return create_ollama_embeddings
+
+
+def _embeddings_endpoint(gateway: Gateway) -> Endpoint:
+    async def create_ollama_embedding(request: Request) -> Response:
+        """Embed one text in the shape of Ollama's older route."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(
+                request, OllamaEmbeddingsRequest, gateway.settings, any_type=True
+            )
+            _begin(body, gateway, context)
+            if not body.prompt:
+                await _load(gateway, body, context)
+                return json_response({"embedding": []})
+            fields = EmbeddingRequest(
+                model=body.model, input=body.prompt, truncate_prompt_tokens=WHOLE_MODEL
+            )
+            job = await _embedding_job(gateway, body, fields, context)
+        return gateway.pool(job, partial(embed_one, fields))
+
+    return create_ollama_embedding
+
+
+async def _embedding_job(
+    gateway: Gateway, body: OllamaModel, fields: EmbeddingRequest, context: RequestContext
+) -> PoolJob:
+    """Raises InvalidInput, and what looking for the model raises."""
+    check_input(fields)
+    job = await gateway.pool_builder.begin(fields, context, ("embed",), fields.dimensions)
+    return replace(job, keep_alive_s=_keep_alive_s(body, job.card, context))
+
+
+def ollama_models_router(gateway: Gateway) -> APIRouter:
+    """The routes about models."""
+    router = APIRouter(tags=["ollama"])
+    catalog = gateway.catalog
+
+    @router.get("/api/version")
+    async def ollama_version() -> Response:
+        """The version of TokenMesh."""
+        return json_response({"version": tokenmesh.__version__})
+
+    @router.get("/api/tags")
+    async def ollama_tags() -> Response:
+        """Every model that a live worker serves, by all of its names."""
+        return json_response({"models": tags(catalog)})
+
+    @router.get("/api/ps")
+    async def ollama_ps() -> Response:
+        """The models that have a worker which is awake."""
+        found = ((card, awake_for_s(card)) for card in catalog.all())
+        return json_response({"models": running((card, s) for card, s in found if s is not None)})
+
+    def awake_for_s(card: ModelCard) -> float | None:
+        """How long the model stays awake without requests; None: it sleeps."""
+        loads = (each.beat.load for each in gateway.members.workers(card.name))
+        awake = [load.sleeps_in_s for load in loads if load is not None and not load.sleep_level]
+        return max((inf if each is None else each for each in awake), default=None)
+
+    @router.post("/api/show", openapi_extra=body_schema(OllamaShowRequest))
+    async def ollama_show(request: Request) -> Response:
+        """What a model can do, and its sizes."""
+        body = await read_json(request, OllamaShowRequest, gateway.settings, any_type=True)
+        name = body.model or body.name
+        if name is None:
+            raise InvalidInput("model is missing", param="model")
+        card = await catalog.find_soon(served_name(name, catalog))
+        if not card.generates:
+            return json_response(show(card, calls_tools=False, thinks=False))
+        family = (await gateway.vocabularies.get(card.name)).family
+        has_tools, thinks = family.tools is not None, family.reasoning is not None
+        return json_response(show(card, calls_tools=has_tools, thinks=thinks))
+
+    return router
