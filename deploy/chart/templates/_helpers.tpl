@@ -31,6 +31,12 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- else -}}{{ required "valkey.externalUrl is required where valkey.enabled is false" .Values.valkey.externalUrl }}{{- end -}}
 {{- end -}}
 
+{{- /* The port of an address, or that of its scheme. */ -}}
+{{- define "tokenmesh.port" -}}
+{{- $host := (urlParse .).host | splitList "]" | last -}}
+{{- (split ":" $host)._1 | default (ternary "443" "80" (hasPrefix "https:" .)) -}}
+{{- end -}}
+
 {{- define "tokenmesh.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -153,8 +159,6 @@ spec:
             {{- end }}
             {{- if eq $service "worker" }}
             - { name: TOKENMESH_WORKER__MODEL, value: {{ $model | quote }} }
-            # A thread without work sleeps instead of spinning on a core that others need.
-            - { name: GOMP_SPINCOUNT, value: "0" }
             {{- end }}
             {{- if gt $gpus 0 }}
             # Without a GPU it ends with an error instead of taking the CPU.
