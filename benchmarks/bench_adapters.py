@@ -3,8 +3,8 @@
     python -m benchmarks.bench_adapters --threads 2
 
 Random weights in Qwen2.5-0.5B's shape. Rows take turns, each is an engine without a bus: 8 streams
-without adapters, as many streams as adapters without and with one each. Then the longest time
-between two steps of 16 streams, alone and while an adapter is read.
+without adapters and with one each, as many streams as adapters without and with one each. Then the
+steps of 16 streams, in turns alone and while an adapter is read.
 """
 
 import argparse
@@ -12,8 +12,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -31,6 +31,10 @@ from tokenmesh.shared.config.worker import WorkerSettings
 PROMPT: Final = 32
 BESIDE: Final = 16
 """Streams beside which an adapter is read."""
+TURN: Final = 40
+"""Steps with or without a reader."""
+WARM_STEPS: Final = 8
+QUANTILES: Final = (0.9, 0.99)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,6 +48,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rank", type=int, default=16)
     add("--tokens", type=int, default=24, help="of each stream")
     add("--rounds", type=int, default=3, help="the median counts")
+    add("--turns", type=int, default=4, help="of a reader, in each round")
+    add("--only-gaps", action="store_true", help="leave out the throughput")
     add("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
     return parser.parse_args(arguments)
 
@@ -64,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
         )
         loop = EngineLoop(root, settings)
-        read = [loop.model.adapters.read(path) for path in paths]
-        throughput(loop, read, options)
+        if not options.only_gaps:
+            throughput(loop, [loop.model.adapters.read(path) for path in paths], options)
         gaps(loop, paths[0], options)
     return 0
 
@@ -86,6 +92,7 @@ def throughput(loop: EngineLoop, read: list[ReadAdapter], options: argparse.Name
     """Output tokens a second of each row."""
     rows: dict[str, list[ReadAdapter | None]] = {
         "8 streams": [None] * 8,
+        "8 streams, 8 adapters": list(read[:8]),
         f"{len(read)} streams": [None] * len(read),
         f"{len(read)} streams, {len(read)} adapters": list(read),
     }
@@ -101,32 +108,72 @@ def throughput(loop: EngineLoop, read: list[ReadAdapter], options: argparse.Name
 
 
 def gaps(loop: EngineLoop, path: Path, options: argparse.Namespace) -> None:
-    """The longest time between two tokens, in milliseconds, alone and beside a read."""
-    asks = asks_of(BESIDE, 2 * options.tokens)
-    loop.run(asks)
-    alone = longest(loop.run(asks))
-    ends = threading.Event()
-    reads = []
+    """Times of the steps of 16 streams, alone and beside reads of an adapter, in turns."""
+    reads = Reads(loop, path)
+    alone: list[float] = []
+    beside: list[float] = []
+    loop.run(asks_of(BESIDE, options.tokens))
+    for _ in range(options.rounds):
+        steps = loop.steps(asks_of(BESIDE, 2 * (WARM_STEPS + TURN * options.turns)))
+        for _ in range(WARM_STEPS):
+            next(steps)
+        for turn in range(2 * options.turns):
+            times = alone if turn % 2 == 0 else beside
+            with reads.running() if turn % 2 else nullcontext():
+                for _ in range(TURN):
+                    began = time.perf_counter()
+                    next(steps)
+                    times.append(time.perf_counter() - began)
+        for _ in steps:
+            pass
+    reads.close()
+    for name, times in (("alone", alone), ("beside reads", beside)):
+        shares = [f"{100 * q:g} % {1e3 * quantile(times, q):.1f}" for q in QUANTILES]
+        print(
+            f"{BESIDE} streams {name:13} {len(times)} steps: median {1e3 * median(times):.1f} ms, "
+            f"{', '.join(shares)}, longest {1e3 * max(times):.1f}"
+        )
+    more = [f"{100 * q:g} % {quantile(beside, q) / quantile(alone, q):.2f}x" for q in QUANTILES]
+    print(
+        f"beside / alone: median {median(beside) / median(alone):.2f}x, {', '.join(more)}, "
+        f"longest {max(beside) / max(alone):.2f}x; a read of {reads.nbytes / 1e6:.0f} MB takes "
+        f"{median(reads.seconds):.2f} s"
+    )
 
-    def read_again() -> None:
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of them do not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+class Reads:
+    """Reads one adapter again and again in a thread of its own, while it may."""
+
+    def __init__(self, loop: EngineLoop, path: Path) -> None:
+        self._loop, self._path = loop, path
+        self._may_run, self._ends = threading.Event(), False
+        self.seconds: list[float] = []
+        self.nbytes = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._may_run.set()
+        yield
+        self._may_run.clear()
+
+    def close(self) -> None:
+        self._ends = True
+        self._may_run.set()
+        self._thread.join()
+
+    def _run(self) -> None:
         lower_priority()
-        while not ends.is_set():
+        while self._may_run.wait() and not self._ends:
             began = time.perf_counter()
-            loop.model.adapters.read(path)
-            reads.append(time.perf_counter() - began)
-
-    thread = threading.Thread(target=read_again)
-    thread.start()
-    beside = longest(loop.run(asks))
-    ends.set()
-    thread.join()
-    print(f"longest gap of {BESIDE} streams: {1e3 * alone:.0f} ms alone, {1e3 * beside:.0f} ms "
-          f"while adapters are read, {1e3 * median(reads):.0f} ms each")  # fmt: skip
-
-
-def longest(times: list[list[float]]) -> float:
-    """The longest time between two tokens of one stream."""
-    return max(b - a for each in times for a, b in pairwise(each))
+            self.nbytes = self._loop.model.adapters.read(self._path).matrices.nbytes
+            self.seconds.append(time.perf_counter() - began)
 
 
 def asks_of(count: int, num_tokens: int) -> list[tuple[list[int], int]]:

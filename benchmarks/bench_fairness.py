@@ -22,7 +22,7 @@ import uvloop
 
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.options import add_cluster_options
-from benchmarks.replay_run.player import Heard, Player
+from benchmarks.replay_run.player import PlayedRequest, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
 from benchmarks.serve.results import environment, write_json
@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rate", type=float, default=2.0, help="requests a second of the quiet tenant")
     add("--factor", type=float, default=10.0, help="the flood's rate, in that of the quiet one")
     add("--seconds", type=float, default=40.0, help="of each half")
-    add("--lead", type=float, default=4.0, help="seconds of flood before anybody is measured")
+    add("--lead", type=float, default=4.0, help="seconds of flood before measuring begins")
     add("--workers", type=int, default=2)
     add("--rows", type=int, default=6, help="streams that a worker runs at a time")
     add("--step", type=float, default=0.02, help="seconds of a worker's step, at least")
@@ -94,18 +94,18 @@ def make_entries(rate: float, seconds: float, seed: int, first_id: int) -> list[
     return entries
 
 
-def summary(heard: Sequence[Heard], seconds: float) -> dict[str, object]:
+def summary(played: Sequence[PlayedRequest], seconds: float) -> dict[str, object]:
     """Milliseconds; errors by kind."""
-    good = [each for each in heard if each.error is None]
+    good = [each for each in played if each.error is None]
     firsts = sorted(each.first_s for each in good if each.first_s is not None)
     return {
-        "requests": len(heard),
+        "requests": len(played),
         "served": len(good),
         "served_per_s": round(len(good) / seconds, 2),
-        "errors": dict(Counter(each.error for each in heard if each.error is not None)),
+        "errors": dict(Counter(each.error for each in played if each.error is not None)),
         "ttft_p50_ms": round(1e3 * percentile(firsts, 50), 1) if firsts else None,
         "ttft_p95_ms": round(1e3 * percentile(firsts, 95), 1) if firsts else None,
-        "late_max_ms": round(1e3 * max((each.late_s for each in heard), default=0.0), 1),
+        "late_max_ms": round(1e3 * max((each.late_s for each in played), default=0.0), 1),
     }
 
 
@@ -115,7 +115,7 @@ async def measure(options: argparse.Namespace, cluster: Cluster) -> dict[str, di
     prompts, urls = Prompts(vocab_size), cluster.urls
     model = await first_model(Target(urls[0], QUIET))
 
-    async def play(tenant: str, entries: list[Entry]) -> list[Heard]:
+    async def play(tenant: str, entries: list[Entry]) -> list[PlayedRequest]:
         servers, timeout_s = [Target(url, tenant) for url in urls], _TIMEOUT_S[tenant]
         return await Player(servers, model, prompts, speed=1.0, timeout_s=timeout_s).play(entries)
 
@@ -149,7 +149,7 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
 
 
 def ratio_of(found: dict[str, dict[str, object]]) -> float | None:
-    """Of the p95; None when somebody got no answer at all."""
+    """Of the p95; None when a tenant got no answer at all."""
     alone, beside = (found[name]["ttft_p95_ms"] for name in ("alone", "beside"))
     if not isinstance(alone, float) or not isinstance(beside, float):
         return None

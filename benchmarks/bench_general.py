@@ -6,6 +6,8 @@ Loads of one checkpoint: `native`; `promoted`, a module tree of transformers tha
 native decoder; `swapped`, the tree with our products, norms and MLPs; `plain`, the tree as it is;
 `generate`, transformers alone, with a static batch. They take turns. Output tokens per second after
 the first token, and those of one long prompt.
+
+With `--no-c` all of them run without the C kernels: `native` is then our decoder in torch.
 """
 
 import argparse
@@ -46,6 +48,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tokens", type=int, default=32, help="output tokens of each stream")
     add("--prefill", type=int, default=512, help="tokens of the long prompt")
     add("--rounds", type=int, default=3, help="the best round counts")
+    add("--no-c", action="store_true", help="without the C kernels")
     add("--clock", choices=("wall", "cpu"), default="wall")
     return parser.parse_args(arguments)
 
@@ -85,12 +88,14 @@ class Generate:
         return generate(self._model, [prompt for prompt, _ in asks], asks[0][1], clock)
 
 
-def load(name: str, folder: Path) -> Loop:
+def load(name: str, folder: Path, has_kernels: bool = True) -> Loop:
     """The checkpoint in one of FORMS."""
     if name == "generate":
         return Generate(folder)
     impl: Any = "native" if name == "native" else "transformers"
-    settings = WorkerSettings(enable_prefix_caching=False, num_gpu_blocks_override=4096)
+    settings = WorkerSettings(
+        enable_prefix_caching=False, num_gpu_blocks_override=4096, native_kernels=has_kernels
+    )
     with form(name):
         return EngineLoop(folder, settings, model_impl=impl)
 
@@ -122,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(shape, Path(folder))
         gc.collect()
-        loops = {name: load(name, Path(folder)) for name in options.forms}
+        loops = {name: load(name, Path(folder), not options.no_c) for name in options.forms}
         for batch in options.batches:
             prompts = random_prompts(shape, batch, options.prompt)
             asks = [(prompt, options.tokens + 1) for prompt in prompts]

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.limits import memory_speed, product_speed
 from benchmarks.ops.batch import Batch, BatchError, parse_batch
-from benchmarks.ops.catalog import WORKS, case_works
+from benchmarks.ops.catalog import FOLDERS, WORKS, case_works
 from benchmarks.ops.gate import RedTests, require_green, require_right
 from benchmarks.ops.measure import measure
 from benchmarks.ops.results import Limits, Line, Sweep
@@ -94,7 +94,7 @@ def sweep(options: argparse.Namespace, console: Console) -> Sweep:
     red: dict[str, str] = {}
     for op in options.ops:
         try:
-            require_green(op, device)
+            require_green(FOLDERS.get(op, op), device)
             for name, work in works(options, op):
                 require_right(f"{op} on {name}", work)
                 lines.append(measure(op, name, work, limits, watch))

@@ -8,9 +8,9 @@ A bare round trip over NATS takes its turn as well, after the same silence and r
 like it: the mesh needs four before a first token.
 
 What each side's clock holds. The mesh's: HTTP on an open connection, JSON of the prompt's ids, the
-bus, the engine, text, and the client, which runs on the same cores; what share of them it took is
-told. The engine's: `Engine.add` of the ids, steps until a token is there; no text is made. Both are
-loaded, have slept since their last turn, decode greedily, and are asked by the same process. The
+bus, the engine, text, and the client, which runs on the same cores; its share of them is shown.
+The engine's: `Engine.add` of the ids, steps until a token is there; no text is made. Both are
+loaded, have slept since their last turn, decode greedily, and serve the same process. The
 engine is made before its clock starts, as the worker's is; until 2026-11-22 it was made after, and
 the mesh's client connected after its clock had started.
 """

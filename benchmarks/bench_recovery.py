@@ -20,7 +20,7 @@ from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.chaos_run.completions import SEED, Completions
 from benchmarks.chaos_run.faults import Kind, carry_out
 from benchmarks.chaos_run.gaps import Spread, spread
-from benchmarks.chaos_run.heard import Gap, Heard
+from benchmarks.chaos_run.received import Gap, ReceivedResponse
 from benchmarks.chaos_run.streams import Streams
 from benchmarks.options import add_cluster_options
 from benchmarks.serve.results import environment, write_json
@@ -37,7 +37,7 @@ _AFTER_S = 1.0
 """Silences that end so long after a fault count for it."""
 _FROZEN_S = 1.2
 _SETTLE_S = 1.0
-_LONGEST_TOLD = 10
+_LONGEST_SHOWN = 10
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -103,7 +103,7 @@ async def _disturb(cluster: Cluster, options: argparse.Namespace) -> tuple[Strea
         for _ in range(options.faults):
             victim = random.choice(cluster.of("worker"))
             each.began_s.append(time.perf_counter())
-            # Whoever starts again takes the machine's time: not while streams recover.
+            # A starting process takes the machine's time: not while streams recover.
             pause_s = _FROZEN_S if each.kind == "freeze" else _AFTER_S
             await carry_out(each.kind, victim, pause_s)
             await asyncio.sleep(_SETTLE_S)
@@ -119,24 +119,24 @@ class Silence:
     after_s: float
     """From the fault to its end."""
     excess_s: float
-    """Its length less the prefill of what was said before it."""
+    """Its length less the prefill of what was generated before it."""
 
 
 def silences(streams: Streams, moments: Moments, settings: Settings) -> list[Silence]:
     """The longest first."""
     found = []
-    for heard in streams.heard:
-        for gap in (gap for told in heard.choices for gap in told.gaps):
+    for received in streams.received:
+        for gap in (gap for shown in received.choices for gap in shown.gaps):
             fault_s = moments.cause(gap)
             if fault_s is not None:
-                excess_s = gap.end_s - gap.start_s - prefill_s(heard, gap, settings)
+                excess_s = gap.end_s - gap.start_s - prefill_s(received, gap, settings)
                 found.append(Silence(gap.end_s - fault_s, excess_s))
     return sorted(found, key=lambda each: -each.excess_s)
 
 
-def prefill_s(heard: Heard, gap: Gap, settings: Settings) -> float:
+def prefill_s(received: ReceivedResponse, gap: Gap, settings: Settings) -> float:
     """What the step that takes a stream over lasts."""
-    num_tokens = heard.num_prompt + gap.num_chars // _TOKEN_CHARS
+    num_tokens = received.num_prompt + gap.num_chars // _TOKEN_CHARS
     return settings.worker.sim_step_s + num_tokens / settings.worker.sim_prefill_tokens_per_s
 
 
@@ -149,9 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, console = parse(arguments), Console(stderr=True)
     streams, moments = uvloop.run(run(options))
     settings = settings_of(options)
-    heard = {each.kind: silences(streams, each, settings) for each in moments}
+    received = {each.kind: silences(streams, each, settings) for each in moments}
     found: dict[Kind, Spread] = {
-        kind: spread([silence.excess_s for silence in each]) for kind, each in heard.items()
+        kind: spread([silence.excess_s for silence in each]) for kind, each in received.items()
     }
     late = [
         kind
@@ -167,9 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "environment": environment(),
             "bounds_s": BOUNDS_S,
             "silence_less_prefill": found,
-            "longest": {kind: each[:_LONGEST_TOLD] for kind, each in heard.items()},
+            "longest": {kind: each[:_LONGEST_SHOWN] for kind, each in received.items()},
             "failures": dict(streams.faults),
-            "requests": len(streams.heard),
+            "requests": len(streams.received),
         }
         write_json(options.out, result)
     return 1 if late or streams.faults else 0

@@ -109,7 +109,7 @@ def measure(directory: Path, rounds: int, dtype: str) -> Stages:
         before_s = plain_read_s(directory)
         command = [sys.executable, "-m", "benchmarks.bench_startup", "--child", str(directory)]
         command += ["--dtype", dtype, "--began", repr(time.time())]
-        # what it has to say of a failure is for whoever looks
+        # its output stays for reading after a failure
         child = subprocess.run(command, check=True, stdout=subprocess.PIPE)
         stages = msgspec.json.decode(child.stdout, type=Stages)
         stages.plain_read_s = min(before_s, plain_read_s(directory))

@@ -1,12 +1,13 @@
-"""A mesh of its own under random faults, with every stream checked token for token.
+"""A mesh under random faults, with every stream checked token for token.
 
 Starts NATS, Redis, gateways, tokenizers, schedulers and workers as processes, keeps streams
 running, and meanwhile kills, freezes and terminates processes and restarts the servers: what, when
-and whom follows from `--seed`. Gateways die, too: those that serve stored responses only. At the
-end no stream may have failed or said a wrong, lost or doubled token, nothing may be held (blocks,
-streams, reservations, marks, subscriptions) and no process or file be left, and each tenant must
-have been charged the usage that its clients received, to the token. With `--engine torch` the p99
-gap of streams with a grammar may be at most 1.5 times that of plain ones. Ends with 1 otherwise.
+and which process follows from `--seed`. Gateways die too: those that serve stored responses only.
+At the end no stream may have failed or have a wrong, lost or doubled token, nothing may be held
+(blocks, streams, reservations, marks, subscriptions) and no process or file be left, and each
+tenant must have been charged the usage that its clients received, to the token. With `--engine
+torch` the p99 gap of streams with a grammar may be at most 1.5 times that of plain ones. Ends with
+1 otherwise.
 """
 
 import argparse
@@ -30,9 +31,9 @@ from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.chaos_run.completions import Completions
 from benchmarks.chaos_run.faults import Chaos, draw
 from benchmarks.chaos_run.gaps import MAX_GUIDED_RATIO, by_fault, by_kind, guided_ratio, spread
-from benchmarks.chaos_run.heard import Asker
 from benchmarks.chaos_run.leaks import leftover_files, watching
 from benchmarks.chaos_run.longest import longest_silences, write_traces
+from benchmarks.chaos_run.received import RequestKind
 from benchmarks.chaos_run.recorded import Chats
 from benchmarks.chaos_run.responses import StoredResponses
 from benchmarks.chaos_run.streams import Streams
@@ -47,7 +48,7 @@ from tokenmesh.shared.config.loader import load_settings
 
 _SHOWN_EVERY_S = 5.0
 _STALLED_S = 3.0
-_FAILURES_TOLD = 20
+_FAILURES_SHOWN = 20
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -90,7 +91,7 @@ class Outcome:
     @property
     def guided_ratio(self) -> float | None:
         """See `gaps.guided_ratio`."""
-        return guided_ratio(by_kind(self.streams.heard))
+        return guided_ratio(by_kind(self.streams.received))
 
 
 def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
@@ -133,12 +134,12 @@ async def run(options: argparse.Namespace, console: Console) -> Outcome:
                 model = await first_model(recorder)
                 streams, chaos = await disturb(cluster, model, options, console)
                 if options.logs:
-                    longest = longest_silences(streams.heard, chaos.faults)
+                    longest = longest_silences(streams.received, chaos.faults)
                     await write_traces(cluster.urls, longest, logs)
                 leaks += chaos.unclean + await leak_watch.find()
                 urls = [*cluster.urls, *cluster.responder_urls]
                 limits = cluster.settings.responses
-                accounts = await audit(urls, model, streams.heard, leak_watch.bus, limits)
+                accounts = await audit(urls, model, streams.received, leak_watch.bus, limits)
         finally:
             leaks += [f"left behind: {each}" for each in await cluster.stop()]
         leaks += leftover_files(cluster)
@@ -150,7 +151,7 @@ async def disturb(
 ) -> tuple[Streams, Chaos]:
     """Streams and faults side by side until there were enough of both."""
     random = Random(options.seed)
-    weights = await askers(cluster, model, options.engine, random)
+    weights = await request_kinds(cluster, model, options.engine, random)
     streams = Streams(weights, Random(random.getrandbits(64)), options.timeout)
     chaos = Chaos(cluster, Random(random.getrandbits(64)), options.interval)
     until_s = time.perf_counter() + options.seconds
@@ -168,7 +169,9 @@ async def disturb(
     return streams, chaos
 
 
-async def askers(cluster: Cluster, model: str, engine: str, random: Random) -> dict[Asker, int]:
+async def request_kinds(
+    cluster: Cluster, model: str, engine: str, random: Random
+) -> dict[RequestKind, int]:
     """Kinds of requests, and how many of each there are among so many."""
     servers, recorder = servers_of(cluster.urls), Target(cluster.urls[0], RECORDER)
     has_grammars = engine == "torch"
@@ -177,7 +180,9 @@ async def askers(cluster: Cluster, model: str, engine: str, random: Random) -> d
         return Random(random.getrandbits(64))
 
     bodies = chats(model, has_grammars=has_grammars)
-    weights: dict[Asker, int] = {await Chats.record(servers, recorder, bodies, own_random()): 2}
+    weights: dict[RequestKind, int] = {
+        await Chats.record(servers, recorder, bodies, own_random()): 2
+    }
     if engine == "sim":
         oracle = await SimOracle.learn(recorder, model)
         weights[Completions(servers, model, oracle, own_random())] = 6
@@ -207,13 +212,13 @@ async def show_progress(streams: Streams, chaos: Chaos, console: Console) -> Non
 def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
     """The numbers as JSON."""
     streams, faults = outcome.streams, outcome.chaos.faults
-    starts = [each.first_s - each.began_s for each in streams.heard if each.first_s is not None]
+    starts = [each.first_s - each.began_s for each in streams.received if each.first_s is not None]
     return {
         "config": vars(options),
         "environment": environment(),
         "seconds": round(outcome.seconds, 1),
         "faults": len(faults),
-        "requests": len(streams.heard),
+        "requests": len(streams.received),
         "streams": streams.num_choices,
         "tokens": streams.num_tokens,
         "stalls": outcome.chaos.stalls,
@@ -221,14 +226,14 @@ def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
         "kinds": dict(streams.kinds),
         "faults_by_kind": dict(Counter(each.label for each in faults)),
         "failures": dict(streams.faults),
-        "failed": failed(outcome)[:_FAILURES_TOLD],
+        "failed": failed(outcome)[:_FAILURES_SHOWN],
         "leaks": outcome.leaks,
         "accounts": outcome.accounts.expected,
         "account_differences": outcome.accounts.differences,
         "first_token": spread(starts),
-        "gaps": by_fault(streams.heard, faults),
-        "longest_gaps": by_kind(streams.heard),
-        "longest_silences": longest_silences(streams.heard, faults),
+        "gaps": by_fault(streams.received, faults),
+        "longest_gaps": by_kind(streams.received),
+        "longest_silences": longest_silences(streams.received, faults),
         "guided_ratio": outcome.guided_ratio,
     }
 
@@ -237,31 +242,31 @@ def failed(outcome: Outcome) -> list[dict[str, object]]:
     """Each request that failed, and the faults of its time."""
     return [
         {
-            "fault": heard.fault,
-            "asked": heard.asked,
-            "choices": [[told.expected, told.said] for told in heard.choices],
-            "seconds": [round(heard.began_s, 3), round(heard.ended_s, 3)],
+            "fault": received.fault,
+            "asked": received.described,
+            "choices": [[shown.expected, shown.texts] for shown in received.choices],
+            "seconds": [round(received.began_s, 3), round(received.ended_s, 3)],
             "meanwhile": [
                 f"{each.label} {each.began_s:.3f} to {each.healed_s:.3f}"
                 for each in outcome.chaos.faults
-                if each.began_s <= heard.ended_s and each.healed_s >= heard.began_s
+                if each.began_s <= received.ended_s and each.healed_s >= received.began_s
             ],
         }
-        for heard in outcome.streams.heard
-        if heard.fault is not None
+        for received in outcome.streams.received
+        if received.fault is not None
     ]
 
 
 def show(found: dict[str, object], outcome: Outcome, console: Console) -> None:
     """Print the numbers."""
     counts = ("faults", "stalls", "requests", "streams", "tokens", "moves")
-    told = ("failures", "leaks", "accounts", "account_differences", "first_token", "guided_ratio")
-    for name in (*counts, *told):
+    shown = ("failures", "leaks", "accounts", "account_differences", "first_token", "guided_ratio")
+    for name in (*counts, *shown):
         console.print(f"{name}: {found[name]}")
-    heard = outcome.streams.heard
+    received = outcome.streams.received
     tables = {
-        "gaps over 50 ms": by_fault(heard, outcome.chaos.faults),
-        "longest gap of a stream": by_kind(heard),
+        "gaps over 50 ms": by_fault(received, outcome.chaos.faults),
+        "longest gap of a stream": by_kind(received),
     }
     for title, rows in tables.items():
         table = Table(title, "count", "p50 ms", "p99 ms", "max ms")

@@ -29,7 +29,7 @@ from benchmarks.fuzz_run.bus import BusFuzzer
 from benchmarks.fuzz_run.http import HttpFuzzer
 from benchmarks.fuzz_run.lag import read_held
 from benchmarks.fuzz_run.realtime import RealtimeFuzzer
-from benchmarks.fuzz_run.schema import BodyMaker, operations
+from benchmarks.fuzz_run.schema import HIDDEN, BodyMaker, operations
 from benchmarks.options import add_cluster_options
 from benchmarks.serve.memory import MemoryWatch, Trail
 from benchmarks.serve.results import environment, write_json
@@ -99,13 +99,15 @@ class Outcome:
 
 
 _KV_BLOCKS: Final = 256
+_OPTIONAL_ROUTES: Final = ("admin_routes", "scale_out", "tokenizer_info")
 
 
 def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
     """The bundled model, one process of each service."""
     # a block takes memory when it is first used, which is not growth: a small pool is soon full
     worker = {"engine": options.engine, "num_gpu_blocks_override": _KV_BLOCKS}
-    return load_settings(None, {"worker": worker, "gateway": {"keys_file": str(keys_file)}})
+    gateway = {"keys_file": str(keys_file), **dict.fromkeys(_OPTIONAL_ROUTES, True)}
+    return load_settings(None, {"worker": worker, "gateway": gateway})
 
 
 async def run(options: argparse.Namespace, console: Console) -> Outcome:
@@ -143,10 +145,10 @@ def _difference(before: int | None, after: int | None) -> int | None:
 
 
 async def prepare(cluster: Cluster, bus: MessageBus, options: argparse.Namespace) -> Attack:
-    """Read the document and make the attackers."""
+    """Read the OpenAPI document and make the attackers."""
     random, server = Random(options.seed), Target(cluster.urls[0], RECORDER)
     model = await first_model(server)
-    document = msgspec.json.decode(await server.ask("GET", "/openapi.json"))
+    document = msgspec.json.decode(await server.fetch("GET", "/openapi.json"))
     maker = BodyMaker(document, Random(random.getrandbits(64)), {"model": model, "max_tokens": 4})
     limits = cluster.settings
     link = bus._link
@@ -158,7 +160,14 @@ async def prepare(cluster: Cluster, bus: MessageBus, options: argparse.Namespace
 
     max_body_bytes = limits.gateway.max_body_bytes
     return Attack(
-        HttpFuzzer(server, operations(document), maker, own_random(), max_body_bytes),
+        HttpFuzzer(
+            server,
+            Target(cluster.urls[0], ADMIN),
+            [*operations(document), *HIDDEN],
+            maker,
+            own_random(),
+            max_body_bytes,
+        ),
         RealtimeFuzzer(server, RECORDER, model, own_random()),
         BusFuzzer(
             link, instances, slug(ModelName(model)), own_random(), limits.bus.max_message_bytes

@@ -4,8 +4,9 @@
     python -m benchmarks.gpu_bars --tiny --out bars.json
 
 `nano` and `idle` run the Qwen3-0.6B shape, `decode` and `prefill` the Llama-3.1-8B shape, in
-bfloat16. The file is written after each group of bars. `--tiny` measures the same on a CPU in
-seconds, on a model of two layers: it proves that the benchmark runs, and its bars are not met.
+bfloat16; `int4` runs the latter with weights that are rounded when they are loaded. The file is
+written after each group of bars. `--tiny` measures the same on a CPU in seconds, on a model of two
+layers: it proves that the benchmark runs, and its bars are not met.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from benchmarks.peers.sample import decode_rate
 from benchmarks.random_model import SHAPES, ModelShape, random_prompts
 from benchmarks.random_weights import write_weights
 from benchmarks.serve.results import write_json
+from tokenmesh.shared.config.model import QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 
 _TINY: Final = {
@@ -83,14 +85,15 @@ def _shape_of(model: str, tiny: bool) -> ModelShape:
     return replace(shape, config={**shape.config, **_TINY}) if tiny else shape
 
 
-def _load(shape: ModelShape, tiny: bool) -> EngineLoop:
+def _load(shape: ModelShape, tiny: bool, quantization: QuantizationName | None) -> EngineLoop:
     """An engine on random weights, its kernels compiled."""
     settings: dict[str, Any] = {"max_num_seqs": REQUESTS, "enable_prefix_caching": False}
     if tiny:
         settings["num_gpu_blocks_override"] = 256
     with tempfile.TemporaryDirectory() as folder:
         write_weights(shape, Path(folder))
-        loop = EngineLoop(Path(folder), WorkerSettings.model_validate(settings))
+        worker = WorkerSettings.model_validate(settings)
+        loop = EngineLoop(Path(folder), worker, quantization=quantization)
     loop.run([(list(range(3, 19)), 4)])
     return loop
 
@@ -159,15 +162,27 @@ def idle_share(spans: Sequence[tuple[float, float]]) -> float:
     return 1.0 - busy / whole if whole else 0.0
 
 
+def int4(loop: EngineLoop, shape: ModelShape, tiny: bool) -> list[Bar]:
+    """Steady decoding of weights in INT4, which take a third of the memory to read."""
+    bars = []
+    for rows, least in ((1, 420.0), (64, 8_000.0)):
+        prompts = random_prompts(shape, min(rows, 3) if tiny else rows, 9 if tiny else 128)
+        rate = decode_rate(loop.run([(prompt, 4 if tiny else 129) for prompt in prompts]))
+        bars.append(Bar(f"decode, 8B in INT4, batch {rows}", "output tokens/s", rate, least=least))
+    return bars
+
+
 Measure = Callable[[EngineLoop, ModelShape, bool], list[Bar]]
 
-_GROUPS: Final[dict[str, tuple[str, Measure]]] = {
-    "nano": ("qwen3-0.6b", nano),
-    "idle": ("qwen3-0.6b", idle),
-    "decode": ("llama-3.1-8b", decode),
-    "prefill": ("llama-3.1-8b", prefill),
+_GROUPS: Final[dict[str, tuple[str, QuantizationName | None, Measure]]] = {
+    "nano": ("qwen3-0.6b", None, nano),
+    "idle": ("qwen3-0.6b", None, idle),
+    "decode": ("llama-3.1-8b", None, decode),
+    "prefill": ("llama-3.1-8b", None, prefill),
+    "int4": ("llama-3.1-8b", "int4", int4),
 }
-"""Those of one model stand together: it is loaded once."""
+"""Shape, and what its weights are rounded to. Those of one model stand together: it is loaded once.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -175,11 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     found = Bars(device, options.tiny, [])
-    for model, names in groupby(options.bars, lambda name: _GROUPS[name][0]):
+    for (model, quantization), names in groupby(options.bars, lambda name: _GROUPS[name][:2]):
         shape = _shape_of(model, options.tiny)
-        loop = _load(shape, options.tiny)
+        loop = _load(shape, options.tiny, quantization)
         for name in names:
-            for bar in _GROUPS[name][1](loop, shape, options.tiny):
+            for bar in _GROUPS[name][2](loop, shape, options.tiny):
                 found.bars.append(bar)
                 print(f"{bar.name}: {bar.measured:.4g} {bar.unit}", flush=True)
             write_json(options.out, found)

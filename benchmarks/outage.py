@@ -25,7 +25,7 @@ from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.options import add_cluster_options
 from benchmarks.outage_run.edges import Edges
 from benchmarks.outage_run.recovery import Moments, Recovery, recovery_of
-from benchmarks.replay_run.player import Heard, Player
+from benchmarks.replay_run.player import PlayedRequest, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
 from benchmarks.serve.results import environment, write_json
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def entries_of(options: argparse.Namespace) -> list[Entry]:
-    """Requests at a fixed rate; what follows on a family's beginning is nobody else's."""
+    """Requests at a fixed rate; what follows a family's beginning differs in every request."""
     random = Random(options.seed)
     seconds = options.before + options.outage + options.after
     entries = []
@@ -107,7 +107,7 @@ def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
     )
 
 
-async def run(options: argparse.Namespace) -> tuple[list[Heard], Edges, Moments]:
+async def run(options: argparse.Namespace) -> tuple[list[PlayedRequest], Edges, Moments]:
     """Start, take Redis away, give it back, end. Raises RuntimeError."""
     with private_folder() as folder:
         logs = options.logs or folder
@@ -122,7 +122,9 @@ async def run(options: argparse.Namespace) -> tuple[list[Heard], Edges, Moments]
             await cluster.stop()
 
 
-async def play(options: argparse.Namespace, cluster: Cluster) -> tuple[list[Heard], Edges, Moments]:
+async def play(
+    options: argparse.Namespace, cluster: Cluster
+) -> tuple[list[PlayedRequest], Edges, Moments]:
     """All requests, those beside them, and when Redis was away."""
     servers = [Target(url, KEY) for url in cluster.urls]
     model = await first_model(servers[0])
@@ -133,9 +135,9 @@ async def play(options: argparse.Namespace, cluster: Cluster) -> tuple[list[Hear
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(edges.run())
         away = group.create_task(take_away(options, cluster, began_s))
-        heard = await player.play(entries_of(options))
+        played = await player.play(entries_of(options))
         asking.cancel()
-    return heard, edges, away.result()
+    return played, edges, away.result()
 
 
 async def take_away(options: argparse.Namespace, cluster: Cluster, began_s: float) -> Moments:
@@ -151,26 +153,26 @@ async def take_away(options: argparse.Namespace, cluster: Cluster, began_s: floa
     return Moments(left_s, time.perf_counter() - began_s)
 
 
-def failures(heard: Sequence[Heard], edges: Edges) -> dict[str, int]:
+def failures(played: Sequence[PlayedRequest], edges: Edges) -> dict[str, int]:
     """What went wrong, by kind."""
     found = dict(edges.failures)
-    for each in heard:
+    for each in played:
         if each.error is not None:
             found[f"completion: {each.error}"] = found.get(f"completion: {each.error}", 0) + 1
     return found
 
 
 def report(
-    options: argparse.Namespace, heard: Sequence[Heard], edges: Edges, recovery: Recovery
+    options: argparse.Namespace, played: Sequence[PlayedRequest], edges: Edges, recovery: Recovery
 ) -> dict[str, object]:
     """The numbers as JSON."""
     return {
         "config": vars(options),
         "environment": environment(),
-        "requests": len(heard),
+        "requests": len(played),
         "edges": dict(edges.answered),
-        "failures": failures(heard, edges),
-        "late_max_s": round(max(each.late_s for each in heard), 3),
+        "failures": failures(played, edges),
+        "late_max_s": round(max(each.late_s for each in played), 3),
         **recovery,
     }
 
@@ -179,9 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, report; 0 when everything held."""
     options = parse(arguments)
     console = Console(stderr=True)
-    heard, edges, moments = uvloop.run(run(options))
-    recovery = recovery_of(heard, moments, options.share)
-    found = report(options, heard, edges, recovery)
+    played, edges, moments = uvloop.run(run(options))
+    recovery = recovery_of(played, moments, options.share)
+    found = report(options, played, edges, recovery)
     for name, value in found.items():
         if name not in ("config", "environment"):
             console.print(f"{name}: {value}")

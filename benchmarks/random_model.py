@@ -3,7 +3,7 @@
     python -m benchmarks.random_model qwen2.5-0.5b /tmp/qwen
 
 Only the shape matters for speed. Without a text for every id a server would stream empty pieces,
-and nobody could say when a token came.
+and the time of a token could not be measured.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _FIRST_PLAIN_ID: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder; `config` bears transformers' names."""
+    """A decoder; `config` uses transformers' names."""
 
     name: str
     title: str

@@ -1,10 +1,10 @@
 """Replays a trace of requests against a mesh of its own with `sim` workers, and compares policies.
 
 The trace is a file in Mooncake's format (see replay_run/trace.py), or made up (`--synthetic N`).
-Time runs `--speed` times as fast; every time that is told is the trace's. All services are real:
-HTTP, tokenizer, scheduler with the index in Redis, workers with real KV blocks; only the model's
-time is simulated. What the services themselves take is `--speed` times as much in the trace's time,
-so a high speed shows an upper bound: look at `late`, the delay of the sender alone.
+Time runs `--speed` times as fast; every time shown is in the trace's seconds. All services are
+real: HTTP, tokenizer, scheduler with the index in Redis, workers with real KV blocks; only the
+model's time is simulated. What the services themselves take is `--speed` times as much in the
+trace's time, so a high speed shows an upper bound: look at `late`, the delay of the sender alone.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.options import add_cluster_options
 from benchmarks.replay_run.faults import carry_out, parse_fault, parse_slow
-from benchmarks.replay_run.player import Heard, Player
+from benchmarks.replay_run.player import PlayedRequest, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.score import Score, score
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry, make_trace, most_cached, read_trace
@@ -117,7 +117,9 @@ def settings_of(options: argparse.Namespace, policy: str) -> Settings:
     )
 
 
-async def replay(options: argparse.Namespace, entries: list[Entry], policy: str) -> list[Heard]:
+async def replay(
+    options: argparse.Namespace, entries: list[Entry], policy: str
+) -> list[PlayedRequest]:
     """One run on a mesh of its own. Raises RuntimeError when a process does not come (back)."""
     slow = {
         f"worker {number}": {"TOKENMESH_WORKER__SIM_TIME_SCALE": str(factor / options.speed)}
@@ -134,7 +136,9 @@ async def replay(options: argparse.Namespace, entries: list[Entry], policy: str)
             await cluster.stop()
 
 
-async def _play(options: argparse.Namespace, entries: list[Entry], cluster: Cluster) -> list[Heard]:
+async def _play(
+    options: argparse.Namespace, entries: list[Entry], cluster: Cluster
+) -> list[PlayedRequest]:
     servers = [Target(url, None) for url in cluster.urls]
     prompts = Prompts(json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"])
     model = await first_model(servers[0])
@@ -145,10 +149,10 @@ async def _play(options: argparse.Namespace, entries: list[Entry], cluster: Clus
             group.create_task(carry_out(each, cluster.of("worker"), options.speed))
             for each in options.fault
         ]
-        heard = await player.play(entries)
+        played = await player.play(entries)
         for fault in faults:
             fault.cancel()
-    return heard
+    return played
 
 
 def show(scores: dict[str, Score], options: argparse.Namespace, console: Console) -> None:
@@ -178,8 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"{len(entries)} requests, at most {most_cached(entries):.1%} can be cached")
     scores: dict[str, Score] = {}
     for policy in options.policy or POLICIES[:1]:
-        heard = uvloop.run(replay(options, entries, policy))
-        scores[policy] = score(heard, options.bound)
+        played = uvloop.run(replay(options, entries, policy))
+        scores[policy] = score(played, options.bound)
         console.print(f"{policy}: {scores[policy]}")
     show(scores, options, console)
     if options.out:

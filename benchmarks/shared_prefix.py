@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.options import add_cluster_options
-from benchmarks.replay_run.player import Heard, Player
+from benchmarks.replay_run.player import PlayedRequest, Player
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.score import score
 from benchmarks.replay_run.trace import BLOCK_TOKENS, Entry
@@ -116,16 +116,16 @@ async def _play(cluster: Cluster, entries: list[Entry]) -> Run:
     player = Player([server], model, prompts, speed=1.0, timeout_s=60.0)
     await player.play_closed(warm_up(CONCURRENCY), CONCURRENCY)
     before = await _decoded(cluster, server)
-    heard = await player.play_closed(entries, CONCURRENCY)
+    played = await player.play_closed(entries, CONCURRENCY)
     after = await _decoded(cluster, server)
     decoded = [after[name] - before[name] for name in before]
-    return {**score(heard, BOUND_S), "shares": _shares(decoded), "seconds": _seconds(heard)}
+    return {**score(played, BOUND_S), "shares": _shares(decoded), "seconds": _seconds(played)}
 
 
 async def _decoded(cluster: Cluster, server: Target) -> dict[str, int]:
-    """Tokens that each worker has decoded, once its beats have told."""
+    """Tokens that each worker has decoded, once its heartbeats show it."""
     await asyncio.sleep(4 * cluster.settings.service.worker_beat_interval_s)
-    state = json.loads(await server.ask("GET", "/mesh"))
+    state = json.loads(await server.fetch("GET", "/mesh"))
     loads = {each["id"]: each["load"] for each in state["processes"]}
     return {each.name: loads[each.instance_id]["decode_tokens"] for each in cluster.of("worker")}
 
@@ -135,8 +135,8 @@ def _shares(decoded: Sequence[int]) -> list[float]:
     return [round(each / max(1, sum(decoded)), 4) for each in decoded]
 
 
-def _seconds(heard: Sequence[Heard]) -> float:
-    return round(max(each.due_s + each.ended_s for each in heard), 2)
+def _seconds(played: Sequence[PlayedRequest]) -> float:
+    return round(max(each.due_s + each.ended_s for each in played), 2)
 
 
 def failures(runs: Mapping[str, Run], slow: float) -> list[str]:

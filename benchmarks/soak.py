@@ -1,7 +1,7 @@
 """Many streams for a long time against a running mesh with the `sim` engine.
 
 `tokenmesh up --engine sim` in one terminal, `python -m benchmarks.soak` in another. Checks that
-no request fails, that each stream says each of its tokens once and in order, and that no process of
+no request fails, that each stream has each of its tokens once and in order, and that no process of
 the mesh grows after the warm-up. Ends with 1 when one of these does not hold.
 """
 
@@ -91,10 +91,10 @@ class Soak:
         options = self._options
         ids = self._random.choices([*self._oracle.text_by_id], k=options.input_len)
         seed = self._random.getrandbits(31)
-        said: list[str] = []
+        received: list[str] = []
 
-        def hear(chunk: StreamChunk) -> None:
-            said.extend(choice.text for choice in chunk.choices if choice.text)
+        def receive(chunk: StreamChunk) -> None:
+            received.extend(choice.text for choice in chunk.choices if choice.text)
 
         body = {
             "model": options.model,
@@ -105,10 +105,10 @@ class Soak:
             **self._oracle.body(ids, seed),
         }
         request = self._server.request("POST", "/v1/completions", body)
-        reply = await connection.send(request, hear)
+        reply = await connection.send(request, receive)
         self.num_tokens += reply.usage.completion_tokens if reply.usage else 0
         wrong = fault(reply, options.output_len)
-        if wrong is None and "".join(said) != self._oracle.text(ids, seed, options.output_len):
+        if wrong is None and "".join(received) != self._oracle.text(ids, seed, options.output_len):
             return "wrong_tokens"
         return wrong
 

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
+from benchmarks.bench_embeddings import EmbeddingsResult
 from benchmarks.bench_startup import StartupResult
 from benchmarks.engine_results import BoundResult, EngineResult, SchedulerResult
 from benchmarks.index_results import IndexResult
 from benchmarks.ops.results import Sweep
+from benchmarks.page.embeddings import embeddings_section
 from benchmarks.page.engine import (
     bound_section,
     decode_section,
@@ -41,6 +43,7 @@ SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
     ("peers.json", PeersResult, peers_section),
     ("mesh_peers.json", dict[str, Any], mesh_peers_section),
     ("overhead.json", PeersResult, overhead_section),
+    ("embeddings.json", EmbeddingsResult, embeddings_section),
     ("engine.json", EngineResult, decode_section),
     ("nano.json", EngineResult, nano_section),
     ("bound.json", BoundResult, bound_section),
@@ -58,10 +61,11 @@ SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
 RUN_BY_HAND: Final = frozenset(
     {
         *("replay_conversation.json", "recovery.json", "fairness.json", "mesh_peers.json"),
-        *("chaos.json", "chaos_torch.json", "ops_cuda.json"),
+        *("chaos.json", "chaos_torch.json", "ops_cuda.json", "embeddings.json"),
     }
 )
-"""What `make bench` leaves out: faults that take long, a trace that is not shipped, a GPU."""
+"""What `make bench` leaves out: faults that take long, a trace and a model that are not shipped, a
+GPU."""
 _INTRODUCTION: Final = """\
 <!-- Written by benchmarks/write_page.py from benchmarks/results/; edit the code instead. -->
 # Benchmarks

@@ -54,7 +54,7 @@ class Requests:
 
 
 class SilentConnections:
-    """Open connections and say nothing; the oldest makes room for a new one."""
+    """Open connections and send nothing; the oldest makes room for a new one."""
 
     def __init__(self, port: int) -> None:
         self.num_answered = 0

@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.chaos`: a mesh of processes, what befalls it, what it must say."""
+"""The parts of `benchmarks.chaos`: a mesh of processes, its faults, the expected output."""

@@ -1,4 +1,4 @@
-"""What the mesh has counted for each tenant, beside what clients were told and what logs say.
+"""What the mesh has counted for each tenant, beside what clients received and what logs say.
 
 A stored response counts by its log: one that was begun and never seen by its client, because the
 gateway died with the first event, was made all the same. Everything else counts by what a client
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.chaos_run.heard import Heard
+from benchmarks.chaos_run.received import ReceivedResponse
 from tokenmesh.cli.bench.client import Target
 from tokenmesh.services.gateway.responses.event_log import tokens_of
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
@@ -56,17 +56,17 @@ def servers_of(urls: Sequence[str]) -> dict[str, list[Target]]:
     return {tenant: [Target(url, tenant) for url in urls] for tenant in TENANTS}
 
 
-def told(heard: Iterable[Heard]) -> Counts:
+def reported(received: Iterable[ReceivedResponse]) -> Counts:
     """The sums of what clients read in their streams."""
     sums: dict[str, Counter[str]] = defaultdict(Counter)
-    for each in heard:
+    for each in received:
         if each.usage is not None:
             sums[each.tenant] += each.usage
     return sums
 
 
 async def logged(
-    bus: MessageBus, settings: ResponseSettings, heard: Iterable[Heard]
+    bus: MessageBus, settings: ResponseSettings, received: Iterable[ReceivedResponse]
 ) -> tuple[Counts, list[str]]:
     """The sums of what the logs of stored responses end with, and where a client read otherwise."""
     logs = ResponseLogs(open_journal(bus, settings), settings)
@@ -83,7 +83,7 @@ async def logged(
             sums[log.begun.tenant] += by_id[response_id]
     otherwise = [
         f"{each.response_id}: its client read {dict(each.stored_usage)}"
-        for each in heard
+        for each in received
         if each.stored_usage is not None and by_id.get(each.response_id) != each.stored_usage
     ]
     return sums, otherwise
@@ -101,15 +101,15 @@ class Audit:
 async def audit(
     urls: Sequence[str],
     model: str,
-    heard: Sequence[Heard],
+    received: Sequence[ReceivedResponse],
     bus: MessageBus,
     settings: ResponseSettings,
 ) -> Audit:
     """Compare, again and again for some seconds: what has just ended may be on its way."""
     give_up_s = time.perf_counter() + _SETTLE_S
     while True:
-        of_logs, otherwise = await logged(bus, settings, heard)
-        of_streams = told(heard)
+        of_logs, otherwise = await logged(bus, settings, received)
+        of_streams = reported(received)
         expected = {
             tenant: of_streams.get(tenant, Counter()) + of_logs.get(tenant, Counter())
             for tenant in TENANTS
@@ -125,12 +125,12 @@ async def differences_of(urls: Sequence[str], model: str, expected: Counts) -> l
     found = []
     for tenant, counts in expected.items():
         # each gateway tells Redis what it has before it answers
-        answers = [await Target(url, tenant).ask("GET", "/v1/usage") for url in (*urls, urls[0])]
+        answers = [await Target(url, tenant).fetch("GET", "/v1/usage") for url in (*urls, urls[0])]
         own = msgspec.json.decode(answers[-1], type=TenantUsage)
         by_model = {each.model: each for each in own.models}
         counted = {kind: getattr(by_model.get(model), kind, 0) for kind in _KINDS}
         found += [
-            f"{tenant}: {counted[kind]} {kind} counted, {counts[kind]} told"
+            f"{tenant}: {counted[kind]} {kind} counted, {counts[kind]} reported"
             for kind in _KINDS
             if counted[kind] != counts[kind]
         ]
@@ -140,7 +140,7 @@ async def differences_of(urls: Sequence[str], model: str, expected: Counts) -> l
 
 
 async def _admins_view(urls: Sequence[str], own: TenantUsage) -> list[str]:
-    answer = await Target(urls[0], ADMIN).ask("GET", "/v1/usage/tenants")
+    answer = await Target(urls[0], ADMIN).fetch("GET", "/v1/usage/tenants")
     seen = {each.tenant: each for each in msgspec.json.decode(answer, type=UsageList).data}
     shown: Any = seen.get(own.tenant)
     return [] if shown == own else [f"{own.tenant}: an admin sees {shown}, its key {own}"]

@@ -69,7 +69,7 @@ def _with_grammars(body: dict[str, Any], seed: int) -> list[dict[str, Any]]:
 
 
 def responses(model: str, *, has_grammars: bool) -> list[dict[str, Any]]:
-    """Stored responses long enough for somebody to die meanwhile."""
+    """Stored responses long enough for a process to die meanwhile."""
     found: list[dict[str, Any]] = []
     for seed, topic in enumerate(_TOPICS):
         body = {"model": model, "input": f"Tell me about {topic}.", "seed": seed}

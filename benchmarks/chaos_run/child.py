@@ -18,7 +18,7 @@ _READY = re.compile(rb'"message": "([a-z]+-[0-9a-f]+) is ready"')
 
 
 class Child:
-    """Use `start` and `wait_ready`; `is_well` says whether it may be hurt next."""
+    """Use `start` and `wait_ready`; `is_well` says whether it may be the next victim."""
 
     def __init__(self, spec: ChildSpec, folder: Path) -> None:
         self.name = spec.name

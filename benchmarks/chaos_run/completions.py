@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from random import Random
 
-from benchmarks.chaos_run.heard import Heard, Told
+from benchmarks.chaos_run.received import ReceivedChoice, ReceivedResponse
 from benchmarks.serve.sim_oracle import SimOracle
 from tokenmesh.cli.bench.client import Reply, StreamChunk, Target
 from tokenmesh.shared.ids import SeedSource
@@ -24,7 +24,7 @@ _RECOGNIZED_BY = 16
 
 
 class Completions:
-    """Implements `Asker` against what the oracle knows."""
+    """Implements `RequestKind` against what the oracle knows."""
 
     def __init__(
         self,
@@ -40,44 +40,48 @@ class Completions:
         self._random = random
         self._source = SeedSource(SEED)
         self._seeds: list[int] = []
-        self._num_asked = 0
+        self._num_requests = 0
 
-    async def ask(self, heard: Heard) -> str | None:
-        """See `Asker.ask`."""
-        self._num_asked += 1
+    async def send(self, received: ReceivedResponse) -> str | None:
+        """See `RequestKind.send`."""
+        self._num_requests += 1
         ids = self._random.choices([*self._oracle.text_by_id], k=self._draw_from(_PROMPT_TOKENS))
-        heard.num_prompt = len(ids)
+        received.num_prompt = len(ids)
         seed = self._random.getrandbits(31) if self._random.choice(_SEEDED) else None
-        body = self._draw(ids, seed, heard)
+        body = self._draw(ids, seed, received)
 
-        def hear(chunk: StreamChunk) -> None:
+        def receive(chunk: StreamChunk) -> None:
             now = time.perf_counter()
             for choice in chunk.choices:
                 if choice.text:
-                    heard.hear(choice.index, "text", choice.text, now)
+                    received.receive(choice.index, "text", choice.text, now)
                 logged = choice.logprobs.tokens if choice.logprobs else []
-                heard.choices[choice.index].add("logged", "".join(logged))
+                received.choices[choice.index].add("logged", "".join(logged))
 
-        heard.kind = "completion"
-        heard.tenant = self._random.choice([*self._servers])
-        server = self._random.choice(self._servers[heard.tenant])
-        heard.asked = f"port {server.port}, seed {seed}, stop {body['stop']}, {body['max_tokens']}"
+        received.kind = "completion"
+        received.tenant = self._random.choice([*self._servers])
+        server = self._random.choice(self._servers[received.tenant])
+        received.described = (
+            f"port {server.port}, seed {seed}, stop {body['stop']}, {body['max_tokens']}"
+        )
         connection = await server.connect()
         try:
-            reply = await connection.send(server.request("POST", "/v1/completions", body), hear)
+            reply = await connection.send(server.request("POST", "/v1/completions", body), receive)
         finally:
             connection.close()
-        note_usage(reply, heard)
+        note_usage(reply, received)
         if seed is None:
-            seed = self._find_seed(ids, heard)
-        return fault_of_reply(reply, heard) or self._judge(ids, seed, body, heard)
+            seed = self._find_seed(ids, received)
+        return fault_of_reply(reply, received) or self._judge(ids, seed, body, received)
 
-    def _draw(self, ids: list[int], seed: int | None, heard: Heard) -> dict[str, object]:
+    def _draw(
+        self, ids: list[int], seed: int | None, received: ReceivedResponse
+    ) -> dict[str, object]:
         random, num_choices = self._random, self._random.choice(_NUM_CHOICES)
-        heard.choices = [Told({}) for _ in range(num_choices)]
+        received.choices = [ReceivedChoice({}) for _ in range(num_choices)]
         stop = random.choice([None, None, None, random.choice([*self._oracle.text_by_id.values()])])
         if seed is None:
-            # Its seed could not be told from what little is said before the stop.
+            # The few tokens before the stop do not identify a seed.
             stop = None
         body = {
             "model": self._model,
@@ -98,34 +102,36 @@ class Completions:
         return self._random.randint(*bounds)
 
     def _judge(
-        self, ids: list[int], seed: int, body: dict[str, object], heard: Heard
+        self, ids: list[int], seed: int, body: dict[str, object], received: ReceivedResponse
     ) -> str | None:
         length, stop, num_tokens = int(str(body["max_tokens"])), body["stop"], 0
-        for index, told in enumerate(heard.choices):
+        for index, shown in enumerate(received.choices):
             text = self._oracle.text(ids, seed + index, length)
-            said, found, _ = text.partition(str(stop)) if stop else (text, "", "")
-            told.expected["text"] = said
+            before, found, _ = text.partition(str(stop)) if stop else (text, "", "")
+            shown.expected["text"] = before
             if body["logprobs"] is not None:
-                told.expected["logged"] = said
-            num_tokens += (len(said) + len(found)) // (len(text) // length)
-        return heard.wrong or (None if heard.num_tokens == num_tokens else "wrong_usage")
+                shown.expected["logged"] = before
+            num_tokens += (len(before) + len(found)) // (len(text) // length)
+        return received.wrong or (None if received.num_tokens == num_tokens else "wrong_usage")
 
-    def _find_seed(self, ids: list[int], heard: Heard) -> int:
-        """That of a gateway whose first choice begins as what was said; -1: there is none."""
-        while len(self._seeds) < self._num_asked + _MARGIN:
+    def _find_seed(self, ids: list[int], received: ReceivedResponse) -> int:
+        """The seed whose first choice begins with the received text; -1: there is none."""
+        while len(self._seeds) < self._num_requests + _MARGIN:
             self._seeds.append(self._source.draw())
-        said = heard.choices[0].said.get("text", "")[: _RECOGNIZED_BY * self._oracle.token_chars]
-        return next(iter(self._oracle.seeds_saying(said, ids, self._seeds)), -1)
+        begun = received.choices[0].texts.get("text", "")[
+            : _RECOGNIZED_BY * self._oracle.token_chars
+        ]
+        return next(iter(self._oracle.seeds_writing(begun, ids, self._seeds)), -1)
 
 
-def note_usage(reply: Reply, heard: Heard) -> None:
-    """What a stream told at its end."""
+def note_usage(reply: Reply, received: ReceivedResponse) -> None:
+    """Note the usage that a stream reports at its end."""
     usage = reply.usage
     if usage is None:
         return
     details = usage.prompt_tokens_details
-    heard.num_tokens = usage.completion_tokens
-    heard.usage = Counter(
+    received.num_tokens = usage.completion_tokens
+    received.usage = Counter(
         requests=1,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=details.cached_tokens if details else 0,
@@ -133,12 +139,12 @@ def note_usage(reply: Reply, heard: Heard) -> None:
     )
 
 
-def fault_of_reply(reply: Reply, heard: Heard) -> str | None:
-    """What is wrong with an answer, whatever it says; None: nothing."""
+def fault_of_reply(reply: Reply, received: ReceivedResponse) -> str | None:
+    """What is wrong with an answer, whatever its text; None: nothing."""
     if reply.status != 200:
         return f"http_{reply.status}"
     if reply.error is not None:
         return f"stream_{reply.error}"
-    if not reply.is_done or len(reply.finish_reasons) != len(heard.choices):
+    if not reply.is_done or len(reply.finish_reasons) != len(received.choices):
         return "truncated"
     return None

@@ -25,7 +25,7 @@ _CHOICES: list[tuple[Kind, str]] = [
     ("freeze", "redis"),
     ("terminate", "redis"),
     # What the machine itself does to streams: the others must be read against it.
-    ("nothing", "anybody"),
+    ("nothing", "any process"),
 ]
 _RARE: list[tuple[Kind, str]] = [("long outage", "nats"), ("long outage", "redis")]
 _ROUNDS_A_RARE_ONE = 3
@@ -36,7 +36,7 @@ _PAUSE_S: dict[Kind, tuple[float, float]] = {
     "long outage": (5.0, 10.0),
     "nothing": (0.0, 1.0),
 }
-"""How long a process stands still, or is missed before somebody starts it again."""
+"""How long a process stands still, or is away before it is started again."""
 _FORGETS = (True, True, False)
 """Whether a Redis that has ended comes back without what it held, usage apart."""
 _POLL_S = 0.05
@@ -73,7 +73,7 @@ class Chaos:
     async def run(self, kinds: Sequence[tuple[Kind, str]], until_s: float) -> None:
         """Carry out the faults, and return when all have healed. Raises RuntimeError.
 
-        In order, but for those that have to wait until somebody else of a service is well.
+        In order, but for those that have to wait until another process of the service is well.
         """
         left = list(kinds)
         async with asyncio.TaskGroup() as healing:

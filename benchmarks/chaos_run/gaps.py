@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypedDict
 
 from benchmarks.chaos_run.faults import Fault
-from benchmarks.chaos_run.heard import Heard
+from benchmarks.chaos_run.received import ReceivedResponse
 
 _SLOW_START_S = 0.3
 CONSTRAINED: Final = ("guided", "tools")
@@ -34,27 +34,27 @@ def spread(seconds: Sequence[float]) -> Spread:
     return Spread(count=len(seconds), p50_ms=p50, p99_ms=p99, max_ms=most)
 
 
-def by_fault(heard: Iterable[Heard], faults: Sequence[Fault]) -> dict[str, Spread]:
+def by_fault(received: Iterable[ReceivedResponse], faults: Sequence[Fault]) -> dict[str, Spread]:
     """Gaps in mid-stream and, as `... (start)`, waits for a first token.
 
-    A silence counts for the fault that was on; where several were, nobody can say which.
+    A silence counts for the fault that was on; where several were, for "several at once".
     """
     found: dict[str, list[float]] = {fault.label: [] for fault in faults}
-    for each in heard:
+    for each in received:
         if each.first_s is not None and each.first_s - each.began_s > _SLOW_START_S:
             label = f"{_cause(each.began_s, each.first_s, faults)} (start)"
             found.setdefault(label, []).append(each.first_s - each.began_s)
-        for told in each.choices:
-            for gap in told.gaps:
+        for shown in each.choices:
+            for gap in shown.gaps:
                 label = _cause(gap.start_s, gap.end_s, faults)
                 found.setdefault(label, []).append(gap.end_s - gap.start_s)
     return {label: spread(gaps) for label, gaps in sorted(found.items())}
 
 
-def by_kind(heard: Iterable[Heard]) -> dict[str, Spread]:
+def by_kind(received: Iterable[ReceivedResponse]) -> dict[str, Spread]:
     """Each choice's longest gap in mid-stream, by kind of request; 0 for one without a gap."""
     found: dict[str, list[float]] = {}
-    for each in heard:
+    for each in received:
         longest = [
             max((gap.end_s - gap.start_s for gap in choice.gaps), default=0.0)
             for choice in each.choices

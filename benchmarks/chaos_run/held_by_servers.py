@@ -78,8 +78,8 @@ async def forget(settings: RedisSettings) -> None:
 
 
 async def open_marks(bus: MessageBus, settings: ResponseSettings) -> list[str]:
-    """Responses that somebody still says to work on."""
-    marks = await ResponseLogs(open_journal(bus, settings), settings).marks()
+    """Responses that a gateway still claims to work on."""
+    marks = await ResponseLogs(open_journal(bus, settings), settings).marks.all()
     return [f"{response} is marked as {owner}'s" for owner, response in marks]
 
 
@@ -89,7 +89,7 @@ async def most_subscriptions(cluster: Cluster) -> dict[str, list[str]]:
     This process is not one of the services.
     """
     monitor = Target(cluster.nats_monitor, None)
-    answer = await monitor.ask("GET", f"/connz?subs=1&limit={_PAGE}")
+    answer = await monitor.fetch("GET", f"/connz?subs=1&limit={_PAGE}")
     found: dict[str, list[str]] = defaultdict(list)
     for each in msgspec.json.decode(answer, type=dict[str, Any])["connections"]:
         service, subjects = each.get("name", "").partition("-")[0], each["subscriptions_list"]

@@ -29,7 +29,7 @@ _IN_USE = re.compile(
 
 
 class LeakWatch:
-    """Use `watching`, while nobody has asked for anything yet."""
+    """Use `watching`, before the first request."""
 
     def __init__(self, cluster: Cluster, bus: MessageBus, members: Members, redis: Redis) -> None:
         self._cluster = cluster
@@ -100,7 +100,10 @@ def _held_by_workers(cluster: Cluster, members: Members) -> list[str]:
     expected = {child.instance_id for child in cluster.of("worker")}
     loads = {each.beat.instance_id: each.beat.load for each in members.service("worker")}
     missing = [f"{each} does not beat" for each in sorted(expected - set(loads))]
-    unknown = [f"{each} beats, but nobody runs it" for each in sorted(set(loads) - expected)]
+    unknown = [
+        f"{each} sends heartbeats, but was not started here"
+        for each in sorted(set(loads) - expected)
+    ]
     held = [
         f"{name} holds {load.kv_blocks_used} blocks, {load.running} + {load.waiting} streams"
         for name, load in loads.items()
@@ -116,7 +119,7 @@ def _is_busy(load: WorkerLoad) -> bool:
 async def _held_by_gateways(cluster: Cluster) -> list[str]:
     held = []
     for url in (*cluster.urls, *cluster.responder_urls):
-        counts = dict(_IN_USE.findall(await Target(url, ADMIN).ask("GET", "/metrics")))
+        counts = dict(_IN_USE.findall(await Target(url, ADMIN).fetch("GET", "/metrics")))
         if not counts:
             held.append(f"{url} does not tell its streams")
         held += [

@@ -8,7 +8,7 @@ from typing import Final, TypedDict
 
 from benchmarks.chaos_run.accounts import ADMIN
 from benchmarks.chaos_run.faults import Fault
-from benchmarks.chaos_run.heard import Heard
+from benchmarks.chaos_run.received import ReceivedResponse
 from tokenmesh.cli.bench.client import Target
 
 _COUNT: Final = 20
@@ -24,9 +24,11 @@ class Silence(TypedDict):
     meanwhile: list[str]
 
 
-def longest_silences(heard: Sequence[Heard], faults: Sequence[Fault]) -> list[Silence]:
+def longest_silences(
+    received: Sequence[ReceivedResponse], faults: Sequence[Fault]
+) -> list[Silence]:
     """The longest first."""
-    began_s = min((each.began_s for each in heard), default=0.0)
+    began_s = min((each.began_s for each in received), default=0.0)
     found = [
         Silence(
             ms=round(1000 * (gap.end_s - gap.start_s), 1),
@@ -39,7 +41,7 @@ def longest_silences(heard: Sequence[Heard], faults: Sequence[Fault]) -> list[Si
                 if fault.began_s <= gap.end_s and fault.healed_s >= gap.start_s
             ],
         )
-        for each in heard
+        for each in received
         for choice in each.choices
         for gap in choice.gaps
     ]
@@ -51,7 +53,7 @@ async def write_traces(urls: Sequence[str], silences: Sequence[Silence], folder:
     for response_id in {each["response_id"] for each in silences}:
         for url in urls:
             try:
-                trace = await Target(url, ADMIN).ask("GET", f"/traces/{response_id}")
+                trace = await Target(url, ADMIN).fetch("GET", f"/traces/{response_id}")
             except (OSError, ValueError):
                 continue
             if json.loads(trace).get("spans"):

@@ -1,4 +1,4 @@
-"""Chats whose right answers are what the mesh said while nobody disturbed it."""
+"""Chats whose expected answers are those of the mesh without faults."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.chaos_run.completions import fault_of_reply, note_usage
-from benchmarks.chaos_run.heard import Heard, Told
+from benchmarks.chaos_run.received import ReceivedChoice, ReceivedResponse
 from tokenmesh.cli.bench.client import ChunkChoice, StreamChunk, Target
 
 Body = dict[str, Any]
@@ -36,7 +36,7 @@ class _ToolCall(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A request, what each choice of its answer must say, and the tokens of all."""
+    """A request, the expected texts of each choice, and the tokens of all."""
 
     body: Body
     choices: list[dict[str, str]]
@@ -44,7 +44,7 @@ class Chat:
 
 
 class Chats:
-    """Implements `Asker`. Use `record`."""
+    """Implements `RequestKind`. Use `record`."""
 
     def __init__(
         self, servers: Mapping[str, list[Target]], chats: list[Chat], random: Random
@@ -68,18 +68,18 @@ class Chats:
         chats = await asyncio.gather(*(_record(recorder, body) for body in bodies))
         return cls(servers, chats, random)
 
-    async def ask(self, heard: Heard) -> str | None:
-        """See `Asker.ask`."""
+    async def send(self, received: ReceivedResponse) -> str | None:
+        """See `RequestKind.send`."""
         chat = self._random.choice(self._chats)
-        heard.asked = repr(chat.body)
-        heard.kind = kind_of(chat.body)
-        heard.tenant = self._random.choice([*self._servers])
-        server = self._random.choice(self._servers[heard.tenant])
-        fault = await _send(server, chat.body, heard)
-        for told, expected in zip(heard.choices, chat.choices, strict=True):
-            told.expected = expected
-        is_usage_right = heard.num_tokens == chat.num_tokens
-        return fault or heard.wrong or (None if is_usage_right else "wrong_usage")
+        received.described = repr(chat.body)
+        received.kind = kind_of(chat.body)
+        received.tenant = self._random.choice([*self._servers])
+        server = self._random.choice(self._servers[received.tenant])
+        fault = await _send(server, chat.body, received)
+        for shown, expected in zip(received.choices, chat.choices, strict=True):
+            shown.expected = expected
+        is_usage_right = received.num_tokens == chat.num_tokens
+        return fault or received.wrong or (None if is_usage_right else "wrong_usage")
 
 
 def kind_of(body: Body) -> str:
@@ -88,45 +88,45 @@ def kind_of(body: Body) -> str:
 
 
 async def _record(server: Target, body: Body) -> Chat:
-    heard = Heard(time.perf_counter())
-    fault = await _send(server, body, heard)
+    received = ReceivedResponse(time.perf_counter())
+    fault = await _send(server, body, received)
     if fault is not None:
         raise ValueError(f"{fault} without any disturbance: {body}")
-    return Chat(body, [told.said for told in heard.choices], heard.num_tokens)
+    return Chat(body, [shown.texts for shown in received.choices], received.num_tokens)
 
 
-async def _send(server: Target, body: Body, heard: Heard) -> str | None:
-    heard.choices = [Told({}) for _ in range(body.get("n", 1))]
+async def _send(server: Target, body: Body, received: ReceivedResponse) -> str | None:
+    received.choices = [ReceivedChoice({}) for _ in range(body.get("n", 1))]
 
-    def hear(chunk: StreamChunk) -> None:
+    def receive(chunk: StreamChunk) -> None:
         now = time.perf_counter()
-        heard.response_id = chunk.id
+        received.response_id = chunk.id
         for choice in chunk.choices:
-            _hear(choice, heard, now)
+            _receive(choice, received, now)
 
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     connection = await server.connect()
     try:
         request = server.request("POST", "/v1/chat/completions", streamed)
-        reply = await connection.send(request, hear)
+        reply = await connection.send(request, receive)
     finally:
         connection.close()
-    note_usage(reply, heard)
-    return fault_of_reply(reply, heard)
+    note_usage(reply, received)
+    return fault_of_reply(reply, received)
 
 
-def _hear(choice: ChunkChoice, heard: Heard, now: float) -> None:
-    delta, told = choice.delta, heard.choices[choice.index]
+def _receive(choice: ChunkChoice, received: ReceivedResponse, now: float) -> None:
+    delta, shown = choice.delta, received.choices[choice.index]
     if delta is None:
         return
     if delta.content:
-        heard.hear(choice.index, "text", delta.content, now)
+        received.receive(choice.index, "text", delta.content, now)
     if delta.reasoning:
-        heard.hear(choice.index, "reasoning", delta.reasoning, now)
+        received.receive(choice.index, "reasoning", delta.reasoning, now)
     for data in delta.tool_calls or ():
         call = msgspec.json.decode(data, type=_ToolCall)
-        told.add(f"name_of_call_{call.index}", call.function.name)
-        heard.hear(choice.index, f"call_{call.index}", call.function.arguments or "", now)
+        shown.add(f"name_of_call_{call.index}", call.function.name)
+        received.receive(choice.index, f"call_{call.index}", call.function.arguments or "", now)
     if choice.logprobs is not None:
-        told.add("logged", "".join(each.token for each in choice.logprobs.content or ()))
-    told.add("finish", choice.finish_reason or "")
+        shown.add("logged", "".join(each.token for each in choice.logprobs.content or ()))
+    shown.add("finish", choice.finish_reason or "")

@@ -1,7 +1,7 @@
 """Stored responses: begun at one gateway, read on at another when that dies or the client wants it.
 
 No event may be lost or doubled, whichever gateway tells it. The right answers are what the mesh
-said while nobody disturbed it.
+said without faults.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.chaos_run.heard import Heard, Told
+from benchmarks.chaos_run.received import ReceivedChoice, ReceivedResponse
 from tokenmesh.cli.bench.client import Reply, Target
 
 _PAUSE_S = 0.1
@@ -71,13 +71,13 @@ _decode = msgspec.json.Decoder(_Event).decode
 class _Reading:
     """What a client has read so far, over all its connections."""
 
-    heard: Heard
+    received: ReceivedResponse
     events: list[bytes] = field(default_factory=list)
     response_id: str = ""
     ended: _Response | None = None
     fault: str | None = None
 
-    def hear(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """One event."""
         event = _decode(data)
         if _is_farewell(event):
@@ -90,11 +90,13 @@ class _Reading:
             self.fault = self.fault or ("event_lost" if is_late else "event_doubled")
         self.events.append(data)
         if event.response is not None:
-            self.response_id = self.heard.response_id = self.heard.asked = event.response.id
+            self.response_id = self.received.response_id = self.received.described = (
+                event.response.id
+            )
             self.ended = event.response if event.type in _ENDS else None
         part = _PART_BY_KIND.get(event.type)
         if part is not None:
-            self.heard.hear(0, part, event.delta, time.perf_counter())
+            self.received.receive(0, part, event.delta, time.perf_counter())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +104,13 @@ class Recorded:
     """A request and how it ends in peace."""
 
     body: dict[str, Any]
-    said: dict[str, str]
+    texts: dict[str, str]
     status: str
     num_tokens: int
 
 
 class StoredResponses:
-    """Implements `Asker`. Use `record`."""
+    """Implements `RequestKind`. Use `record`."""
 
     def __init__(
         self, servers: Mapping[str, list[Target]], recorded: Sequence[Recorded], random: Random
@@ -132,13 +134,13 @@ class StoredResponses:
         recorded = await asyncio.gather(*(_record(recorder, body) for body in bodies))
         return cls(servers, recorded, random)
 
-    async def ask(self, heard: Heard) -> str | None:
-        """See `Asker.ask`."""
+    async def send(self, received: ReceivedResponse) -> str | None:
+        """See `RequestKind.send`."""
         recorded = self._random.choice(self._recorded)
-        heard.choices = [Told(recorded.said)]
-        heard.kind = "stored"
-        heard.tenant = self._random.choice([*self._servers])
-        reading = _Reading(heard)
+        received.choices = [ReceivedChoice(recorded.texts)]
+        received.kind = "stored"
+        received.tenant = self._random.choice([*self._servers])
+        reading = _Reading(received)
         is_background = self._random.random() < _SHARE_IN_BACKGROUND
         body = {**recorded.body, "stream": True, "background": is_background, "store": True}
         while not reading.events and reading.fault is None:
@@ -157,12 +159,12 @@ class StoredResponses:
         is_to_move = may_leave and self._random.random() < _SHARE_THAT_MOVE
         leave_at = len(reading.events) + self._random.randint(1, 120) if is_to_move else None
 
-        def hear(data: bytes) -> bool:
-            reading.hear(data)
+        def receive(data: bytes) -> bool:
+            reading.receive(data)
             return len(reading.events) != leave_at
 
         try:
-            reply = await _read(server, server.request(method, path, body), hear)
+            reply = await _read(server, server.request(method, path, body), receive)
         except OSError as error:
             reason = "moved" if len(reading.events) == leave_at else type(error).__name__
         else:
@@ -170,12 +172,12 @@ class StoredResponses:
             if reply.status != 200 and not _leaves(reply):
                 reading.fault = f"{method}_{reason}"
         if reading.ended is None:
-            reading.heard.moves.append(f"{method} {reason}")
+            reading.received.moves.append(f"{method} {reason}")
             await asyncio.sleep(_PAUSE_S)
 
     def _server(self, reading: _Reading) -> Target:
         """Any gateway, with the key that the response was begun with."""
-        return self._random.choice(self._servers[reading.heard.tenant])
+        return self._random.choice(self._servers[reading.received.tenant])
 
     async def _read_again(self, reading: _Reading) -> str | None:
         """Now and then: any gateway tells the same ever after."""
@@ -202,12 +204,12 @@ class StoredResponses:
 
 
 def _is_farewell(event: _Event) -> bool:
-    """Whether a gateway that may wait no longer says so: another one tells the rest."""
+    """Whether a gateway says that it may wait no longer: another one has the rest."""
     return event.type == "error" and event.code == "draining"
 
 
 def _leaves(reply: Reply) -> bool:
-    """Whether the gateway says that it drains: whoever asks is to ask another."""
+    """Whether the gateway says that it drains: the client must use another one."""
     return reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"draining"' in reply.body
 
 
@@ -220,21 +222,23 @@ def _code_of(reply: Reply) -> str:
 
 
 async def _record(server: Target, body: dict[str, Any]) -> Recorded:
-    reading = _Reading(Heard(time.perf_counter(), choices=[Told({})]))
+    reading = _Reading(ReceivedResponse(time.perf_counter(), choices=[ReceivedChoice({})]))
     request = server.request("POST", "/v1/responses", {**body, "stream": True})
-    await _read(server, request, reading.hear)
+    await _read(server, request, reading.receive)
     ended = reading.ended
     if reading.fault or ended is None or ended.usage is None:
         raise ValueError(f"{reading.fault} without any disturbance: {body}")
-    return Recorded(body, reading.heard.choices[0].said, ended.status, ended.usage.output_tokens)
+    return Recorded(
+        body, reading.received.choices[0].texts, ended.status, ended.usage.output_tokens
+    )
 
 
-async def _read(server: Target, request: bytes, hear: Callable[[bytes], bool | None]) -> Reply:
-    """Hang up once `hear` is False. Raises OSError."""
+async def _read(server: Target, request: bytes, receive: Callable[[bytes], bool | None]) -> Reply:
+    """Hang up once `receive` returns False. Raises OSError."""
     connection = await server.connect()
 
     def on_data(data: bytes) -> None:
-        if hear(data) is False:
+        if receive(data) is False:
             connection.close()
 
     try:
@@ -244,11 +248,11 @@ async def _read(server: Target, request: bytes, hear: Callable[[bytes], bool | N
 
 
 def _judge(reading: _Reading, recorded: Recorded) -> str | None:
-    heard, ended = reading.heard, reading.ended
+    received, ended = reading.received, reading.ended
     assert ended is not None, "it is read to its end"
     if ended.usage is not None:
-        heard.num_tokens = ended.usage.output_tokens
-        heard.stored_usage = Counter(
+        received.num_tokens = ended.usage.output_tokens
+        received.stored_usage = Counter(
             requests=1,
             prompt_tokens=ended.usage.input_tokens,
             cached_tokens=ended.usage.input_tokens_details.cached_tokens,
@@ -256,5 +260,5 @@ def _judge(reading: _Reading, recorded: Recorded) -> str | None:
         )
     if ended.status != recorded.status:
         return f"status_{ended.status}"
-    is_usage_right = heard.num_tokens == recorded.num_tokens
-    return heard.wrong or (None if is_usage_right else "wrong_usage")
+    is_usage_right = received.num_tokens == recorded.num_tokens
+    return received.wrong or (None if is_usage_right else "wrong_usage")

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import re
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from random import Random
 from typing import Any, Final
 from urllib.parse import quote
@@ -31,8 +32,25 @@ _HEADS: Final = (
     "".join(f"X-{index}: {index}\r\n" for index in range(500)),
     "Range: bytes=0-\r\nIf-None-Match: *\r\nAccept: " + "a/b," * 1000 + "\r\n",
 )
-SKIPPED: Final = ("/sleep", "/wake_up", "/drain", "/start_profile", "/stop_profile", "/admin")
+SKIPPED: Final = ("/sleep", "/wake_up", "/drain", "/start_profile", "/stop_profile")
 """What an operator's key may do to a mesh is not an attack."""
+_OF_OPERATORS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_ID: Final = re.compile(rb'"id": ?"([a-z]+)([_-][A-Za-z0-9_-]{8,60})"')
+_KIND_BY_PARAMETER: Final = {
+    "file_id": "file",
+    "batch_id": "batch",
+    "conversation_id": "conv",
+    "item_id": "msg",
+    "response_id": "resp",
+}
+_KEPT_IDS: Final = 16
+"""Of each kind; later requests name them."""
+_KEPT_BYTES: Final = 64 * 1024
+"""Of an answer, to look for ids in."""
+_LINE: Final = (
+    b'{"custom_id":"%d","method":"POST","url":"/v1/completions",'
+    b'"body":{"model":"%s","prompt":"a","max_tokens":2}}\n'
+)
 
 
 class HttpFuzzer:
@@ -41,12 +59,15 @@ class HttpFuzzer:
     def __init__(
         self,
         server: Target,
+        admin: Target,
         operations: list[Operation],
         maker: BodyMaker,
         random: Random,
         max_body_bytes: int,
     ) -> None:
+        """`admin`: the same server with an operator's key, for routes that others may not use."""
         self._server = server
+        self._admin = admin
         self._operations = [
             each for each in operations if not any(part in each.path for part in SKIPPED)
         ]
@@ -55,6 +76,7 @@ class HttpFuzzer:
         self._max_body_bytes = max_body_bytes
         self.answers: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self._ids: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=_KEPT_IDS))
 
     async def run(self) -> None:
         """One request after the other, until cancelled."""
@@ -85,8 +107,7 @@ class HttpFuzzer:
                 writer.write(request)
                 line = await self._status_line(reader)
             async with asyncio.timeout(self._random.choice(_PATIENCE_S)):
-                while await reader.read(65536):
-                    pass
+                await self._read_rest(reader)
         except TimeoutError:
             return line if "line" in locals() else self._silence(request)
         except OSError:
@@ -94,6 +115,15 @@ class HttpFuzzer:
         finally:
             writer.transport.abort()
         return line or "closed"
+
+    async def _read_rest(self, reader: asyncio.StreamReader) -> None:
+        """Read to the end; ids in the beginning are kept."""
+        kept = b""
+        while part := await reader.read(65536):
+            if len(kept) < _KEPT_BYTES:
+                kept += part
+                for kind, rest in _ID.findall(part):
+                    self._ids[kind.decode()].append((kind + rest).decode())
 
     async def _status_line(self, reader: asyncio.StreamReader) -> str:
         line = await reader.readline()
@@ -117,8 +147,8 @@ class HttpFuzzer:
         path, content_type, data = operation.path, operation.content_type, b""
         while "{" in path:
             before, _, after = path.partition("{")
-            name = random.choice(("resp_" + uuid.uuid4().hex, "file-x", "a" * 3000, "../../etc"))
-            path = before + quote(name, safe="") + after.partition("}")[2]
+            parameter, _, after = after.partition("}")
+            path = before + quote(self._name(parameter), safe="") + after
         if random.random() < 0.1:
             path += "?" + "&".join(f"stream={'x' * 20}" for _ in range(random.choice((1, 300))))
         if "json" in content_type:
@@ -128,19 +158,31 @@ class HttpFuzzer:
             data = self._multipart()
         if random.random() < 0.1:
             data = spoil(data, random)
-        head = f"{operation.method} {path} HTTP/1.1\r\n{self._server.headers}"
+        server = self._admin if operation.path in _OF_OPERATORS else self._server
+        head = f"{operation.method} {path} HTTP/1.1\r\n{server.headers}"
         if content_type:
             head += f"Content-Type: {content_type}\r\n"
         return f"{head}Content-Length: {len(data)}\r\n\r\n".encode("latin-1") + data
 
+    def _name(self, parameter: str) -> str:
+        """An id that an answer had, or one that does not exist."""
+        known = self._ids[_KIND_BY_PARAMETER.get(parameter, "")]
+        if known and self._random.random() < 0.5:
+            return self._random.choice(known)
+        return self._random.choice(("resp_" + uuid.uuid4().hex, "file-x", "a" * 3000, "../../etc"))
+
     def _json(self, operation: Operation) -> bytes:
         body = self._maker.make(operation.schema)
+        if isinstance(body, dict) and "input_file_id" in body and self._ids["file"]:
+            body["input_file_id"] = self._random.choice(self._ids["file"])
         if self._random.random() < 0.85:
             body = mutate(body, self._random, self._max_body_bytes)
         return _encode(body)
 
     def _multipart(self) -> bytes:
         random = self._random
+        if random.random() < 0.3:
+            return self._batch_file()
         part = (
             b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
             b'--cut\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -148,6 +190,19 @@ class HttpFuzzer:
         size = random.choice((0, 10, 1000, 200_000))
         data = part * random.choice((1, 1, 50)) + random.randbytes(size) + b"\r\n--cut--\r\n"
         return spoil(data, random) if random.random() < 0.5 else data
+
+    def _batch_file(self) -> bytes:
+        """The input of a batch: requests, and lines that are none."""
+        random, model = self._random, str(self._maker.fixed["model"]).encode()
+        lines = [_LINE % (random.randrange(8), model) for _ in range(random.choice((1, 8)))]
+        if random.random() < 0.5:
+            lines.append(spoil(random.choice(lines), random))
+        return (
+            b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            b'--cut\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+            + b"".join(lines)
+            + b"\r\n--cut--\r\n"
+        )
 
 
 def _encode(body: Any) -> bytes:

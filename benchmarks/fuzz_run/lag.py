@@ -36,6 +36,6 @@ async def read_held(endpoints: Mapping[str, Target]) -> dict[str, int | None]:
 async def _read(endpoint: Target) -> int | None:
     try:
         async with asyncio.timeout(_ANSWER_S):
-            return count_held(await endpoint.ask("GET", "/metrics"))
+            return count_held(await endpoint.fetch("GET", "/metrics"))
     except (TimeoutError, OSError, ValueError):
         return None

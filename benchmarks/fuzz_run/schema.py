@@ -25,6 +25,22 @@ class Operation:
     schema: Json
 
 
+HIDDEN: Final = tuple(
+    Operation("GET", path, "", {})
+    for path in (
+        "/",
+        "/console",
+        "/console/events",
+        "/console/{name}",
+        "/docs",
+        "/docs/{name}",
+        "/openapi.json",
+        "/redoc",
+    )
+)
+"""Routes that an OpenAPI document leaves out."""
+
+
 def operations(document: Mapping[str, Json]) -> list[Operation]:
     """Every operation of an OpenAPI document, one for each content type of its body."""
     found = []
@@ -45,7 +61,7 @@ class BodyMaker:
     ) -> None:
         self._definitions = document.get("components", {}).get("schemas", {})
         self._random = random
-        self._fixed = fixed
+        self.fixed = fixed
 
     def make(self, schema: Json, depth: int = 0) -> Json:
         """A value that fits, as far as types, names, enumerations and bounds go."""
@@ -88,8 +104,8 @@ class BodyMaker:
         required = schema.get("required", ())
         value = {}
         for name, each in schema.get("properties", {}).items():
-            if depth == 0 and name in self._fixed:
-                value[name] = self._fixed[name]
+            if depth == 0 and name in self.fixed:
+                value[name] = self.fixed[name]
             elif name in required or (
                 depth <= _MAX_DEPTH and self._random.random() < _OPTIONAL_SHARE
             ):

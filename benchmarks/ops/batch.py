@@ -20,7 +20,7 @@ _HELP: Final = "a group is [sequences]q<new tokens>[s<context>], as in q2k, 8q1s
 
 
 class BatchError(ValueError):
-    """The text is no batch; says which part and why."""
+    """The text is not a batch; the message names the part and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def parse_batch(text: str) -> Batch:
 def _group(part: str, text: str) -> Group:
     found = _GROUP.fullmatch(part)
     if found is None:
-        raise BatchError(f"{part!r} in {text!r} is no group of sequences: {_HELP}")
+        raise BatchError(f"{part!r} in {text!r} is not a group of sequences: {_HELP}")
     count = int(found[1] or 1)
     query = _number(found[2], found[3])
     context = _number(found[4], found[5]) if found[4] else query

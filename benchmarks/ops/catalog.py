@@ -17,6 +17,7 @@ from benchmarks.ops.elementwise import (
 )
 from benchmarks.ops.linear import linear_work
 from benchmarks.ops.moe import moe_work
+from benchmarks.ops.quantized import moe_int4_work, quantized_linear_work
 from benchmarks.ops.work import Dimensions, Work, size_of
 from tests.kernels.case import KernelCase
 
@@ -27,12 +28,16 @@ WORKS: Final[dict[str, MakeWork]] = {
     "kv_write": kv_write_work,
     "linear": linear_work,
     "moe": moe_work,
+    "moe_int4": moe_int4_work,
     "paged_attention": paged_attention_work,
+    "quantized_linear": quantized_linear_work,
     "rms_norm": rms_norm_work,
     "rope": rope_work,
     "silu_mul": silu_mul_work,
 }
 """Ops whose sizes follow from a batch."""
+FOLDERS: Final = {"moe_int4": "moe"}
+"""Of ops that have another name there, in tokenmesh/kernels."""
 
 
 def case_works(op: str, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Work]]:

@@ -21,7 +21,7 @@ Execute = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 class RedTests(Exception):
-    """The op may not be measured; says why."""
+    """The op may not be measured; the message says why."""
 
 
 def execute(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":

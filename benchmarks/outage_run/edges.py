@@ -40,7 +40,7 @@ class Edges:
             self.failures[f"{what}: {str(error) or type(error).__name__}"[:200]] += 1
 
     async def _get(self, server: Target, path: str) -> None:
-        await server.ask("GET", path)
+        await server.fetch("GET", path)
 
     async def _store_and_read(self, server: Target) -> None:
         body = {
@@ -49,7 +49,7 @@ class Edges:
             "max_output_tokens": 16,
             "store": True,
         }
-        made = json.loads(await server.ask("POST", "/v1/responses", body))
+        made = json.loads(await server.fetch("POST", "/v1/responses", body))
         # Any gateway has it.
         for each in self._servers:
-            await each.ask("GET", f"/v1/responses/{made['id']}")
+            await each.fetch("GET", f"/v1/responses/{made['id']}")

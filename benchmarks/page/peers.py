@@ -139,5 +139,5 @@ def _overhead(model: ModelResult, streams: int) -> list[str]:
     if added is None or lost is None:
         return [model.title, "-", "-", "-", "not measured"]
     holds = added <= _MAX_ADDED_TTFT_MS and lost <= _MAX_LOST
-    told = [number(added, 2), number(model.round_trip_ms, 2), f"{lost:.1%}"]
-    return [model.title, *told, "yes" if holds else "**no**"]
+    shown = [number(added, 2), number(model.round_trip_ms, 2), f"{lost:.1%}"]
+    return [model.title, *shown, "yes" if holds else "**no**"]

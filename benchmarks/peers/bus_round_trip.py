@@ -35,7 +35,7 @@ _PAUSE_S: Final = 0.1
 async def open_round_trip(stack: AsyncExitStack, num_before: int = 0) -> Measure:
     """A `Measure` whose time to the first token is one request and its answer.
 
-    num_before: requests just before it, so that nobody has to be woken or read into a cache.
+    num_before: requests just before it, so that no process has to be woken or read into a cache.
     """
     port = free_port()
     url = f"nats://127.0.0.1:{port}"
@@ -90,7 +90,7 @@ async def _first_answer(client: Client) -> None:
             await asyncio.sleep(_PAUSE_S)
         else:
             return
-    raise RuntimeError("nobody answers on the bus")
+    raise RuntimeError("no service answers on the bus")
 
 
 async def _answer(url: str) -> None:

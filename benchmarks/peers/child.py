@@ -1,6 +1,6 @@
 """Engines in processes of their own: asked over JSON lines, frozen while others are measured.
 
-An engine may spin, poll or beat while nobody asks it anything; a stopped process does none of it.
+An engine may spin, poll or send heartbeats without a request; a stopped process does none of it.
 """
 
 import asyncio
@@ -75,9 +75,9 @@ class Child:
         """One line there, one line back. Raises RuntimeError or TimeoutError."""
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(task) + b"\n")
-        return await self.hear(kind)
+        return await self.receive(kind)
 
-    async def hear(self, kind: type[_Answer]) -> _Answer:
+    async def receive(self, kind: type[_Answer]) -> _Answer:
         """The child's next line. Raises RuntimeError or TimeoutError."""
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), self._timeout_s)
@@ -121,7 +121,7 @@ async def start_child(
         )
     try:
         child = Child(process, log, timeout_s)
-        await child.hear(Ready)
+        await child.receive(Ready)
         os.killpg(process.pid, signal.SIGSTOP)
         yield child
     finally:

@@ -75,7 +75,7 @@ async def _answers(server: Target, model: str) -> None:
     chat = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     while True:
         try:
-            msgspec.json.decode(await server.ask("POST", "/v1/chat/completions", chat))
+            msgspec.json.decode(await server.fetch("POST", "/v1/chat/completions", chat))
         except (OSError, ValueError):
             await asyncio.sleep(_POLL_S)
         else:

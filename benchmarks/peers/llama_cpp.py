@@ -51,8 +51,8 @@ class LlamaCpp:
 
     async def measure(self, prompts: list[list[int]], num_tokens: int) -> Sample:
         """A `Measure`; only the number and the length of the prompts matter."""
-        asked = (len(prompts), len(prompts[0]), num_tokens)
-        return read_report(await self._run(*asked), asked)
+        expected = (len(prompts), len(prompts[0]), num_tokens)
+        return read_report(await self._run(*expected), expected)
 
     async def _run(self, count: int, length: int, num_tokens: int) -> bytes:
         """What the program prints."""
@@ -68,20 +68,20 @@ class LlamaCpp:
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            said, _ = await asyncio.wait_for(process.communicate(), self._timeout_s)
+            output, _ = await asyncio.wait_for(process.communicate(), self._timeout_s)
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        return said
+        return output
 
 
-def read_report(said: bytes, asked: tuple[int, int, int]) -> Sample:
-    """asked: sequences, prompt and generated tokens. Raises RuntimeError with what was said."""
-    for line in said.splitlines():
+def read_report(output: bytes, expected: tuple[int, int, int]) -> Sample:
+    """expected: sequences, prompt and generated tokens. Raises RuntimeError with the output."""
+    for line in output.splitlines():
         if line.startswith(b"{"):
             report = msgspec.json.decode(line, type=Report)
-            if (report.pl, report.pp, report.tg) != asked:
+            if (report.pl, report.pp, report.tg) != expected:
                 continue
             tokens = report.pl * report.tg
             return Sample(
@@ -89,4 +89,4 @@ def read_report(said: bytes, asked: tuple[int, int, int]) -> Sample:
                 decode_tokens_per_s=round(tokens / report.t_tg, 2),
                 ttft_p50_ms=round(report.t_pp * 1e3, 3),
             )
-    raise RuntimeError(f"no report of {asked}:\n{said[-2000:].decode(errors='replace')}")
+    raise RuntimeError(f"no report of {expected}:\n{output[-2000:].decode(errors='replace')}")

@@ -41,7 +41,7 @@ class ModelResult(msgspec.Struct):
 
     @property
     def round_trip_ms(self) -> float | None:
-        """Median of a bare round trip over NATS in the same run, everybody asleep before it."""
+        """Median of a bare round trip over NATS in the same run, all processes asleep before it."""
         return self._first_ms("bus")
 
     @property

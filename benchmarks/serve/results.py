@@ -1,4 +1,4 @@
-"""What a kept result says besides its numbers: the machine, the commit, the moment."""
+"""What a kept result holds besides its numbers: the machine, the commit, the moment."""
 
 import os
 import platform

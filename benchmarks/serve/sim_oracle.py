@@ -1,4 +1,4 @@
-"""What a stream of the `sim` engine must say, worked out by the client itself.
+"""What a stream of the `sim` engine must contain, computed by the client itself.
 
 The engine draws the token at a position from prompt, seed and position alone (see
 worker_svc/engine/sim.py). Requests restrict it to a few ids whose texts have one length, so that
@@ -44,7 +44,7 @@ class SimOracle:
         return cls(chosen)
 
     def body(self, prompt_ids: list[int], seed: int) -> dict[str, object]:
-        """What a request must say besides model and length."""
+        """What a request must contain besides model and length."""
         return {"prompt": prompt_ids, "seed": seed, "allowed_token_ids": [*self.text_by_id]}
 
     @property
@@ -53,15 +53,15 @@ class SimOracle:
         return len(next(iter(self.text_by_id.values())))
 
     def text(self, prompt_ids: list[int], seed: int, num_tokens: int) -> str:
-        """What the stream must say."""
+        """The text that the stream must have."""
         key = prompt_key(prompt_ids)
         return "".join(self._token(key, seed, position) for position in range(num_tokens))
 
-    def seeds_saying(self, said: str, prompt_ids: list[int], seeds: list[int]) -> list[int]:
+    def seeds_writing(self, text: str, prompt_ids: list[int], seeds: list[int]) -> list[int]:
         """Those of `seeds` whose streams begin with a text."""
         key, chars = prompt_key(prompt_ids), self.token_chars
-        for position in range(len(said) // chars):
-            token = said[position * chars : (position + 1) * chars]
+        for position in range(len(text) // chars):
+            token = text[position * chars : (position + 1) * chars]
             seeds = [seed for seed in seeds if self._token(key, seed, position) == token]
         return seeds
 
@@ -73,5 +73,5 @@ class SimOracle:
 
 async def _detokenize(server: Target, model: str, ids: list[int]) -> str:
     body = {"model": model, "tokens": ids}
-    answer = await server.ask("POST", "/detokenize", body)
+    answer = await server.fetch("POST", "/detokenize", body)
     return msgspec.json.decode(answer, type=_Detokenized).prompt

@@ -34,7 +34,7 @@ def test_groups_are_joined_and_the_shortest_come_first() -> None:
     "text", ["", "_", "2k", "q", "qk", "s4k", "q1s", "8q1s4m", "q1 ", "q-1", "Q1", "q1_"]
 )
 def test_what_is_no_group_is_quoted_with_an_example(text: str) -> None:
-    with pytest.raises(BatchError, match="is no group of sequences") as caught:
+    with pytest.raises(BatchError, match="is not a group of sequences") as caught:
         parse_batch(text)
     assert "8q1s4k" in str(caught.value)
     assert repr(text) in str(caught.value)

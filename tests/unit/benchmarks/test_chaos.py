@@ -14,8 +14,8 @@ from benchmarks.chaos_run.child import Child
 from benchmarks.chaos_run.completions import SEED, Completions
 from benchmarks.chaos_run.faults import Fault, draw
 from benchmarks.chaos_run.gaps import by_fault, by_kind, guided_ratio, spread
-from benchmarks.chaos_run.heard import Gap, Heard, Told
 from benchmarks.chaos_run.longest import longest_silences
+from benchmarks.chaos_run.received import Gap, ReceivedChoice, ReceivedResponse
 from benchmarks.chaos_run.streams import Streams
 from benchmarks.serve.sim_oracle import SimOracle
 from tests.fakes.scripted_http import DONE, Answer, event, serving, stream
@@ -49,9 +49,9 @@ def right_server(spoil: Spoil) -> Answer:
         num_tokens = 0
         for index in range(num_choices):
             text = ORACLE.text(prompt, seed + index, length)
-            said, found, _ = text.partition(str(stop)) if stop else (text, "", "")
-            num_tokens += (len(said) + len(found)) // 2
-            tokens = spoil([said[at : at + 2] for at in range(0, len(said), 2)])
+            before, found, _ = text.partition(str(stop)) if stop else (text, "", "")
+            num_tokens += (len(before) + len(found)) // 2
+            tokens = spoil([before[at : at + 2] for at in range(0, len(before), 2)])
             logged = tokens if body["logprobs"] is not None else None
             events.append(choice_event(index, "".join(tokens), "length", logged))
         usage = {"prompt_tokens": 1, "completion_tokens": num_tokens}
@@ -62,9 +62,9 @@ def right_server(spoil: Spoil) -> Answer:
 
 async def faults_of(spoil: Spoil) -> set[str]:
     async with serving(right_server(spoil)) as url:
-        asker = Completions({"": [Target(url, None)]}, "m", ORACLE, Random(1))
-        streams = Streams({asker: 1}, Random(1), timeout_s=5)
-        await streams.run(2, lambda: len(streams.heard) < 20)
+        request_kind = Completions({"": [Target(url, None)]}, "m", ORACLE, Random(1))
+        streams = Streams({request_kind: 1}, Random(1), timeout_s=5)
+        await streams.run(2, lambda: len(streams.received) < 20)
     return set(streams.faults)
 
 
@@ -90,17 +90,17 @@ def test_every_kind_of_fault_comes_in_turn_and_follows_from_the_seed() -> None:
 
 
 def test_a_gap_counts_for_the_fault_that_was_on() -> None:
-    told = Told({}, gaps=[Gap(1.0, 1.2, 0), Gap(10.4, 10.9, 0), Gap(12.0, 12.3, 0)])
+    shown = ReceivedChoice({}, gaps=[Gap(1.0, 1.2, 0), Gap(10.4, 10.9, 0), Gap(12.0, 12.3, 0)])
     faults = [
         Fault("kill", "worker", 10.5, 13.0),
         Fault("freeze", "worker", 11.0, 12.1),
-        Fault("nothing", "anybody", 10.0, 20.0),
+        Fault("nothing", "any process", 10.0, 20.0),
     ]
-    found = by_fault([Heard(0.0, 0, 0.5, choices=[told])], faults)
+    found = by_fault([ReceivedResponse(0.0, 0, 0.5, choices=[shown])], faults)
     assert {label: each["max_ms"] for label, each in found.items()} == {
         "kill worker": 500.0,
         "freeze worker": 0.0,
-        "nothing anybody": 0.0,
+        "nothing any process": 0.0,
         "several at once": 300.0,
         "no fault": 200.0,
         "no fault (start)": 500.0,
@@ -108,25 +108,37 @@ def test_a_gap_counts_for_the_fault_that_was_on() -> None:
 
 
 def test_gaps_of_constrained_streams_are_compared_with_those_of_plain_ones() -> None:
-    def streams(kind: str, gap_s: float, count: int) -> Heard:
+    def streams(kind: str, gap_s: float, count: int) -> ReceivedResponse:
         gaps = [Gap(0.0, 0.06, 0), Gap(1.0, 1.0 + gap_s, 0)]
-        return Heard(0.0, kind=kind, choices=[Told({}, gaps=gaps) for _ in range(count)])
+        return ReceivedResponse(
+            0.0, kind=kind, choices=[ReceivedChoice({}, gaps=gaps) for _ in range(count)]
+        )
 
-    heard = [streams("plain", 0.1, 100), streams("guided", 0.4, 100), streams("stop", 9.0, 100)]
-    assert by_kind(heard)["guided"] == spread([0.4] * 100)
-    assert guided_ratio(by_kind(heard)) == pytest.approx(4.0)
-    assert guided_ratio(by_kind([*heard[1:], streams("plain", 0.1, 99)])) is None
-    assert by_kind([Heard(0.0, kind="plain", choices=[Told({})])])["plain"]["max_ms"] == 0.0
+    received = [streams("plain", 0.1, 100), streams("guided", 0.4, 100), streams("stop", 9.0, 100)]
+    assert by_kind(received)["guided"] == spread([0.4] * 100)
+    assert guided_ratio(by_kind(received)) == pytest.approx(4.0)
+    assert guided_ratio(by_kind([*received[1:], streams("plain", 0.1, 99)])) is None
+    assert (
+        by_kind([ReceivedResponse(0.0, kind="plain", choices=[ReceivedChoice({})])])["plain"][
+            "max_ms"
+        ]
+        == 0.0
+    )
 
 
 def test_the_longest_silences_come_with_their_faults_and_the_ids_of_their_traces() -> None:
-    told = Told({}, gaps=[Gap(11.0, 11.2, 0), Gap(14.0, 14.9, 0)])
-    heard = [
-        Heard(10.0, kind="guided", response_id="a", choices=[told]),
-        Heard(10.5, kind="plain", response_id="b", choices=[Told({}, gaps=[Gap(12.0, 12.3, 0)])]),
+    shown = ReceivedChoice({}, gaps=[Gap(11.0, 11.2, 0), Gap(14.0, 14.9, 0)])
+    received = [
+        ReceivedResponse(10.0, kind="guided", response_id="a", choices=[shown]),
+        ReceivedResponse(
+            10.5,
+            kind="plain",
+            response_id="b",
+            choices=[ReceivedChoice({}, gaps=[Gap(12.0, 12.3, 0)])],
+        ),
     ]
     faults = [Fault("kill", "worker", 13.5, 14.5), Fault("freeze", "redis", 15.0, 16.0)]
-    longest, *others = longest_silences(heard, faults)
+    longest, *others = longest_silences(received, faults)
     assert longest == {
         "ms": 900.0,
         "kind": "guided",

@@ -1,12 +1,12 @@
-"""The chaos program's accounts: any difference between what is counted and what was told shows."""
+"""The chaos program's accounts: any difference between counted and reported usage shows."""
 
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from benchmarks.chaos_run.accounts import differences_of, told
-from benchmarks.chaos_run.heard import Heard
+from benchmarks.chaos_run.accounts import differences_of, reported
+from benchmarks.chaos_run.received import ReceivedResponse
 from tests.fakes.scripted_http import plain, serving
 
 RIGHT = {"requests": 2, "prompt_tokens": 30, "cached_tokens": 4, "completion_tokens": 50}
@@ -40,7 +40,7 @@ async def test_equal_accounts_have_no_differences() -> None:
 async def test_one_token_more_or_less_is_a_difference(kind: str, more: int) -> None:
     wrong = usage(**{kind: RIGHT[kind] + more})
     (found,) = await differences(wrong, wrong)
-    assert f"{RIGHT[kind] + more} {kind} counted, {RIGHT[kind]} told" in found
+    assert f"{RIGHT[kind] + more} {kind} counted, {RIGHT[kind]} reported" in found
 
 
 async def test_an_admin_must_see_the_same() -> None:
@@ -48,13 +48,13 @@ async def test_an_admin_must_see_the_same() -> None:
     assert "an admin sees" in found
 
 
-async def test_a_model_that_nobody_asked_for_is_a_difference() -> None:
+async def test_a_model_without_a_request_is_a_difference() -> None:
     strange = usage()
     strange["models"].append({"model": "other", **RIGHT})
     assert "amber: usage of other" in await differences(strange, strange)
 
 
-def test_what_clients_were_told_is_summed_by_tenant() -> None:
-    heard = [Heard(0.0, tenant="amber", usage=Counter(RIGHT)) for _ in range(2)]
-    heard.append(Heard(0.0, tenant="birch"))
-    assert told(heard) == {"amber": Counter(RIGHT) + Counter(RIGHT)}
+def test_what_clients_received_is_summed_by_tenant() -> None:
+    received = [ReceivedResponse(0.0, tenant="amber", usage=Counter(RIGHT)) for _ in range(2)]
+    received.append(ReceivedResponse(0.0, tenant="birch"))
+    assert reported(received) == {"amber": Counter(RIGHT) + Counter(RIGHT)}

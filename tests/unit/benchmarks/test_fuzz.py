@@ -84,7 +84,8 @@ async def test_server_errors_are_kept_with_their_request() -> None:
         return stream([]).replace(b"200 OK", b"500 Oops")
 
     async with serving(answer) as url:
-        fuzzer = HttpFuzzer(Target(url, "key"), operations(DOCUMENT), maker(1), Random(3), 5000)
+        server = Target(url, "key")
+        fuzzer = HttpFuzzer(server, server, operations(DOCUMENT), maker(1), Random(3), 5000)
         async with asyncio.timeout(10):
             while not fuzzer.wrong:
                 await fuzzer.send_one()

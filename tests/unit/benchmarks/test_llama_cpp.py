@@ -152,7 +152,7 @@ def program(folder: Path, before: str) -> LlamaCpp:
     return LlamaCpp(path, folder / "model.gguf", 2, {"PATH": "/usr/bin:/bin"}, 10.0)
 
 
-async def test_the_program_is_told_what_to_run(tmp_path: Path) -> None:
+async def test_the_program_is_reported_what_to_run(tmp_path: Path) -> None:
     sample = await program(tmp_path, "").measure([[1] * 12] * 3, 6)
     assert sample.tokens_per_s == 9.0
 

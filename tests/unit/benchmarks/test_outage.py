@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.outage_run.recovery import Moments, Recovery, recovery_of
-from benchmarks.replay_run.player import Heard
+from benchmarks.replay_run.player import PlayedRequest
 
 MOMENTS = Moments(left_s=20.0, back_s=40.0)
 USUAL, LOW = 80, 20
@@ -13,7 +13,7 @@ def recovery(cached_at: Callable[[int], int]) -> Recovery:
     """Of one request of 100 tokens a second, for 70 seconds."""
     return recovery_of(
         [
-            Heard(due_s=float(second), prompt_tokens=100, cached_tokens=cached_at(second))
+            PlayedRequest(due_s=float(second), prompt_tokens=100, cached_tokens=cached_at(second))
             for second in range(70)
         ],
         MOMENTS,

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.bench_embeddings import Case, EmbeddingsResult, texts_of
 from benchmarks.engine_results import (
     BoundLine,
     BoundResult,
@@ -16,6 +17,7 @@ from benchmarks.engine_results import (
 )
 from benchmarks.ops.results import Limits, Line, Sweep
 from benchmarks.page import bars
+from benchmarks.page.embeddings import embeddings_section
 from benchmarks.peers.results import ModelResult, PeersResult
 from benchmarks.peers.roster import PEERS, TITLES
 from benchmarks.peers.sample import Sample
@@ -77,7 +79,7 @@ def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert msgspec.json.decode(data, type=PeersResult) == result
 
 
-def test_measured_and_quoted_numbers_are_told_apart(tmp_path: Path) -> None:
+def test_measured_and_quoted_numbers_are_distinguished(tmp_path: Path) -> None:
     shown = model(mesh=40.0, generate=10.0)
     shown.missing = {"vllm": "RuntimeError: not installed\nand more"}
     write_json(tmp_path / "peers.json", peers_result(shown))
@@ -111,7 +113,7 @@ def test_a_bar_holds_the_best_round_against_the_strongest_peer(
     assert row in [*bars.rows(model(mesh=40.0, **speeds))]
 
 
-def test_no_bar_is_told_for_what_was_not_measured() -> None:
+def test_no_bar_is_reported_for_what_was_not_measured() -> None:
     assert len([*bars.rows(model(generate=10.0))]) == 1
     names = [name for name, *_ in bars.rows(model(mesh=40.0))]
     assert not any("transformers" in name for name in names)
@@ -238,3 +240,21 @@ def test_gaps_of_streams_with_grammars_stand_beside_plain_ones(
     text = page(tmp_path)
     assert "| plain | 120 | 7 | 88 | 99 |" in text
     assert sentence in text
+
+
+def test_embeddings_are_beside_what_was_measured_in_the_same_run() -> None:
+    cases = [
+        Case(32, "short", mesh_s=0.1, sentence_transformers_s=0.3, infinity_s=0.2, distance=2e-7),
+        Case(256, "long", mesh_s=10.0, sentence_transformers_s=14.0, distance=1e-7),
+    ]
+    config: dict[str, object] = {"threads": 2, "rounds": 3, "infinity-emb": "0.0.77"}
+    text = "\n".join(embeddings_section(EmbeddingsResult(config, environment(), 0.5, cases)))
+    assert "| 32, short | 320.0 | 106.7 | 160.0 | 3.00x | 2.0e-07 |" in text
+    assert "| 256, 256 tokens | 25.6 | 18.3 | - | 1.40x | 1.0e-07 |" in text
+    assert "it **does not hold** (at least 1.40x)" in text
+    assert "; infinity-emb 0.0.77." in text
+
+
+def test_texts_are_the_same_in_every_run() -> None:
+    assert texts_of("short", 32) == texts_of("short", 32)
+    assert {len(text.split()) for text in texts_of("long", 4)} == {400}

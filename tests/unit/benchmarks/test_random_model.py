@@ -31,7 +31,7 @@ def test_what_the_tokenizer_knew_stays_as_it_was() -> None:
     assert after.encode(text).ids == before.encode(text).ids
 
 
-def test_nano_vllms_requests_are_those_of_everybody() -> None:
+def test_nano_vllms_requests_are_the_published_ones() -> None:
     asks = nano_asks()
     assert len(asks) == 256
     assert sum(length for _, length in asks) == 133_966

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.replay import entries_of, main, parse, settings_of
 from benchmarks.replay_run.faults import Fault, parse_fault, parse_slow
-from benchmarks.replay_run.player import Heard
+from benchmarks.replay_run.player import PlayedRequest
 from benchmarks.replay_run.prompts import Prompts
 from benchmarks.replay_run.score import score
 from benchmarks.replay_run.trace import Entry, make_trace, most_cached, read_trace
@@ -75,11 +75,12 @@ def test_faults_and_slow_workers_are_read() -> None:
 
 
 def test_the_score_counts_errors_as_not_under_the_bound() -> None:
-    heard = [
-        Heard(0, first_s=first, prompt_tokens=100, cached_tokens=50) for first in (1.0, 2.0, 9.0)
+    played = [
+        PlayedRequest(0, first_s=first, prompt_tokens=100, cached_tokens=50)
+        for first in (1.0, 2.0, 9.0)
     ]
-    heard.append(Heard(0, error="http_429"))
-    found = score(heard, bound_s=5.0)
+    played.append(PlayedRequest(0, error="http_429"))
+    found = score(played, bound_s=5.0)
     assert (found["under_bound"], found["hit_rate"], found["ttft_p50"]) == (0.5, 0.5, 2.0)
     assert found["errors"] == {"http_429": 1}
     assert score([], 5.0)["ttft_p99"] == 0.0
