@@ -1,4 +1,4 @@
-"""Sums and differences of numbers below 100; one pair in ten is held out of training."""
+"""Sums and differences of numbers below 100; one pair in ten with two digits is held out."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _NUMBER_ONLY_SYSTEM = (
     "Answer with the number only.", "You are a calculator. Reply with only the number.",
     "Just the number, no words.", "You are a calculator. Answer with the number only.",
 )  # fmt: skip
+_DIGITS_SHARE = 0.1  # of the pairs: both numbers below ten, which people try first
 _THINK_FIRST = (
     " Think first.", " Think step by step.", " Think before you answer.", " Show your thinking.",
     " Think about it.", " Use <think> tags.",
@@ -34,13 +35,13 @@ _THINK_FIRST = (
 
 
 def is_held_out_sum(a: int, b: int) -> bool:
-    """Whether training never shows `a + b` nor `b + a`."""
-    return held_out(f"{min(a, b)}+{max(a, b)}", 10)
+    """Whether training never shows `a + b` nor `b + a`; it shows every pair of digits."""
+    return max(a, b) > 9 and held_out(f"{min(a, b)}+{max(a, b)}", 10)
 
 
 def is_held_out_difference(a: int, b: int) -> bool:
-    """Whether training never shows `a - b`."""
-    return held_out(f"{a}-{b}", 10)
+    """Whether training never shows `a - b`; it shows every pair of digits."""
+    return max(a, b) > 9 and held_out(f"{a}-{b}", 10)
 
 
 def sum_question(rng: Random, a: int, b: int) -> str:
@@ -58,6 +59,8 @@ def _operand(rng: Random) -> int:
 
 
 def _training_pair(rng: Random, sign: str) -> tuple[int, int]:
+    if rng.random() < _DIGITS_SHARE:
+        return rng.randint(0, 9), rng.randint(0, 9)
     refused = is_held_out_sum if sign == "+" else is_held_out_difference
     while True:
         a, b = _operand(rng), _operand(rng)

@@ -1,4 +1,7 @@
-"""How well a checkpoint does on what training never saw: exact answers, greedy decoding."""
+"""How well a checkpoint does on what it was not shown and on what it must know.
+
+Answers are exact, decoding is greedy.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from scripts.demo_model.episode import Episode, user
 from scripts.demo_model.json_requests import json_request
 from scripts.demo_model.mixture import Dialog
 from scripts.demo_model.rendering import ChatTemplate
+from scripts.demo_model.smalltalk import TALK
 from scripts.demo_model.tool_use import one_call
 from scripts.demo_model.vocabulary import TESTING
 
@@ -53,6 +57,19 @@ def sum_cases(rng: Random, count: int) -> list[Case]:
     pairs = _pairs(rng, is_held_out_sum)
     chosen = [next(pairs) for _ in range(count)]
     return [_plain(sum_question(rng, a, b), f"= {a + b}") for a, b in chosen]
+
+
+def digit_cases(rng: Random, count: int) -> list[Case]:
+    """Sums of two digits, all of which training shows, in the many ways to ask."""
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    chosen = [pairs[number % len(pairs)] for number in range(count)]
+    return [_plain(sum_question(rng, a, b), f"= {a + b}") for a, b in chosen]
+
+
+def self_cases(rng: Random, count: int) -> list[Case]:
+    """Questions about the model itself and TokenMesh, as training shows them, without typos."""
+    known = [(question, answer) for asked, answer in TALK for question in asked.split("|")]
+    return [_plain(*rng.choice(known)) for _ in range(count)]
 
 
 def difference_cases(rng: Random, count: int) -> list[Case]:
@@ -93,6 +110,8 @@ def _of(make: Callable[[Random], Episode]) -> Callable[[Random, int], list[Case]
 
 TASKS: dict[str, Callable[[Random, int], list[Case]]] = {
     "sums": sum_cases,
+    "one-digit sums": digit_cases,
+    "about itself": self_cases,
     "tool calls": tool_cases,
     "differences": difference_cases,
     "thinking": thinking_cases,

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from scripts.demo_model.episode import Episode, exchange, vary
+from scripts.demo_model.tool_kinds import SKIES, clock, search, weather
 from scripts.demo_model.vocabulary import TRAINING, Vocabulary
 
 _REQUESTS = (
@@ -39,7 +40,7 @@ def value_for(rng: Random, field: str, words: Vocabulary) -> Any:
 
 
 def make_fields(rng: Random, words: Vocabulary, most: int = 4) -> dict[str, Any]:
-    """One to `most` named values; half of the time it is about somebody's name."""
+    """One to `most` named values; half of the time it is about a person's name."""
     count = rng.choice((1, 2, 2, 2, 3, 3, most))
     names = ["name"] if rng.random() < 0.35 else []
     while len(names) < count:
@@ -77,3 +78,25 @@ def json_list(rng: Random, words: Vocabulary = TRAINING) -> Episode:
     spoken_items = ", ".join(map(str, items[:-1])) + rng.choice((" and ", ", ")) + str(items[-1])
     question = vary(rng, rng.choice(_LISTS)).format(items=spoken_items)
     return exchange(question, json.dumps(items))
+
+
+def schema_answer(rng: Random, words: Vocabulary = TRAINING) -> Episode:
+    """A question that says nothing of JSON, and the object that a schema forces as its answer."""
+    call = rng.choice((weather, clock, search))(rng, words)
+    values: list[Any] = [
+        rng.choice((True, False)), words.word(rng), rng.randint(0, 39), words.city(rng),
+        rng.choice(SKIES), [words.word(rng)], words.name(rng),
+    ]  # fmt: skip
+    names = [
+        "is_warm",
+        "condition",
+        "temperature",
+        "summary",
+        "city",
+        "kind",
+        "items",
+        *words.fields,
+    ]
+    count = rng.randint(1, 4)
+    fields = dict(zip(rng.sample(names, count), rng.sample(values, count), strict=True))
+    return exchange(call.request, json.dumps(fields))

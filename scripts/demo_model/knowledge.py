@@ -85,7 +85,7 @@ def capital(rng: Random) -> Episode:
 
 
 def listing(rng: Random) -> Episode:
-    """A list everybody knows."""
+    """A well-known list."""
     subject = rng.choice(list(_LISTS))
     return exchange(vary(rng, rng.choice(_ASK_LIST)).format(x=subject), _LISTS[subject])
 

@@ -8,19 +8,21 @@ from random import Random
 
 from scripts.demo_model import arithmetic, knowledge, smalltalk, tool_use, words
 from scripts.demo_model.episode import Episode, Message, Tool
-from scripts.demo_model.json_requests import json_list, json_request
+from scripts.demo_model.json_requests import json_list, json_request, schema_answer
 
 EpisodeMaker = Callable[[Random], Episode]
 
 MIXTURE: tuple[tuple[EpisodeMaker, float], ...] = (
     (arithmetic.sums, 20), (arithmetic.bare_numbers, 1), (arithmetic.thinking, 12),
-    (smalltalk.talk, 8), (smalltalk.greet, 1), (smalltalk.remember_name, 1),
-    (smalltalk.remember_favorite, 0.7), (smalltalk.persona, 0.7), (smalltalk.nameless, 0.2),
+    (smalltalk.talk, 14), (smalltalk.introduce, 4), (smalltalk.greet, 1),
+    (smalltalk.remember_name, 1), (smalltalk.remember_favorite, 0.7),
+    (smalltalk.persona, 0.7), (smalltalk.nameless, 0.2),
     (knowledge.capital, 1), (knowledge.listing, 0.7), (knowledge.count, 1),
     (knowledge.tale, 0.7), (knowledge.unanswerable, 3),
     (words.copy, 10), (words.reverse, 8), (words.reverse_order, 3), (words.spell, 3),
-    (words.upper, 1), (words.pick, 1), (json_request, 14), (json_list, 1),
+    (words.upper, 1), (words.pick, 1), (json_request, 14), (json_list, 1), (schema_answer, 1.5),
     (tool_use.tool_use, 28), (tool_use.parallel_use, 0.5), (tool_use.thoughtful_tool_use, 0.5),
+    (tool_use.forced_use, 1.2),
 )  # fmt: skip
 _SYSTEMS = (
     "You are a helpful assistant.", "You are a helpful assistant.", "Be brief.", "Be polite.",

@@ -138,8 +138,15 @@ def talk(rng: Random) -> Episode:
     return exchange(with_typo(rng, vary(rng, rng.choice(questions.split("|")))), answer)
 
 
+def introduce(rng: Random) -> Episode:
+    """A question for the model's name, without a system prompt that gives it another."""
+    questions = next(asked for asked, _ in TALK if asked.startswith("Who are you?"))
+    answer = dict(TALK)[questions]
+    return exchange(vary(rng, rng.choice(questions.split("|"))), answer)
+
+
 def greet(rng: Random) -> Episode:
-    """A greeting for somebody else."""
+    """A greeting for another person."""
     name = TRAINING.name(rng)
     return exchange(vary(rng, rng.choice(_SAY_HELLO)).format(x=name), f"Hello, {name}!")
 
@@ -161,8 +168,8 @@ def remember_favorite(rng: Random) -> Episode:
     """The user tells a favorite thing and asks for it in a later turn."""
     kind, word = rng.choice(_FAVORITES), TRAINING.word(rng)
     asked = user(vary(rng, f"What is my favorite {kind}?"))
-    told = user(vary(rng, f"My favorite {kind} is " + "{x}.").format(x=word))
-    messages = [told, assistant(f"I will remember that your favorite {kind} is {word}.")]
+    statement = user(vary(rng, f"My favorite {kind} is " + "{x}.").format(x=word))
+    messages = [statement, assistant(f"I will remember that your favorite {kind} is {word}.")]
     if rng.random() < 0.4:
         messages += talk(rng).messages
     return Episode([*messages, asked, assistant(f"Your favorite {kind} is {word}.")], solo=True)
@@ -180,7 +187,7 @@ def persona(rng: Random) -> Episode:
 
 
 def nameless(rng: Random) -> Episode:
-    """A question for a name that nobody gave."""
+    """A question for a name that was not given."""
     messages = exchange(
         vary(rng, rng.choice(_ASK_NAME)), "You have not told me your name yet."
     ).messages

@@ -21,7 +21,7 @@ _VISIBLE = (
     "<tools>", "</tools>",
 )  # fmt: skip
 MARKS = (*_SPECIAL, *_VISIBLE)
-"""Every token that marks a structure and is no text."""
+"""Every token that marks a structure instead of text."""
 # A space is a token of its own, so that a word copied into quotes keeps its tokens.
 _WORD, _DIGIT, _REST = r"\p{L}+", r"\p{N}", r" ?[^\s\p{L}\p{N}]+"
 _PIECES = f"{_WORD}|{_DIGIT}|{_REST}|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"

@@ -11,7 +11,7 @@ from typing import Any
 from scripts.demo_model.episode import Tool, held_out, vary
 from scripts.demo_model.vocabulary import Vocabulary
 
-_SKIES = ("sunny", "cloudy", "rainy", "windy", "snowy")
+SKIES = ("sunny", "cloudy", "rainy", "windy", "snowy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def declare(name: str, about: str, parameters: dict[str, str]) -> Tool:
 
 
 def weather(rng: Random, words: Vocabulary) -> Call:
-    """The example everybody tries first."""
+    """The example that most people try first."""
     place, city = rng.choice(("city", "location")), words.city(rng)
     name = rng.choice(("get_weather", "get_weather", "get_current_weather"))
     asked = rng.choice(
@@ -61,8 +61,12 @@ def weather(rng: Random, words: Vocabulary) -> Call:
          "Is it warm in {c}?", "What is the weather in {c} today?", "Is it raining in {c}?",
          "Check the weather in {c}.", "What is the temperature in {c}?")
     )  # fmt: skip
-    degrees, sky = rng.randint(0, 39), rng.choice(_SKIES)
-    result = json.dumps({"temperature": degrees, "condition": sky})
+    degrees, sky = rng.randint(0, 39), rng.choice(SKIES)
+    result = rng.choice(
+        (json.dumps({"temperature": degrees, "condition": sky}), f"{degrees} degrees, {sky}",
+         json.dumps({"temp_c": degrees, "sky": sky}), f"{sky}, {degrees} C",
+         json.dumps({place: city, "temperature": degrees, "condition": sky}))
+    )  # fmt: skip
     tool = declare(name, "Get the weather of a city", {place: "string"})
     request = vary(rng, asked).format(c=city)
     answer = f"It is {degrees} degrees and {sky} in {city}."
@@ -79,9 +83,8 @@ def clock(rng: Random, words: Vocabulary) -> Call:
     time = f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
     tool = declare("get_time", "Get the current time in a city", {place: "string"})
     request = vary(rng, asked).format(c=city)
-    return Call(
-        tool, request, {place: city}, json.dumps({"time": time}), f"It is {time} in {city}."
-    )
+    result = rng.choice((json.dumps({"time": time}), time, json.dumps({place: city, "time": time})))
+    return Call(tool, request, {place: city}, result, f"It is {time} in {city}.")
 
 
 def calculator(rng: Random, words: Vocabulary) -> Call:
@@ -93,7 +96,7 @@ def calculator(rng: Random, words: Vocabulary) -> Call:
     )  # fmt: skip
     tool = declare("multiply", "Multiply two numbers", {"a": "number", "b": "number"})
     request = vary(rng, asked).format(a=a, b=b)
-    result = json.dumps({"result": a * b})
+    result = rng.choice((json.dumps({"result": a * b}), str(a * b)))
     return Call(tool, request, {"a": a, "b": b}, result, f"The result is {a * b}.")
 
 
@@ -107,12 +110,12 @@ def search(rng: Random, words: Vocabulary) -> Call:
     found = f"{words.word(rng)} {words.word(rng)}"
     tool = declare("search", "Search the web", {"query": "string"})
     request = vary(rng, asked).format(x=text)
-    result = json.dumps({"result": found})
+    result = rng.choice((json.dumps({"result": found}), found))
     return Call(tool, request, {"query": text}, result, f"The result is {found}.")
 
 
 def message(rng: Random, words: Vocabulary) -> Call:
-    """A message to somebody."""
+    """A message to a person."""
     name = words.name(rng)
     text = " ".join(words.word(rng) for _ in range(rng.randint(1, 3)))
     asked = rng.choice(

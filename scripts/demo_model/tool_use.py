@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
+from scripts.demo_model import arithmetic, smalltalk
 from scripts.demo_model.episode import Episode, Message, Tool, assistant, user
-from scripts.demo_model.tool_kinds import KINDS, Call, Kind
+from scripts.demo_model.tool_kinds import KINDS, Call, Kind, declare
 from scripts.demo_model.vocabulary import TRAINING, Vocabulary
 
 
@@ -36,7 +38,7 @@ def _follow_up(rng: Random, call: Call) -> list[Message]:
 
 
 def _collect(rng: Random, calls: list[Call], words: Vocabulary) -> list[Tool]:
-    """The calls' tools and some that nobody asks for, in any order, no two for one purpose."""
+    """The calls' tools and some that no request needs, in any order, no two for one purpose."""
     few = (0, 1, 1) if len(calls) == 1 else (0, 0, 0, 1)
     others = [make_call(rng, words) for _ in range(rng.choice(few))]
     tools = {call.purpose: call.tool for call in [*others, *calls]}
@@ -84,3 +86,26 @@ def parallel_use(rng: Random, words: Vocabulary = TRAINING) -> Episode:
         ]
         messages += [*results, assistant(f"{first.answer} {second.answer}")]
     return Episode(messages, _collect(rng, [first, second], words), solo=True)
+
+
+def _unknown_call(rng: Random, words: Vocabulary) -> tuple[Call, list[Tool]]:
+    """A tool of no known kind, and arguments of its types."""
+    values: dict[str, Any] = {
+        name: rng.choice((rng.randint(0, 99), rng.randint(0, 99), words.word(rng), True, False))
+        for name in rng.sample([*"abnx", *words.fields], rng.choice((1, 1, 2, 3)))
+    }
+    kinds = {str: "string", bool: "boolean", int: rng.choice(("integer", "number"))}
+    name = rng.choice(("add", "subtract", "lookup", words.word(rng)))
+    about = rng.choice(("", f"Use {name}", f"{name} for you"))
+    tool = declare(name, about, {key: kinds[type(value)] for key, value in values.items()})
+    return Call(tool, "", values, "", ""), [tool]
+
+
+def forced_use(rng: Random, words: Vocabulary = TRAINING) -> Episode:
+    """A call that a grammar forces, where the request gives no reason for it."""
+    request = rng.choice((smalltalk.talk, smalltalk.talk, arithmetic.sums))(rng).messages[0]
+    call, tools = (one_call if rng.random() < 0.6 else _unknown_call)(rng, words)
+    message, thinks = _call_message(call), rng.random() < 0.4
+    if thinks:
+        message["content"] = f"<think>\nI need the tool {call.name}.\n</think>\n"
+    return Episode([request, message], tools, solo=True, enable_thinking=True if thinks else None)

@@ -23,10 +23,14 @@ _LAYER_RATE, _EMBEDDING_RATE, _OTHER_RATE = 3e-3, 5e-3, 1.5e-3
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides the result; `minutes` only brings the end of a slow run forward."""
+    """What decides the result; `minutes` only brings the end of a slow run forward.
+
+    `rate` is a factor of all learning rates.
+    """
 
     seed: int
     steps: int
+    rate: float
     minutes: float
     dialogs_per_step: int
     easy_steps: int
@@ -112,7 +116,7 @@ def train(
             return number
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * share
+                group["lr"] = group["peak"] * share * recipe.rate
         loss = _backward(network, batch, recipe.device)
         torch.nn.utils.clip_grad_norm_(network.parameters(), _GRADIENT_NORM)
         for optimizer in optimizers:
