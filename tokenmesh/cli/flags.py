@@ -100,6 +100,8 @@ FLAGS: Final = (
     Flag("--generation-config", ("model", "generation_config")),
     Flag("--language-model-only", ("model", "language_model_only"), is_switch=True),
     Flag("--limit-mm-per-prompt", ("model", "limit_mm_per_prompt"), convert=json_object),
+    Flag("--on-demand", ("model", "on_demand"), is_switch=True),
+    Flag("--keep-alive", ("model", "keep_alive")),
     Flag("--trust-request-chat-template", ("tokenizer", "trust_request_chat_template"), True),
     Flag("--engine", ("worker", "engine")),
     Flag("--max-num-seqs", ("worker", "max_num_seqs")),
@@ -124,6 +126,7 @@ FLAGS: Final = (
     Flag("--batch-invariant", ("worker", "batch_invariant"), is_switch=True),
     Flag("--structured-outputs-config.backend", ("worker", "structured_outputs_backend")),
     Flag("--block-size", ("worker", "block_size")),
+    Flag("--kv-cache-dtype", ("worker", "kv_cache_dtype")),
     Flag("--enable-prefix-caching", ("worker", "enable_prefix_caching"), is_switch=True),
     Flag("--mamba-block-size", ("worker", "mamba_block_size"), convert=human_number),
     Flag(
@@ -202,6 +205,7 @@ UP_FLAGS: Final = (
         )
         for spec in SERVICES
     ),
+    Flag("--max-awake-models", ("up", "max_awake_models")),
 )
 
 
@@ -233,13 +237,27 @@ def with_flags(command: Callable[..., None], flags: Sequence[Flag]) -> Callable[
     return run
 
 
-def name_model(overrides: dict[str, Any], positional: str | None) -> None:
-    """`up MODEL` and `up --model MODEL` are the same. Raises ConfigError when they differ."""
-    if positional is None:
+_OF_ONE_MODEL: Final = frozenset(("model", "served_model_name", "tokenizer", "revision"))
+
+
+def name_models(overrides: dict[str, Any], positional: Sequence[str]) -> None:
+    """`up MODEL` and `up --model MODEL` are the same; of several each gets the flags of models.
+
+    Raises ConfigError when `--model` names another one, and for flags that fit one model only.
+    """
+    if not positional:
+        return
+    if len(positional) > 1:
+        shared = overrides.pop("model", {})
+        for name in sorted(_OF_ONE_MODEL & shared.keys()):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is for one model: use [[models]] in --config", param=flag)
+        overrides["models"] = [{**shared, "model": each} for each in dict.fromkeys(positional)]
         return
     model = overrides.setdefault("model", {})
-    if model.setdefault("model", positional) != positional:
-        raise ConfigError(f"two models: {positional} and --model {model['model']}", param="--model")
+    if model.setdefault("model", positional[0]) != positional[0]:
+        what = f"two models: {positional[0]} and --model {model['model']}"
+        raise ConfigError(what, param="--model")
 
 
 def _converted(flag: Flag, value: Any) -> object:

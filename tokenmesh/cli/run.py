@@ -1,6 +1,5 @@
 """`tokenmesh run`: serve a model and chat with it, in one terminal."""
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -59,7 +58,8 @@ def serving(words: Sequence[str], port: int) -> Iterator["subprocess.Popen[bytes
         yield mesh
     finally:
         if mesh.poll() is None:
-            mesh.send_signal(signal.SIGINT)
+            # Not SIGINT, which it may have inherited as ignored, or miss while it starts.
+            mesh.terminate()
         mesh.wait()
 
 

@@ -11,16 +11,16 @@ from rich.console import Console
 from tokenmesh.cli.demo import name_demo
 from tokenmesh.cli.embedded.run import run_mesh
 from tokenmesh.cli.embedded.screen import Screen
-from tokenmesh.cli.flags import name_model
+from tokenmesh.cli.flags import name_models
 from tokenmesh.shared.config import load_settings
 
 
 def up(
-    model_tag: Annotated[
-        str | None,
+    model_tags: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="MODEL",
-            help="Local directory or hub id of the checkpoint; default: the bundled demo model.",
+            metavar="[MODEL]...",
+            help="Local directories or hub ids of checkpoints; default: the bundled demo model.",
             show_default=False,
         ),
     ] = None,
@@ -35,8 +35,8 @@ def up(
     *,
     overrides: dict[str, Any],
 ) -> None:
-    """Serve a model: NATS, Redis and all services on this machine. Ctrl-C ends them."""
-    name_model(overrides, model_tag)
+    """Serve models: NATS, Redis and all services on this machine. Ctrl-C ends them."""
+    name_models(overrides, model_tags or ())
     if demo is not None:
         name_demo(overrides, demo)
     settings = load_settings(config, overrides)

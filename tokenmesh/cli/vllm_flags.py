@@ -32,11 +32,12 @@ FIXED: Final = {
     "enable-request-id-headers": Fixed("X-Request-Id is always sent back"),
     "enable-server-load-tracking": Fixed("GET /load always counts"),
     "enable-ssl-refresh": Fixed("certificates are read again when they change"),
-    "kv-cache-dtype": Fixed("the KV cache has the model's type", ("auto",)),
+    "fully-sharded-loras": Fixed(_ONE_DEVICE),
     "load-format": Fixed(
         "a checkpoint is read as what it is", ("auto", "hf", "safetensors", "gguf")
     ),
     "logprobs-mode": Fixed("log-probabilities are the model's own", ("raw_logprobs",)),
+    "lora-dtype": Fixed("adapters are computed in the model's type", ("auto",)),
     "mamba-cache-mode": Fixed(
         "states are saved at ends of blocks; `worker.saved_states` 0 saves none", ("align",)
     ),
@@ -59,6 +60,7 @@ ADVICE: Final = {
     "allowed-local-media-path": "files of the server are never read for a request",
     "allowed-media-domains": "settings of `tokenizer.media` bound what is fetched",
     "attention-backend": "there is one, chosen by the device; leave the flag out",
+    "calculate-kv-scales": "--kv-cache-dtype fp8 takes the checkpoint's scales, int8 makes its own",
     "compilation-config": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
     "disable-fastapi-docs": "set `gateway.docs` to false",
     "download-dir": "set the environment variable HF_HOME",
@@ -71,6 +73,10 @@ ADVICE: Final = {
     "hf-token": "set the environment variable HF_TOKEN",
     "kv-offloading-size": "the KV cache is on one device",
     "kv-transfer-config": "prefill and decode are not separated",
+    "default-mm-loras": "name the adapter as the request's `model`",
+    "enable-lora-bias": "adapters with biases are not served; merge them into the checkpoint",
+    "enable-tower-connector-lora": "adapters of towers are not served; merge them",
+    "lora-target-modules": "every linear layer that an adapter has is served, or it is refused",
     "lora-extra-vocab-size": "adapters with a vocabulary of their own are not served",
     "max-log-len": "requests are traced, not logged; leave the flag out",
     "middleware": "put a proxy in front",
@@ -102,20 +108,20 @@ SHORT: Final = {
 
 _OTHERS: Final = """
 additional-config all2all-backend allow-credentials allow-deprecated-quantization allowed-headers
-allowed-methods attention-config calculate-kv-scales code-revision collect-detailed-traces
+allowed-methods attention-config code-revision collect-detailed-traces
 data-parallel-address data-parallel-backend data-parallel-hybrid-lb data-parallel-rank
 data-parallel-rpc-port data-parallel-size-local data-parallel-start-rank dcp-comm-backend
-decode-context-parallel-size default-chat-template-kwargs default-mm-loras
+decode-context-parallel-size default-chat-template-kwargs
 disable-access-log-for-endpoints disable-chunked-mm-input disable-frontend-multiprocessing
 disable-hybrid-kv-cache-manager disable-nccl-for-dp-sync disable-sliding-window
 distributed-executor-backend distributed-timeout-seconds ec-transfer-config enable-dbo enable-eplb
-enable-lora-bias enable-mfu-metrics enable-mm-embeds enable-return-routed-experts
-enable-tower-connector-lora eplb-config exclude-tools-when-tool-choice-none
-expert-placement-strategy fully-sharded-loras h11-max-header-count h11-max-incomplete-event-size
+enable-mfu-metrics enable-mm-embeds enable-return-routed-experts
+eplb-config exclude-tools-when-tool-choice-none
+expert-placement-strategy h11-max-header-count h11-max-incomplete-event-size
 headless hf-config-path ignore-patterns interleave-mm-strings io-processor-plugin kernel-config
 kv-cache-metrics kv-events-config kv-offloading-backend kv-sharing-fast-prefill
-log-config-file log-error-stack logits-processor-pattern logits-processors lora-dtype
-lora-target-modules mamba-cache-dtype mamba-ssm-cache-dtype
+log-config-file log-error-stack logits-processor-pattern logits-processors
+mamba-cache-dtype mamba-ssm-cache-dtype
 master-addr master-port max-long-partial-prefills max-num-partial-prefills
 max-parallel-loading-workers mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb
 mm-processor-cache-type mm-processor-kwargs mm-shm-cache-max-object-size-mb

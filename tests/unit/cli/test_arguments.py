@@ -1,6 +1,8 @@
 """A `vllm serve` line works after `tokenmesh up`, and what does not says so."""
 
 import hashlib
+import shlex
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,26 +12,29 @@ import typer
 from tokenmesh import __version__
 from tokenmesh.cli import vllm_flags
 from tokenmesh.cli.arguments import arrange
-from tokenmesh.cli.flags import FLAGS, UP_FLAGS, human_number, name_model, with_flags
+from tokenmesh.cli.flags import FLAGS, UP_FLAGS, human_number, name_models, with_flags
 from tokenmesh.cli.main import known_flags, run
 from tokenmesh.shared.config import load_settings
 from tokenmesh.shared.errors import ConfigError
 
 
-def overrides_of(line: str) -> dict[str, Any]:
+def overrides_of(line: str | list[str]) -> dict[str, Any]:
     """What `up` makes of a command line."""
     seen: dict[str, Any] = {}
 
     def command(
-        model_tag: Annotated[str | None, typer.Argument()] = None, *, overrides: dict[str, Any]
+        model_tags: Annotated[list[str] | None, typer.Argument()] = None,
+        *,
+        overrides: dict[str, Any],
     ) -> None:
         """A stand-in for `up`."""
-        name_model(overrides, model_tag)
+        name_models(overrides, model_tags or ())
         seen.update(overrides)
 
     app = typer.Typer()
     app.command()(with_flags(command, UP_FLAGS))
-    app(arrange(line.split(), known_flags("up")), standalone_mode=False)
+    words = line.split() if isinstance(line, str) else line
+    app(arrange(words, known_flags("up")), standalone_mode=False)
     return seen
 
 
@@ -119,6 +124,9 @@ def test_a_short_flag_is_that_of_its_setting() -> None:
         ("--speculative-config.method", "is a flag of vLLM"),
         ("-O3", "-O3 is a flag of vLLM that TokenMesh does not have: kernels are compiled"),
         ("-cc.mode=3", "-cc.mode is a flag of vLLM that TokenMesh does not have: kernels"),
+        ("--lora-dtype=float16", "can only be auto: adapters are computed in the model's type"),
+        ("--enable-tower-connector-lora", "does not have: adapters of towers are not served"),
+        ("--lora-target-modules", "does not have: every linear layer that an adapter has"),
         ("--lora-extra-vocab-size=9", "TokenMesh does not have: adapters with a vocabulary"),
         ("--no-enable-chunked-prefill", "prefill is always chunked"),
         ("--tensor-parallel-size=2", "can only be 1: a worker uses one device"),
@@ -151,10 +159,73 @@ def test_flags_of_vllm_for_what_is_so_anyway_are_taken() -> None:
     line = (
         "m --enable-auto-tool-choice --enable-chunked-prefill --enable-prompt-tokens-details "
         "--enable-server-load-tracking --task generate --show-hidden-metrics-for-version 0.1 "
-        "--enable-request-id-headers -tp 1 --kv-cache-dtype=auto --no-enable-eplb "
+        "--enable-request-id-headers -tp 1 --no-enable-eplb "
         "--disable_log_requests --tokenizer-mode auto"
     )
     assert overrides_of(line) == {"model": {"model": "m"}}
+
+
+VLLM_LINES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "vllm serve some/model -q gptq --kv-cache-dtype fp8 --max-model-len 4k": (
+        {"quantization": "gptq"},
+        {"kv_cache_dtype": "fp8"},
+        {},
+    ),
+    "vllm serve some/model --quantization=fp8 --kv_cache_dtype fp8_e5m2 --dtype half": (
+        {"quantization": "fp8", "dtype": "float16"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {},
+    ),
+    "vllm serve some/model --quantization awq_marlin --kv-cache-dtype auto -tp 1": (
+        {"quantization": "awq_marlin"},
+        {"kv_cache_dtype": "auto"},
+        {},
+    ),
+    "vllm serve --model some/model --enable-lora --lora-modules sql=/adapters/sql fr=/adapters/fr "
+    "--max-loras 4 --max-cpu-loras 16 --max-lora-rank 64 --quantization bitsandbytes": (
+        {"quantization": "bitsandbytes"},
+        {},
+        {
+            "enable_lora": True,
+            "lora_modules": {"sql": "/adapters/sql", "fr": "/adapters/fr"},
+            "max_loras": 4,
+            "max_cpu_loras": 16,
+            "max_lora_rank": 64,
+        },
+    ),
+    "vllm serve some/model --enable-lora --lora-dtype auto --fully-sharded-loras "
+    """--lora-modules a=/a '{"name": "b", "path": "/b", "base_model_name": "some/model"}'""": (
+        {},
+        {},
+        {"enable_lora": True, "lora_modules": {"a": "/a", "b": "/b"}},
+    ),
+    "vllm serve some/model --no-enable-lora": ({}, {}, {"enable_lora": False}),
+    "vllm serve some/model --enable-lora --kv-cache-dtype fp8_e4m3 "
+    """--lora-modules '{"name": "sql", "path": "/adapters/sql"}'""": (
+        {},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"enable_lora": True, "lora_modules": {"sql": "/adapters/sql"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("line", VLLM_LINES)
+def test_a_line_of_vllm_works_with_its_first_two_words_changed(line: str) -> None:
+    words = shlex.split(line)
+    assert words[:2] == ["vllm", "serve"]
+    settings = load_settings(overrides=overrides_of(words[2:]))
+    model, worker, lora = VLLM_LINES[line]
+    (found,) = settings.models
+    assert found.model == "some/model"
+    assert {key: getattr(found, key) for key in model} == model
+    assert {key: getattr(settings.worker, key) for key in worker} == worker
+    assert {key: getattr(settings.worker.lora, key) for key in lora} == lora
+
+
+def test_types_of_a_kv_cache_that_are_not_served_are_refused_by_name() -> None:
+    for name in ("fp8_inc", "fp8_ds_mla", "float16"):
+        with pytest.raises(ConfigError, match="'auto', 'bfloat16', 'fp8'"):
+            load_settings(overrides=overrides_of(f"m --kv-cache-dtype {name}"))
 
 
 def test_code_of_a_checkpoint_is_a_setting() -> None:
@@ -283,6 +354,21 @@ def test_a_broken_config_file_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert "did you mean gateway.port" in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"tokenmesh {__version__}\n"
+
+
+def test_several_models_get_the_flags_of_models() -> None:
+    line = "some/a some/b --on-demand --keep-alive -1 --dtype bfloat16 --max-awake-models 2"
+    settings = load_settings(overrides=overrides_of(line))
+    assert [model.model for model in settings.models] == ["some/a", "some/b"]
+    assert [model.keep_alive_s for model in settings.models] == [inf, inf]
+    assert all(model.on_demand and model.dtype == "bfloat16" for model in settings.models)
+    assert settings.up.max_awake_models == 2
+
+
+@pytest.mark.parametrize("flag", ["--model c", "--served-model-name x", "--tokenizer t"])
+def test_flags_of_one_model_do_not_go_with_several(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag.split()[0]} is for one model"):
+        overrides_of(f"some/a some/b {flag}")

@@ -82,7 +82,7 @@ async def test_a_good_stream_is_measured() -> None:
     ],
     ids=["count", "truncated", "usage", "error", "json", "status", "garbage", "closed"],
 )
-async def test_each_fault_is_told_by_its_kind(answer: bytes, kind: str) -> None:
+async def test_each_fault_is_reported_by_its_kind(answer: bytes, kind: str) -> None:
     outcomes = await outcomes_of(lambda _path, _body: answer)
     assert [outcome.error for outcome in outcomes] == [kind] * 4
 
@@ -93,7 +93,7 @@ async def test_a_silent_server_is_a_timeout() -> None:
     assert outcome.error == "timeout"
 
 
-async def test_nobody_there_is_refused() -> None:
+async def test_an_absent_server_is_a_refused_connection() -> None:
     async with serving(lambda _path, _body: b"") as url:
         pass
     (outcome,) = await Load(Target(url, None), SHAPE, 1, 5, lambda _: None).closed([Ask([1], 3)])

@@ -87,7 +87,7 @@ def test_a_broken_answer_leaves_the_conversation_as_it_was(gateway: Gateway) -> 
     assert conversation.messages == []
 
 
-def test_reasoning_is_told_apart_from_the_answer(gateway: Gateway) -> None:
+def test_reasoning_is_reported_apart_from_the_answer(gateway: Gateway) -> None:
     gateway.stream = event(reasoning_content="hm") + event(content="4")
     pieces = list(ChatHistory(gateway.api(), "demo", {}).ask("2+2"))
     assert [(piece.reasoning, piece.text) for piece in pieces] == [("hm", ""), ("", "4")]

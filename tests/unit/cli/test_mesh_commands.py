@@ -109,7 +109,7 @@ def test_drain_that_takes_too_long_has_its_exit_code(answered: Callable[[Answer]
     assert run(["drain", "worker-1", "--wait", "0"]) == 0
 
 
-def test_drain_of_the_only_gateway_ends_when_nobody_answers(
+def test_drain_of_the_only_gateway_ends_without_an_answer(
     answered: Callable[[Answer], None],
 ) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
@@ -160,7 +160,7 @@ def test_top_outlives_a_gateway_that_is_away_for_a_while(
     assert shown.index("worker-1") < shown.index("no gateway answers") < shown.rindex("worker-1")
 
 
-def test_drain_of_nobody_is_misuse(
+def test_drain_without_a_name_is_misuse(
     answered: Callable[[Answer], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = {"error": {"message": "no process 'x' in the mesh"}}

@@ -1,5 +1,6 @@
 """Models in the cache of this machine, and models that a mesh serves."""
 
+import re
 from pathlib import Path
 
 import httpx
@@ -70,7 +71,7 @@ def test_a_model_that_cannot_be_downloaded_is_explained(
 def test_served_models_are_shown_with_their_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = process("worker-4", models=["qwen"], load=LOAD)
+    more = process("worker-4", models=["qwen"], load=LOAD | {"sleeps_in_s": 240.4})
     state = STATE | {"processes": [*STATE["processes"], more]}  # type: ignore[misc]
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json=state))
     monkeypatch.setattr(models_module, "Api", lambda url, key: Api(url, key, transport))
@@ -78,8 +79,28 @@ def test_served_models_are_shown_with_their_load(
     assert lines_of(capsys) == [
         "model workers running waiting KV state",
         "llama 3 6 4 25% 1 asleep, 1 draining, 1 up",
-        "qwen 1 3 2 25% 1 up",
+        "qwen 1 3 2 25% 1 up, sleeps in 240 s",
     ]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_long_names_of_models_are_not_cut(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "/models/" + "a-long-name/" * 10 + "end"
+    state = STATE | {"processes": [process("worker-1", models=[name], load=LOAD)]}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=state))
+    monkeypatch.setattr(models_module, "Api", lambda url, key: Api(url, key, transport))
+    monkeypatch.setenv("COLUMNS", "80")
+    if is_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("NO_COLOR", "1")
+    assert run(["ps"]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    shown = "".join(line.split("  ")[0].strip() for line in lines[1:])
+    assert name in shown
+    assert (len(lines) == 2) is not is_terminal
+    assert "1 up" in lines[1]
 
 
 def test_sizes_and_ages_are_readable() -> None:

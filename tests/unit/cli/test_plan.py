@@ -4,6 +4,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,6 @@ def test_replicas_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     workers = [spec for spec in plan.services if spec.name.startswith("worker")]
     assert [spec.name for spec in workers] == ["worker 1", "worker 2", "worker 3"]
     assert {spec.environment["OMP_NUM_THREADS"] for spec in workers} == {"2"}
-    assert {spec.environment["GOMP_SPINCOUNT"] for spec in workers} == {"0"}
 
 
 def test_gateways_share_the_port_and_one_alone_does_not(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_a_host_that_is_not_here_is_an_error_about_the_host() -> None:
     assert caught.value.param == "--host"
 
 
-async def test_a_port_where_nobody_listens_does_not_accept() -> None:
+async def test_a_port_without_a_listener_does_not_accept() -> None:
     assert not await wait_accepting(free_port(), 0.05)
 
 
@@ -275,3 +276,45 @@ def test_a_directory_that_is_no_checkpoint_is_refused_at_once(
 def test_what_may_be_a_hub_id_is_left_to_the_services() -> None:
     check_models(load_settings(overrides={"model": {"model": "Qwen/Qwen2.5-0.5B"}}))
     check_models(load_settings())
+
+
+def test_models_on_demand_share_slots_and_cores(tmp_path: Path) -> None:
+    models = [{"model": name, "on_demand": name != "pinned"} for name in ("a", "b", "pinned")]
+    up = {"workers": 2, "max_awake_models": 1}
+    plan = make_plan(load_settings(overrides={"models": models, "up": up}), tmp_path)
+    worker = settings_of(plan)["worker 1"].worker.on_demand
+    assert worker.slots_dir == tmp_path / "awake"
+    assert stat.S_IMODE(worker.slots_dir.stat().st_mode) == 0o700
+    assert worker.max_awake == 2
+    environments = [spec.environment for spec in plan.services if spec.name == "worker 1"]
+    threads = max(1, len(os.sched_getaffinity(0)) // 4)
+    assert environments[0]["OMP_NUM_THREADS"] in (str(threads), os.environ.get("OMP_NUM_THREADS"))
+
+
+def test_a_directory_of_slots_that_is_set_is_kept(tmp_path: Path) -> None:
+    slots = {"slots_dir": str(tmp_path), "max_awake": 3}
+    overrides = {"model": {"on_demand": True}, "worker": {"on_demand": slots}}
+    plan = make_plan(load_settings(overrides=overrides), tmp_path)
+    worker = settings_of(plan)["worker"].worker.on_demand
+    assert (worker.slots_dir, worker.max_awake) == (tmp_path, 3)
+
+
+@pytest.mark.parametrize(("chosen", "found"), [({}, "0"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_the_threads_of_torch_sleep_unless_chosen_otherwise(
+    chosen: dict[str, str], found: str
+) -> None:
+    """libgomp reads it when torch is imported, so it must be set before."""
+    script = (
+        "import sys, tokenmesh, os; assert 'torch' not in sys.modules; "
+        "print(os.environ['GOMP_SPINCOUNT'])"
+    )
+    plain = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env=plain | chosen,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert run.stdout.strip() == found

@@ -30,7 +30,7 @@ WITH_GRANDCHILD = (
 
 @dataclass
 class Watched:
-    """A supervisor and what it told."""
+    """A supervisor and its output."""
 
     supervisor: ProcessSupervisor
     lines: list[tuple[str, str]] = field(default_factory=list)

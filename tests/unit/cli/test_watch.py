@@ -124,12 +124,12 @@ async def test_a_service_that_never_gets_ready_is_replaced(watched: Watched) -> 
     assert "not ready after up.ready_s" in watched.deaths[0].tail[-1]
 
 
-async def test_nobody_is_blamed_for_what_this_process_missed(watched: Watched) -> None:
+async def test_no_child_is_blamed_for_what_this_process_missed(watched: Watched) -> None:
     child = await watched.start(watched.service())
     await watched.wait(readies=1)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGSTOP)
-    # As when the machine sleeps: the child was silent, and so was everybody.
+    # As when the machine sleeps: the child was silent, and so were all.
     time.sleep(1.5 * LIMITS.hung_s)  # noqa: ASYNC251
     os.kill(child.pid, signal.SIGCONT)
     await asyncio.sleep(1.5 * LIMITS.hung_s)

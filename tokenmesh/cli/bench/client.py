@@ -240,7 +240,7 @@ class Target:
         )
         return connection
 
-    async def ask(self, method: str, path: str, body: object = None) -> bytes:
+    async def fetch(self, method: str, path: str, body: object = None) -> bytes:
         """The body of a plain answer. Raises ValueError when its status is not 200."""
         connection = await self.connect()
         reply = await connection.send(self.request(method, path, body))

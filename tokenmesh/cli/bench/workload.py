@@ -69,7 +69,7 @@ class _Models(msgspec.Struct):
 
 async def first_model(server: Target) -> str:
     """The first model that the server lists. Raises ValueError when there is none."""
-    models = msgspec.json.decode(await server.ask("GET", "/v1/models"), type=_Models).data
+    models = msgspec.json.decode(await server.fetch("GET", "/v1/models"), type=_Models).data
     if not models:
         raise ValueError("the server serves no model")
     return models[0].id
@@ -78,7 +78,7 @@ async def first_model(server: Target) -> str:
 async def tokenize(server: Target, model: str, text: str) -> list[int]:
     """The server's own token ids of `text`. Raises ValueError with the server's answer."""
     body = {"model": model, "prompt": text, "add_special_tokens": False}
-    answer = await server.ask("POST", "/tokenize", body)
+    answer = await server.fetch("POST", "/tokenize", body)
     return msgspec.json.decode(answer, type=_Tokenized).tokens
 
 

@@ -134,10 +134,21 @@ def make_plan(settings: Settings, folder: Path, *, with_admin: bool = False) -> 
             credentials[user]["redis"] = {"user": user, "password": passwords[user]}
     if settings.up.gateways > 1:
         changes["gateway"] = {"reuse_port": True}
+    if any(model.on_demand for model in settings.models):
+        changes["worker"] = {"on_demand": _slots(settings, folder)}
     settings = changed(settings, changes)
     services = tuple(_services(settings, credentials, folder))
     settings = changed(settings, credentials[own])
     return MeshPlan(settings, tuple(servers), services, events_url, store)
+
+
+def _slots(settings: Settings, folder: Path) -> dict[str, object]:
+    """What bounds the workers on demand that are awake, unless the settings name a directory."""
+    if settings.worker.on_demand.slots_dir is not None:
+        return {}
+    slots = folder / "awake"
+    slots.mkdir(mode=0o700)
+    return {"slots_dir": slots, "max_awake": settings.up.max_awake_models * settings.up.workers}
 
 
 def _services(
@@ -145,7 +156,7 @@ def _services(
 ) -> Iterator[ChildSpec]:
     up = settings.up
     num_models = len(models_run(settings))
-    threads = max(1, len(os.sched_getaffinity(0)) // (up.workers * num_models))
+    threads = max(1, len(os.sched_getaffinity(0)) // (up.workers * _num_awake(settings)))
     for spec in SERVICES:
         service, count = spec.name, getattr(up, spec.count_setting)
         if service == "worker":
@@ -168,7 +179,9 @@ def _services(
         phase = Phase.EDGE if spec.faces_clients else Phase.MESH
         for number in range(1, count + 1):
             name = f"{service} {number}" if count > 1 else service
-            environment = _thread_environment(threads) if spec.computes else {}
+            environment = {}
+            if spec.computes:  # these share the cores
+                environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
             environment |= notify_environment(str(folder / NOTIFY_SOCKET), up.hung_s)
             if service == "worker":
                 environment |= _model_of_worker(settings, number - 1)
@@ -182,17 +195,16 @@ def models_run(settings: Settings) -> tuple[str, ...]:
     return names if wanted is None else (wanted,)
 
 
+def _num_awake(settings: Settings) -> int:
+    """Models that compute at a time."""
+    names = models_run(settings)
+    on_demand = sum(model.on_demand for model in settings.models if model.name in names)
+    return max(1, len(names) - on_demand + min(on_demand, settings.up.max_awake_models))
+
+
 def _model_of_worker(settings: Settings, index: int) -> dict[str, str]:
     """A worker runs one model: the models take turns."""
     names = models_run(settings)
     if len(settings.models) == 1:
         return {}
     return {environment_name(("worker", "model")): names[index % len(names)]}
-
-
-def _thread_environment(threads: int) -> dict[str, str]:
-    """Workers share the cores, and a thread without work sleeps instead of spinning."""
-    return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "0"),
-    }

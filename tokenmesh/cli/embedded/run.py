@@ -168,7 +168,7 @@ def _show_ready(plan: MeshPlan, screen: Screen, card: ModelCard | None) -> None:
         "Docs": f"{url}/docs",
         "Model": ", ".join(model.name for model in settings.models),
         **({"Chat": f"tokenmesh chat{where}"} if generates else {}),
-        "Console": f"{url}/console",
+        "Console": f"{url}/console  (in a browser: chat, and where the time of each request goes)",
         "Trace": f"tokenmesh trace{where}",
         "Stop": "Ctrl-C",
     }
