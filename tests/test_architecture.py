@@ -20,7 +20,7 @@ OWNERS = {
     "transformers": (
         "services/tokenizer_svc/",
         "services/worker_svc/models/hf/",
-        "services/mm_encoder_svc/tower.py",
+        "services/mm_encoder_svc/tower",
     ),
     "av": ("services/tokenizer_svc/media/",),
     "soundfile": ("services/tokenizer_svc/media/",),
@@ -54,8 +54,17 @@ def imports() -> list[tuple[Path, frozenset[str]]]:
     return [(path, frozenset(imported_names(tree))) for path, tree in modules()]
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All of a module, without their expressions, which are most of it."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        found = getattr(tree, name, ())
+        for node in found if isinstance(found, list) else ():
+            yield node
+            yield from statements(node)
+
+
 def imported_names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -97,7 +106,8 @@ def test_the_environment_is_read_in_the_config_only() -> None:
             for node in ast.walk(tree)
         )
     ]
-    assert [name for name in offenders if not name.startswith("cli/embedded/")] == []
+    outside = [name for name in offenders if not name.startswith("cli/embedded/")]
+    assert outside == ["__init__.py"]  # how threads of torch wait, before it is imported
 
 
 def test_no_test_imports_a_private_name() -> None:

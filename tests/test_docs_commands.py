@@ -7,20 +7,22 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.pages import PAGES, ROOT, blocks, commands, name_of, spans
 from tokenmesh.cli.arguments import arrange
-from tokenmesh.cli.main import WITH_SETTINGS, known_flags
+from tokenmesh.cli.main import COMMANDS, WITH_SETTINGS, known_flags
+from tokenmesh.cli.main import run as run_command
 from tokenmesh.cli.vllm_flags import FIXED
-from tokenmesh.services.gateway.tenancy.key_file import read_key_file
+from tokenmesh.services.gateway.tenancy.auth import read_key_file
 from tokenmesh.shared.config import load_settings
 from tokenmesh.shared.services import SERVICE_BY_NAME
 
-COMMANDS = ("up", "serve", "chat", "trace", "top", "drain")
 ROUTE = re.compile(r"""["'](/[\w/{}]+)["']""")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
@@ -49,9 +51,10 @@ def calls_of(page: Path, program: str) -> Iterator[list[str]]:
 @on_every_page
 def test_our_commands_have_the_flags_that_are_shown(page: Path) -> None:
     for words in calls_of(page, "tokenmesh"):
-        if not words or words[0] not in COMMANDS:
+        if not words or words[0][0] in "-<":
             continue
-        known = known_flags(words[0])
+        assert words[0] in COMMANDS, words
+        known = flags_of(tuple(words))
         if words[0] in WITH_SETTINGS:
             arrange(words[1:], known)  # raises ConfigError for another flag
         given = {each.partition("=")[0] for each in words[1:] if each.startswith("--")}
@@ -60,9 +63,24 @@ def test_our_commands_have_the_flags_that_are_shown(page: Path) -> None:
             assert words[1] in SERVICE_BY_NAME
 
 
+@cache
+def flags_of(words: tuple[str, ...]) -> frozenset[str]:
+    """Every flag that a command takes, and for `bench` the command of that group."""
+    if words[0] == "run":
+        return known_flags("run") | known_flags("up")
+    if words[0] != "bench":
+        return known_flags(words[0])
+    with redirect_stdout(StringIO()) as shown, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "300")
+        assert run_command([*words[:2], "--help"]) == 0, words
+    return frozenset(OPTION.findall(shown.getvalue()))
+
+
 def test_there_are_commands_to_check() -> None:
     found = [words for page in PAGES for words in calls_of(page, "tokenmesh")]
     assert len(found) > 20
+    commands_shown = {words[0] for words in found if words}
+    assert {"run", "list", "pull", "ps", "quantize", "bench"} <= commands_shown
     assert ["drain", "ID", "--url", "$URL"] in found
 
 
@@ -167,14 +185,14 @@ def test_python_in_pages_parses(page: Path) -> None:
 
 @on_every_page
 def test_options_in_the_text_exist(page: Path) -> None:
-    ours = {flag for command in COMMANDS for flag in known_flags(command)}
+    ours = {flag for command in COMMANDS if command != "bench" for flag in known_flags(command)}
     ours |= {flag.partition(".")[0] for flag in ours} | {f"--{name}" for name in FIXED}
     others = "\n".join(
         path.read_text(encoding="utf-8")
         for folder in ("benchmarks", "scripts", "tokenmesh/cli")
         for path in (ROOT / folder).rglob("*.py")
     )
-    foreign = {"--no-deps", "--build-arg", "--scale", "--latency"}
+    foreign = {"--no-deps", "--build-arg", "--scale", "--latency", "--enable-feature"}
     named = {
         option
         for text in spans(page)

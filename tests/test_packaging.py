@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -58,6 +59,17 @@ def test_requirement_has_an_upper_bound(name: str) -> None:
     found = [each.specifier for each in REQUIREMENTS if each.name == name]
     assert found
     assert all(is_bounded(each) for each in found)
+
+
+@pytest.mark.timeout(60)  # a busy machine imports slowly
+def test_gateway_and_scheduler_load_no_torch() -> None:
+    code = (
+        "import sys, tokenmesh.services.gateway.main, tokenmesh.services.scheduler_svc.main\n"
+        "heavy = {'torch', 'triton', 'transformers', 'xgrammar', 'numpy'} & sys.modules.keys()\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.timeout(60)  # reads every file of the package

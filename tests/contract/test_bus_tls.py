@@ -34,14 +34,14 @@ async def test_tls(
     server = start_nats()
     add_tls(server, certificate)
     with pytest.raises(BusLost, match="certificate"):
-        await connect(settings_for(server), "who trusts nobody here")
+        await connect(settings_for(server), "trusts no server here")
     monkeypatch.setenv(ssl.get_default_verify_paths().openssl_cafile_env, str(certificate))
     bus = await connect(settings_for(server), "who trusts it")
     await bus.flush()
     await bus.close()
 
 
-async def test_a_password_is_not_told_where_tls_was_asked_for_and_is_not_there(
+async def test_a_password_is_not_sent_where_tls_is_required_and_missing(
     start_nats: Callable[[], Server],
 ) -> None:
     server = start_nats()

@@ -1,4 +1,4 @@
-"""Something else where an encoder's embeddings should be: taken away, and told as worth a retry."""
+"""Wrong data where an encoder's embeddings should be: removed, and reported as worth a retry."""
 
 import secrets
 import struct

@@ -22,7 +22,7 @@ async def drain(bus: MessageBus) -> None:
     assert await bus.request(subject, Drain(), deadline_s=now_s() + 5) == Done()
 
 
-async def test_a_process_that_is_told_to_drain_leaves_and_says_so(
+async def test_a_process_that_receives_drain_leaves_and_reports_it(
     bus: MessageBus, settings: Settings
 ) -> None:
     async with running(settings) as service:

@@ -187,5 +187,5 @@ async def test_without_jetstream_the_error_is_immediate(plain_nats: Server) -> N
     async with asyncio.timeout(5):
         await scene.writer().put(flushed(0))
         with pytest.raises(Unavailable, match="JetStream"):
-            await scene.logs.mark(GatewayId("g"), scene.id)
+            await scene.logs.marks.set(GatewayId("g"), scene.id)
     await bus.close()

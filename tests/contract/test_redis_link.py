@@ -69,7 +69,7 @@ async def test_redis_comes_back(start_redis: Callable[[], Server]) -> None:
         assert await echo([], ["3"]) == b"3"
         server.stop()
         server.start()
-        # nobody has noticed that the connection is gone
+        # the lost connection has not been noticed
         assert await echo([], ["4"]) == b"4"
 
 
@@ -134,7 +134,7 @@ async def test_a_wrong_password_is_a_wrong_setting(
             await redis.script(ECHO)([], ["x"])
 
 
-async def test_a_script_that_redis_forgot_is_told_again(redis_settings: RedisSettings) -> None:
+async def test_a_script_that_redis_forgot_is_sent_again(redis_settings: RedisSettings) -> None:
     async with opened(redis_settings) as redis:
         echo = redis.script(ECHO + " -- forgotten")
         assert await echo([], ["1"]) == b"1"
@@ -185,7 +185,7 @@ async def test_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n+OK\r\n"])
-async def test_somebody_else_listens_there(garbage: bytes) -> None:
+async def test_another_program_listens_there(garbage: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(garbage)

@@ -182,7 +182,7 @@ async def test_members_appear_and_disappear(bus: MessageBus, settings: Settings)
         ("scheduler", {INSTANCE, "gateway-other", "worker-other"}),
     ],
 )
-async def test_nobody_hears_beats_that_are_nothing_to_him(
+async def test_heartbeats_reach_only_services_that_follow_them(
     bus: MessageBus, settings: Settings, name: str, heard: set[str]
 ) -> None:
     async with running(settings, name) as service:
@@ -203,7 +203,7 @@ async def test_nobody_hears_beats_that_are_nothing_to_him(
         await until(lambda: {each.beat.instance_id for each in mesh.members.all()} == heard)
 
 
-async def test_drain_hooks_run_in_order_and_one_that_fails_stops_nobody(
+async def test_drain_hooks_run_in_order_and_one_that_fails_does_not_stop_the_others(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran: list[str] = []
@@ -243,7 +243,7 @@ async def test_hanging_work_is_answered_when_the_grace_is_over(
         assert await service.exit_code() == ExitCode.CLEAN
 
 
-async def test_an_actor_that_fails_to_stop_takes_nobody_along(
+async def test_an_actor_that_fails_to_stop_does_not_end_the_others(
     bus: MessageBus, settings: Settings
 ) -> None:
     beats = await collect_beats(bus)

@@ -2,7 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -13,9 +14,8 @@ from tests.servers import Server, redis_settings_of
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.usage import usage_of
 from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.ledger import Ledger
-from tokenmesh.services.gateway.tenancy.limits import QuotaExceeded, RateLimited
-from tokenmesh.services.gateway.tenancy.local_limits import LocalLimits
+from tokenmesh.services.gateway.tenancy.ledger import Ledger, TokenCounts, month_of
+from tokenmesh.services.gateway.tenancy.limits import LocalLimits, QuotaExceeded, RateLimited
 from tokenmesh.services.gateway.tenancy.redis_state import (
     Scripts,
     expiry_key,
@@ -24,7 +24,6 @@ from tokenmesh.services.gateway.tenancy.redis_state import (
     usage_key,
 )
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
-from tokenmesh.services.gateway.tenancy.usage_counts import TokenCounts, month_of
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.config.requests import TenancySettings
@@ -52,6 +51,20 @@ def admission_of(redis: Redis | None, **settings: Any) -> Admission:
 
 def exchange_of(tenant: Tenant) -> RequestContext:
     return RequestContext(RequestId("r"), True, monotonic_s(), Access(tenant))
+
+
+async def until(is_so: Callable[[], Awaitable[Any]]) -> None:
+    async with asyncio.timeout(10):
+        while not await is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def is_admitted(admission: Admission, tenant: Tenant) -> bool:
+    try:
+        await admission.admit(exchange_of(tenant))
+    except RateLimited:
+        return False
+    return True
 
 
 async def usage_of_tenant(redis: Redis, tenant: Tenant) -> dict[bytes, int]:
@@ -86,12 +99,11 @@ async def test_leases_are_released_and_those_of_a_dead_gateway_expire(
     lease.release()
     lease.release()
     await first.settle()
-    short = admission_of(redis, lease_s=0.05)
+    short = admission_of(redis, lease_s=1.0)
     await short.admit(exchange_of(tenant))
     with pytest.raises(RateLimited):
         await first.admit(exchange_of(tenant))
-    await asyncio.sleep(0.1)
-    await first.admit(exchange_of(tenant))
+    await until(partial(is_admitted, first, tenant))
 
 
 @pytest.mark.parametrize("is_alone", [False, True], ids=["with redis", "without redis"])
@@ -119,11 +131,11 @@ async def test_a_wide_request_counts_its_prompts_and_its_sequences(
 
 
 async def test_leases_of_long_requests_are_renewed(redis: Redis) -> None:
-    tenant, gateway = tenant_of(max_concurrent=1), admission_of(redis, lease_s=0.3)
+    tenant, gateway = tenant_of(max_concurrent=1), admission_of(redis, lease_s=2.0)
     running = asyncio.create_task(gateway.run())
     await gateway.admit(exchange_of(tenant))
     await redis.call("DEL", open_key(tenant.name))
-    await asyncio.sleep(0.6)
+    await until(partial(redis.call, "EXISTS", open_key(tenant.name)))
     with pytest.raises(RateLimited):
         await admission_of(redis).admit(exchange_of(tenant))
     running.cancel()
@@ -147,6 +159,7 @@ async def test_a_tenant_in_debt_waits_and_one_without_budget_is_refused(redis: R
     assert over.value.retry_after_s is not None
     assert await usage_of_tenant(redis, tenant) == {
         b"tokens": 5899,
+        b"models": 1,
         b"requests:m": 2,
         b"prompt:m": 5700,
         b"cached:m": 300,

@@ -40,6 +40,8 @@ class MeshProcess:
         """The process of a service or server; `redis-server` may be a Valkey."""
         names = ("redis-server", "valkey-server") if name == "redis-server" else (name,)
         for child in self.process.children():
+            if child.status() == psutil.STATUS_ZOMBIE:
+                continue
             # These two replace their arguments by a title.
             words = " ".join(child.cmdline()).split()
             if words and (not set(names).isdisjoint(words) or words[0].endswith(names)):
@@ -62,9 +64,10 @@ class MeshProcess:
         return sum(each["service"] == service for each in processes)
 
     def wait_ready(self) -> None:
-        """Return when the screen says so; fails with the output otherwise."""
+        """Return when the whole screen is there; fails with the output otherwise."""
         give_up = time.monotonic() + READY_S
-        while "TokenMesh is ready" not in self.output:
+        # The command to try is its end, and an empty line ends it.
+        while "\n\n" not in self.output.partition("TokenMesh is ready")[2].partition("curl ")[2]:
             assert self.process.poll() is None, self.output
             assert time.monotonic() < give_up, self.output
             time.sleep(POLL_S)
@@ -74,25 +77,30 @@ class MeshProcess:
         self.process.send_signal(signal.SIGINT)
         return int(self.process.wait(STOP_S))
 
-    def kill(self) -> None:
-        """End it whatever state it is in."""
+    def kill(self) -> list[str]:
+        """SIGKILL to it alone; the names of what outlives it, which is then killed as well."""
         family = self.family() if self.process.is_running() else []
-        for process in (self.process, *family):
+        if self.process.is_running():
+            self.process.kill()
+        self.process.wait(STOP_S)
+        left = alive(family)
+        for process in family:
             if process.is_running():
                 process.kill()
-        self.process.wait(STOP_S)
         self.log.unlink(missing_ok=True)
+        return left
 
 
 @contextmanager
 def mesh(port: int, *arguments: str) -> Iterator[MeshProcess]:
-    """A mesh that is ready, and gone afterwards."""
+    """A mesh that is ready, and is killed afterwards, which leaves no process behind."""
     running = MeshProcess(port, *arguments)
     try:
         running.wait_ready()
         yield running
     finally:
-        running.kill()
+        left = running.kill()
+    assert left == [], "these outlived their parent"
 
 
 def chat(url: str, text: str, **fields: object) -> httpx.Response:

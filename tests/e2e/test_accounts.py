@@ -1,4 +1,4 @@
-"""Usage is what clients were told, to the token, whatever befalls the processes behind them."""
+"""Usage is what clients received, to the token, whatever happens to the processes behind them."""
 
 import asyncio
 import json
@@ -41,15 +41,15 @@ def settings_of(folder: Path) -> Settings:
 
 
 class Clients:
-    """Send requests and add up what they were told."""
+    """Send requests and add up the usage that they report."""
 
     def __init__(self, urls: list[str], model: str) -> None:
         self._urls = urls
         self._model = model
         self._dice = Random(5)
-        self.told = {tenant: Counter[str]() for tenant in TENANTS}
+        self.shown = {tenant: Counter[str]() for tenant in TENANTS}
 
-    async def ask(self, tenant: str) -> None:
+    async def send(self, tenant: str) -> None:
         dice = self._dice
         prompt = dice.choice([list(range(100, 164)), dice.choices(range(70, 900), k=40)])
         body = {
@@ -69,7 +69,7 @@ class Clients:
         usage = reply.usage
         assert usage is not None
         details = usage.prompt_tokens_details
-        self.told[tenant].update(
+        self.shown[tenant].update(
             requests=1,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=details.cached_tokens if details else 0,
@@ -77,11 +77,11 @@ class Clients:
         )
 
     async def run(self, others: asyncio.Task[None]) -> None:
-        """As long as somebody disturbs."""
+        """Repeat while faults go on."""
 
         async def repeat(tenant: str) -> None:
             while not others.done():
-                await self.ask(tenant)
+                await self.send(tenant)
 
         async with asyncio.TaskGroup() as group:
             for number in range(CONCURRENCY):
@@ -107,8 +107,8 @@ async def disturb(cluster: Cluster) -> None:
 
 
 async def usage_of(url: str, tenant: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(await Target(url, tenant).ask("GET", "/v1/usage"))
-    return told
+    shown: dict[str, Any] = json.loads(await Target(url, tenant).fetch("GET", "/v1/usage"))
+    return shown
 
 
 async def counted(cluster: Cluster, tenant: str) -> Counter[str]:
@@ -119,7 +119,7 @@ async def counted(cluster: Cluster, tenant: str) -> Counter[str]:
     return Counter({kind: value for kind, value in model.items() if kind != "model"})
 
 
-async def test_usage_is_the_sum_of_what_clients_were_told(tmp_path: Path) -> None:
+async def test_usage_is_the_sum_of_what_clients_received(tmp_path: Path) -> None:
     with private_folder() as folder:
         cluster = Cluster(settings_of(folder), folder, tmp_path, num_gateways=2)
         try:
@@ -130,7 +130,7 @@ async def test_usage_is_the_sum_of_what_clients_were_told(tmp_path: Path) -> Non
             await clients.run(disturbing)
             await disturbing
             for tenant in TENANTS:
-                assert await counted(cluster, tenant) == clients.told[tenant]
-                assert clients.told[tenant]["completion_tokens"] > 1000
+                assert await counted(cluster, tenant) == clients.shown[tenant]
+                assert clients.shown[tenant]["completion_tokens"] > 1000
         finally:
             await cluster.stop()

@@ -20,7 +20,7 @@ GONE_S = 1.5
 """Longer than five attempts at a question, and than it takes to see that workers do not beat."""
 
 
-async def ask(server: Target, model: str) -> Reply:
+async def send(server: Target, model: str) -> Reply:
     body = {
         "model": model,
         "prompt": [100, 101, 102],
@@ -58,15 +58,15 @@ async def test_requests_outlast_a_hole_behind_their_gateway(tmp_path: Path) -> N
             await cluster.start()
             server = Target(cluster.urls[0], None)
             model = await first_model(server)
-            assert (await ask(server, model)).status == 200
+            assert (await send(server, model)).status == 200
             first, second = cluster.of("worker")
             first.send(signal.SIGTERM)
             behind = [second, *cluster.of("tokenizer"), *cluster.of("scheduler")]
             for child in behind:
                 child.send(signal.SIGKILL)
-            at_once = [asyncio.create_task(ask(server, model)) for _ in range(3)]
+            at_once = [asyncio.create_task(send(server, model)) for _ in range(3)]
             await asyncio.sleep(GONE_S)
-            later = [asyncio.create_task(ask(server, model)) for _ in range(3)]
+            later = [asyncio.create_task(send(server, model)) for _ in range(3)]
             (nats,) = cluster.of("nats")
             nats.send(signal.SIGKILL)
             await bring_back([nats])

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -61,3 +62,21 @@ def test_a_background_response_survives(demo_mesh: MeshProcess, victim: str) -> 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"]["usage"]["output_tokens"] == 300
     assert text_of(events) == uninterrupted["output"][0]["content"][0]["text"]
+    if is_worker:
+        wait_whole_trace(demo_mesh.url, seen[0]["response"]["id"])
+
+
+def wait_whole_trace(url: str, response_id: str) -> None:
+    """Return when the spans of a response that has moved are one tree, without a gap."""
+    give_up = time.monotonic() + 60
+    while True:
+        answer = httpx.get(f"{url}/traces/{response_id}", timeout=60)
+        spans = answer.json()["spans"] if answer.is_success else []
+        known = {each["span_id"] for each in spans}
+        above = [each["parent_id"] for each in spans]
+        names = Counter(each["name"] for each in spans if each["service"] == "gateway")
+        is_tree = above.count(None) == 1 and set(above) - {None} <= known
+        if is_tree and names["place"] == 2 and any(s["name"] == "worker.decode" for s in spans):
+            return
+        assert time.monotonic() < give_up, spans
+        time.sleep(0.1)

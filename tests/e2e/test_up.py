@@ -260,14 +260,6 @@ def test_ctrl_c_lets_a_running_answer_finish_and_leaves_nothing_behind() -> None
             httpx.get(f"{process.url}/livez")
 
 
-def test_a_killed_mesh_leaves_no_process_behind() -> None:
-    with mesh(free_port(), "--engine", "sim") as process:
-        family = process.family()
-        process.process.send_signal(signal.SIGKILL)
-        process.process.wait(10)
-        assert alive(family) == []
-
-
 def test_ctrl_c_while_starting_leaves_nothing_behind() -> None:
     before = private_folders()
     process = MeshProcess(free_port())

@@ -15,10 +15,9 @@ from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe
 from tests.fakes.worker import FakeWorker, Script
-from tokenmesh.services.gateway.app import make_app
+from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.server import Server
-from tokenmesh.services.gateway.responses.response_logs import open_journal
 from tokenmesh.services.tokenizer_svc.actor import with_prompt
 from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
@@ -285,12 +284,12 @@ class BackEnd:
         await self.bus.flush()
 
     async def stop_tokenizer(self) -> None:
-        """Nobody tokenizes any more."""
+        """Stop all tokenizers."""
         await self._tokenizing.stop(0.0)
         await self.bus.flush()
 
     async def stop_scheduler(self) -> None:
-        """Nobody places any more."""
+        """Stop all schedulers."""
         await self._placing.stop(0.0)
         await self.bus.flush()
 
@@ -316,12 +315,15 @@ class BackEnd:
             self.settings,
             metrics=self.metrics,
             redis=self.redis,
-            journal=open_journal(bus, self.settings.responses),
+            journals=open_journals(bus, self.settings),
             count_losses=lambda: bus.counts.get("disconnected", 0),
         )
         await self.gateway.start()
         self._stack.push_async_callback(self.gateway.stop)
         running = asyncio.create_task(self.gateway.run())
+        self.batches = make_batch_runner(self.gateway, self.settings.service)
+        batching = asyncio.create_task(self.batches.run())
+        self._stack.push_async_callback(self.batches.stop)
         server = Server(make_app(self.gateway), self.settings.gateway, self.gateway.metrics)
         serving = asyncio.create_task(server.run())
         self.url = f"http://127.0.0.1:{server.port}"
@@ -331,7 +333,8 @@ class BackEnd:
             server.stop(0.0)
             await serving
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            batching.cancel()
+            await asyncio.gather(running, batching, return_exceptions=True)
 
         self._stack.push_async_callback(stop)
 

@@ -15,7 +15,7 @@ GUIDE = "subscribe-to-block-events.md"
 follow = module_of(GUIDE)
 
 ADAPTERS = (Adapter("a", "1f"), Adapter("a", "2e"), Adapter("b", "1f"))
-_TAGS = {"lora": b"L", "salt": b"S", "media": b"M"}
+_TAGS = {"lora": b"L", "salt": b"S", "media": b"M", "kv_dtype": b"K"}
 
 
 def packed(key: dict[str, Any]) -> bytes:
@@ -36,7 +36,13 @@ def check_hashes(worker: Any) -> None:
 class LoggedSchedule(Schedule):
     """Random requests, adapters among them, on an engine that logs its blocks."""
 
-    def __init__(self, seed: int, trouble: float = 0.1, has_states: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        trouble: float = 0.1,
+        has_states: bool = False,
+        kv_cache_dtype: str = "auto",
+    ) -> None:
         super().__init__(
             seed,
             trouble,
@@ -44,6 +50,7 @@ class LoggedSchedule(Schedule):
             has_boundary=seed % 3 == 0,
             has_states=has_states,
         )
+        self.settings = self.settings.model_copy(update={"kv_cache_dtype": kv_cache_dtype})
         self.engine = Engine(self.runner, self.settings, log=BlockLog())
         for case in self.cases:
             # the fake model has no adapters: the same tokens, other blocks

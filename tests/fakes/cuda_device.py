@@ -12,7 +12,7 @@ _READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")
 
 
 class FakeEvent:
-    """Comes to pass only when somebody waits for it, or asks often enough."""
+    """Completes only when waited for, or when queried often enough."""
 
     def __init__(self) -> None:
         self._questions = 0
@@ -60,7 +60,7 @@ class FakeDevice:
         self.num_graphs = 0
 
     def pinned(self, num_words: int) -> torch.Tensor:
-        # not zeros: nobody may rely on it
+        # not zeros: no code may rely on it
         return torch.full((num_words,), -7, dtype=torch.int32)
 
     def event(self) -> FakeEvent:

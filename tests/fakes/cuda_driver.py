@@ -19,7 +19,7 @@ from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.plan import StepPlan
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.keeps import make_store
+from tokenmesh.services.worker_svc.models.kv_store import make_store
 from tokenmesh.services.worker_svc.models.load import load_model, read_model_facts
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.raw_config import read_json

@@ -320,13 +320,14 @@ class Schedule:
         self.note_blocks(output.blocks)
 
     def note_blocks(self, changes: list[BlockChange]) -> None:
-        """Told what was logged of the prefix cache; nothing is by default."""
+        """Gets the changes of the prefix cache; does nothing by default."""
         assert not changes
 
     def _check_published(self, live: list[Request]) -> None:
         """A block that can be found is found under the hash of tokens that are known."""
         pool, size = self.engine._pool, self.settings.block_size
-        cache = PrefixCache(pool.num_blocks, self.groups, enabled=True)
+        kv_code = self.settings.kv_code
+        cache = PrefixCache(pool.num_blocks, self.groups, enabled=True, kv_code=kv_code)
         cache.pool = pool
         for request in live:
             num_full = request.num_known // size

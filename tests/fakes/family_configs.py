@@ -15,7 +15,7 @@ from tests.ops.native import FOLDER
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.keeps import make_store
+from tokenmesh.services.worker_svc.models.kv_store import make_store
 from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.native.read_config import read_facts

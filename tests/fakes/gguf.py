@@ -1,6 +1,7 @@
 """GGUF files of tiny checkpoints, written from what is published of the format."""
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,17 @@ _NAMES: Final = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+_EXPERT: Final = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
+_STACKS: Final = {
+    **{"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"},
+    **{"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"},
 }
 _ENDS: Final = {
     "model.embed_tokens": "token_embd",
@@ -60,6 +72,53 @@ def q4_0(weight: torch.Tensor) -> Encoded:
     codes = (numbers + 8).to(torch.uint8)
     content = torch.cat((scales.view(torch.uint8), codes[..., :16] | (codes[..., 16:] << 4)), -1)
     return 2, content.numpy().tobytes(), (numbers * scales.float()).view(weight.shape)
+
+
+def q6_k(weight: torch.Tensor) -> Encoded:
+    """Blocks of 256: 16 groups with a scale of 8 bits each."""
+    groups = weight.float().view(*weight.shape[:-1], -1, 16, 16)
+    wanted = groups.abs().amax(-1) / 31
+    whole = (wanted.amax(-1, keepdim=True) / 127).half()
+    scales = (wanted / whole.float().clamp_min(1e-9)).round().clamp(1, 127)
+    spread = (scales * whole.float())[..., None]
+    numbers = (groups / spread.clamp_min(1e-12)).round().clamp(-32, 31)
+    codes = (numbers + 32).to(torch.uint8).view(*groups.shape[:-2], 2, 4, 32)
+    low = (codes[..., :2, :] & 15) | ((codes[..., 2:, :] & 15) << 4)
+    high = sum((codes[..., quarter, :] >> 4) << (2 * quarter) for quarter in range(4))
+    parts = (
+        low.flatten(-3),
+        high.flatten(-2),  # type: ignore[union-attr]
+        scales.to(torch.int8).view(torch.uint8),
+        whole.view(torch.uint8),
+    )
+    return 14, torch.cat(parts, -1).numpy().tobytes(), (numbers * spread).view(weight.shape)
+
+
+def q4_k(weight: torch.Tensor) -> Encoded:
+    """Blocks of 256: 8 groups with a scale and a least number of 6 bits each."""
+    groups = weight.float().view(*weight.shape[:-1], -1, 8, 32)
+    least = (-groups.amin(-1)).clamp_min(0)
+    wanted = (groups.amax(-1) + least) / 15
+    whole = [(each.amax(-1, keepdim=True) / 63).half() for each in (wanted, least)]
+    six = [
+        (each / of_block.float().clamp_min(1e-9)).round().clamp(0, 63)
+        for each, of_block in zip((wanted, least), whole, strict=True)
+    ]
+    scales, offsets = (
+        (each * of_block.float())[..., None] for each, of_block in zip(six, whole, strict=True)
+    )
+    numbers = ((groups + offsets) / scales.clamp_min(1e-12)).round().clamp(0, 15)
+    pairs = numbers.to(torch.uint8).view(*groups.shape[:-2], 4, 2, 32)
+    factors, minima = (each.to(torch.uint8) for each in six)
+    parts = (
+        *(each.view(torch.uint8) for each in whole),
+        (factors[..., :4] & 63) | (factors[..., 4:] >> 4 << 6),
+        (minima[..., :4] & 63) | (minima[..., 4:] >> 4 << 6),
+        (factors[..., 4:] & 15) | ((minima[..., 4:] & 15) << 4),
+        (pairs[..., 0, :] | (pairs[..., 1, :] << 4)).flatten(-2),
+    )
+    stands_for = (numbers * scales - offsets).view(weight.shape)
+    return 12, torch.cat(parts, -1).numpy().tobytes(), stands_for
 
 
 def string(text: str) -> bytes:
@@ -101,6 +160,20 @@ def write(
     path.write_bytes(head + b"\0" * (-len(head) % 32) + content)
 
 
+def write_parts(
+    path: Path, values: Mapping[str, Any], tensors: Mapping[str, tuple[Any, Encoded]], count: int
+) -> list[Path]:
+    """As `write`, in several files; the paths of them."""
+    paths = []
+    for number in range(count):
+        split = {"split.no": number, "split.count": count, "split.tensors.count": len(tensors)}
+        names = list(tensors)[number::count]
+        paths.append(path.with_name(f"{path.stem}-{number + 1:05}-of-{count:05}.gguf"))
+        own = {**values, **split} if number == 0 else split
+        write(paths[-1], own, {name: tensors[name] for name in names})
+    return paths
+
+
 def gguf_name(name: str) -> str:
     """The name of one of transformers' tensors."""
     stem, _, leaf = name.rpartition(".")
@@ -131,6 +204,12 @@ def metadata(arch: str, config: Mapping[str, Any], tokens: Mapping[str, Any]) ->
     if config.get("head_dim"):
         values[f"{arch}.attention.key_length"] = config["head_dim"]
         values[f"{arch}.attention.value_length"] = config["head_dim"]
+    count = config.get("num_experts", config.get("num_local_experts"))
+    if count:
+        values[f"{arch}.expert_count"] = count
+        values[f"{arch}.expert_used_count"] = config["num_experts_per_tok"]
+        inner = config.get("moe_intermediate_size", config["intermediate_size"])
+        values[f"{arch}.expert_feed_forward_length"] = inner
     return {**values, **tokens}
 
 
@@ -140,17 +219,35 @@ def write_model(
     arch: str,
     encode: Callable[[str, torch.Tensor], Encoded],
     tokens: Mapping[str, Any],
+    parts: int = 1,
 ) -> dict[str, torch.Tensor]:
     """A checkpoint of transformers as GGUF; the numbers that its tensors stand for."""
     config = json.loads((source / "config.json").read_text())
     stored, stands_for = {}, {}
+    experts: dict[str, dict[int, Encoded]] = {}
     for name, weight in load_file(source / "model.safetensors").items():
-        encoded = encode(name, weight) if weight.ndim == 2 else plain(weight)
+        is_router = name.endswith("gate.weight")
+        encoded = encode(name, weight) if weight.ndim == 2 and not is_router else plain(weight)
         stands_for[name] = encoded[2]
+        expert = _EXPERT.fullmatch(name)
+        if expert is not None:
+            stack = f"blk.{expert[1]}.{_STACKS[expert[3]]}.weight"
+            experts.setdefault(stack, {})[int(expert[2])] = encoded
+            continue
         heads = {"q": "num_attention_heads", "k": "num_key_value_heads"}
         which = name.rpartition("_proj")[0].rpartition(".")[2]
         if arch == "llama" and which in heads:
             encoded = encode(name, by_pairs(weight, config[heads[which]]))
-        stored[gguf_name(name)] = (weight.shape, encoded)
-    write(path, metadata(arch, config, tokens), stored)
+        # the gate of a shared expert is a vector
+        shape = weight.shape[1:] if name.endswith("shared_expert_gate.weight") else weight.shape
+        stored[gguf_name(name)] = (shape, encoded)
+    for name, by_number in experts.items():
+        each = [by_number[number] for number in range(len(by_number))]
+        numbers = torch.stack([one[2] for one in each])
+        content = b"".join(one[1] for one in each)
+        stored[name] = (numbers.shape, (each[0][0], content, numbers))
+    if parts == 1:
+        write(path, metadata(arch, config, tokens), stored)
+    else:
+        write_parts(path, metadata(arch, config, tokens), stored, parts)
     return stands_for

@@ -50,6 +50,6 @@ async def attack(bus: MessageBus, subject: str, rng: Random, service: Mesh) -> i
         await bus._link.send(subject, codec.encode(Ping()), headers)
     await bus._link.send(subject, rng.randbytes(1) * (MAX_PAYLOAD_BYTES - 100), None)
     await bus.flush()
-    # a server cuts off whoever does not read for long
+    # a server cuts off a client that does not read for long
     await service.bus.flush()
     return count + 1

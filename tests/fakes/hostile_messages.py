@@ -19,7 +19,7 @@ from tokenmesh.shared.messages.beat import PROTOCOL
 
 GOLDEN = Path(__file__).resolve().parent.parent / "unit/shared/golden"
 COMMANDS = {kind.__name__ for kind in (Drain, Sleep, StartProfile, StopProfile, WakeUp)}
-"""Well-formed ones of these do what they say: whoever may write to the bus may command."""
+"""Well-formed ones of these do what they say: a client that may write to the bus may command."""
 
 LENGTHS = (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")
 """Codes of array, map, bytes, text and extension with a length of 32 bits."""
@@ -57,7 +57,7 @@ def undecodable(rng: Random) -> Iterator[bytes]:
     yield from (b"\x82\xa4type\xa4Ping\xa1x" + code + b"\xff\xff\xff\xff" for code in LENGTHS)
     yield from (msgspec.msgpack.encode(each) for each in _NO_MESSAGES)
     yield msgspec.msgpack.encode({"type": "AddedInAnotherVersion", "x": 1})
-    # \xc1 is no msgpack whatever follows
+    # \xc1 never begins valid msgpack
     yield from (b"\xc1" + rng.randbytes(size) for size in (1, 100, 5000))
     for name, data in golden():
         if len(data) > 8:

@@ -15,7 +15,7 @@ class ImageServer:
     hits: list[str] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     release: asyncio.Event = field(default_factory=asyncio.Event)
-    """What `/slow` and `/trickle` wait for."""
+    """What `/slow`, `/trickle` and paths that begin with `/held` wait for."""
 
     @property
     def hosts(self) -> list[str]:
@@ -50,6 +50,9 @@ class ImageServer:
         self.heads.append(head)
         if path == "/endless":
             await self._stream(writer)
+        elif path.startswith("/held"):
+            await self.release.wait()
+            writer.write(self.answers[path])
         elif path == "/slow":
             await self.release.wait()
         elif path == "/trickle":

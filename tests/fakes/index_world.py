@@ -1,7 +1,7 @@
 """A few workers with their writers, the placement script, and a model that knows what is right.
 
 The model is exact: what a worker wrote last is matched to the block, what is reserved is the sum of
-the reservations that nobody gave back.
+the reservations that were not released.
 """
 
 import secrets
@@ -36,7 +36,7 @@ class Incarnation:
     depths: dict[int, int] = field(default_factory=dict)
     """By family: what the engine has."""
     written: dict[int, int] = field(default_factory=dict)
-    """By family: what Redis was told."""
+    """By family: what was written to Redis."""
     reserved: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 

@@ -120,7 +120,7 @@ class KvRunner:
         """Launches on top of a failed one."""
         self.max_in_flight = 0
         self.failed_streams: set[int] = set()
-        """Whoever had a reason to end with an error."""
+        """Streams that had a reason to end with an error."""
         self._size = settings.block_size
         self._max_tokens = settings.max_num_batched_tokens
         self._rng = rng
@@ -159,7 +159,7 @@ class KvRunner:
             return
         try:
             launch.outcome = self._carry_out(launch.plan)
-        # a failed check included: it is told from injected ones by its message
+        # a failed check included: its message distinguishes it from injected ones
         except Exception as error:
             launch.outcome = error
             self.failed_streams |= self._streams_of(launch.plan)
@@ -226,7 +226,7 @@ class KvRunner:
             assert end < row.new.num_prompt + row.new.sampling.max_tokens, "computed past the end"
             last = (end - 1) // self._size
             for block in row.blocks[entry.start // self._size : last + 1]:
-                assert block != 0, "the null block belongs to nobody"
+                assert block != 0, "the null block has no owner"
                 assert holders[block] <= (entry.row not in admitted), "written while shared"
             assert last < len(row.blocks), "no block for a scheduled token"
             for table in row.windowed:

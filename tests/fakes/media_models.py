@@ -8,32 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-import transformers
-
 from tests.fakes.general_models import GENERAL, HEADS
-from tests.fakes.models import randomized
+from tests.fakes.media_checkpoint import TEXT, loaded, with_weights, write_tokenizer_config
 from tests.fakes.tokenizers import byte_level_bpe, write_json
 
-_TEXT: Final[Mapping[str, Any]] = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 1024,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
 _QWEN_TOKENS: Final = {
     "image_token": "<|image_pad|>",
     "video_token": "<|video_pad|>",
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
+}
+_OMNI_TOKENS: Final = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "audio_token": "<|audio_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "vision_eos_token": "<|vision_end|>",
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
 }
 _MEAN: Final = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
 _QWEN_IMAGES: Final[Mapping[str, Any]] = {
@@ -55,6 +47,12 @@ _QWEN_VISION: Final[Mapping[str, Any]] = {
     "out_hidden_size": 64,
 }
 _QWEN3_VISION: Final[Mapping[str, Any]] = {**_QWEN_VISION, "num_position_embeddings": 64}
+_QWEN3_VIDEOS: Final[Mapping[str, Any]] = {
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "patch_size": 4,
+    "size": {"shortest_edge": 512, "longest_edge": 6144},
+    **_MEAN,
+}
 _MROPE: Final = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -82,6 +80,22 @@ class MediaFake:
     """Further keys of config.json."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of processor_config.json."""
+    videos: Mapping[str, Any] = field(default_factory=dict)
+    """video_preprocessor_config.json; empty: there is none."""
+
+    @property
+    def video_placeholder(self) -> str:
+        """What the chat template writes for a video; empty for a model of images."""
+        texts = self.tokens
+        if not {"image_token", "video_token"} <= texts.keys():
+            return ""
+        return self.placeholder.replace(texts["image_token"], texts["video_token"])
+
+    @property
+    def audio_placeholder(self) -> str:
+        """What the chat template writes for a recording."""
+        names = ("audio_bos_token", "audio_token", "audio_eos_token")
+        return "".join(self.tokens.get(name, "") for name in names)
 
 
 def _qwen(kind: str, architecture: str, **changes: Any) -> MediaFake:
@@ -162,6 +176,7 @@ MEDIA: Final[Mapping[str, MediaFake]] = {
         "qwen3_vl",
         "Qwen3VL",
         processor="Qwen3VLProcessor",
+        videos=_QWEN3_VIDEOS,
         text=_QWEN3_MROPE,
         vision={**_QWEN3_VISION, "deepstack_visual_indexes": [0, 1]},
     ),
@@ -169,6 +184,7 @@ MEDIA: Final[Mapping[str, MediaFake]] = {
         "qwen3_vl_moe",
         "Qwen3VLMoe",
         processor="Qwen3VLProcessor",
+        videos=_QWEN3_VIDEOS,
         text={
             **_QWEN3_MROPE,
             "num_experts": 8,
@@ -181,6 +197,7 @@ MEDIA: Final[Mapping[str, MediaFake]] = {
         "qwen3_5",
         "Qwen3_5",
         processor="Qwen3VLProcessor",
+        videos=_QWEN3_VIDEOS,
         text=_QWEN35,
         vision=_QWEN3_VISION,
     ),
@@ -188,8 +205,44 @@ MEDIA: Final[Mapping[str, MediaFake]] = {
         "qwen3_5_moe",
         "Qwen3_5Moe",
         processor="Qwen3VLProcessor",
+        videos=_QWEN3_VIDEOS,
         text={**_QWEN35, **GENERAL["qwen3_5_moe_text"].sizes, "head_dim": 32},
         vision=_QWEN3_VISION,
+    ),
+    "qwen3_omni_moe_thinker": _qwen(
+        "qwen3_omni_moe_thinker",
+        "Qwen3OmniMoeThinker",
+        processor="Qwen3OmniMoeProcessor",
+        images={**_QWEN_IMAGES, "feature_size": 16},
+        videos={"patch_size": 4, **_MEAN},
+        text={
+            **_QWEN3_MROPE,
+            "model_type": "qwen3_omni_moe_text",
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+        vision={**_QWEN3_VISION, "deepstack_visual_indexes": [0, 1]},
+        tokens=_OMNI_TOKENS,
+        ids={
+            **{f"{name}_token_id": f"{name}_token" for name in ("image", "video", "audio")},
+            "vision_start_token_id": "vision_bos_token",
+            "audio_start_token_id": "audio_bos_token",
+        },
+        more={
+            "position_id_per_seconds": 13,
+            "audio_config": {
+                "num_mel_bins": 16,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 48,
+                "d_model": 32,
+                "output_dim": 64,
+                "n_window_infer": 200,
+                "downsample_hidden_size": 8,
+                "max_source_positions": 200,
+            },
+        },
     ),
     "gemma3": MediaFake(
         kind="gemma3",
@@ -343,14 +396,6 @@ MEDIA: Final[Mapping[str, MediaFake]] = {
 }
 """By the model type in config.json."""
 
-_TEMPLATE: Final = """\
-{% for message in messages %}<|im_start|>{{ message['role'] }}
-{% if message['content'] is string %}{{ message['content'] }}{% else %}\
-{% for part in message['content'] %}{% if part['type'] == 'image' %}PLACEHOLDER\
-{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
 
 def token_ids(fake: MediaFake) -> dict[str, int]:
     """The id of each special token by its attribute."""
@@ -364,20 +409,15 @@ def without_weights(directory: Path, name: str) -> Path:
     fake = MEDIA[name]
     texts = [text for text in dict.fromkeys(fake.tokens.values()) if text != "<|endoftext|>"]
     byte_level_bpe(directory, *texts)
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "extra_special_tokens": dict(fake.tokens),
-        "chat_template": _TEMPLATE.replace("PLACEHOLDER", fake.placeholder),
-        "padding_side": "left",
-    }
-    write_json(directory / "tokenizer_config.json", tokenizer_config)
+    placeholders = fake.placeholder, fake.video_placeholder, fake.audio_placeholder
+    write_tokenizer_config(directory, fake.tokens, *placeholders)
     write_json(directory / "preprocessor_config.json", fake.images)
+    if fake.videos:
+        write_json(directory / "video_preprocessor_config.json", fake.videos)
     options = {"processor_class": fake.processor, **fake.options}
     write_json(directory / "processor_config.json", options)
     ids = token_ids(fake)
-    text = {**_TEXT, **HEADS, **fake.text}
+    text = {**TEXT, **HEADS, **fake.text}
     config = {
         "architectures": [fake.architecture],
         "model_type": fake.kind,
@@ -392,18 +432,10 @@ def without_weights(directory: Path, name: str) -> Path:
 
 
 def media_checkpoint(directory: Path, name: str) -> Path:
-    """The whole checkpoint, in float32, with weights that depend on nothing else."""
-    without_weights(directory, name)
-    stated = (directory / "config.json").read_text()
-    config = transformers.AutoConfig.from_pretrained(directory)
-    kind = getattr(transformers, MEDIA[name].architecture)
-    torch.manual_seed(0)
-    randomized(kind(config)).save_pretrained(directory)
-    (directory / "config.json").write_text(stated)
-    return directory
+    """The whole checkpoint."""
+    return with_weights(without_weights(directory, name), MEDIA[name].architecture)
 
 
 def oracle(directory: Path, name: str) -> Any:
     """transformers' own model of the checkpoint."""
-    kind = getattr(transformers, MEDIA[name].architecture)
-    return kind.from_pretrained(directory, dtype=torch.float32).eval()
+    return loaded(directory, MEDIA[name].architecture)

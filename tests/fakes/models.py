@@ -208,3 +208,20 @@ def randomized(model: Any) -> Any:
 def _copied(rope: Mapping[str, Any]) -> dict[str, Any]:
     """transformers writes into what it is given."""
     return {key: dict(v) if isinstance(v, Mapping) else v for key, v in rope.items()}
+
+
+def generated(model: Any, inputs: dict[str, Any], num_tokens: int) -> tuple[list[int], list[int]]:
+    """The prompt of a processor's inputs, and the greedy tokens of transformers after it."""
+    if hasattr(model.model, "rope_deltas"):
+        # left from the prompt before
+        model.model.rope_deltas = None
+    with torch.inference_mode():
+        ids = model.generate(
+            **inputs,
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    prompt = inputs["input_ids"][0].tolist()
+    return prompt, ids[0, len(prompt) :].tolist()

@@ -1,14 +1,14 @@
 """A parser of a made-up format: `<..>` is reasoning, `{name:arguments}` is a call."""
 
-from tokenmesh.services.gateway.parsers.events import (
+from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolFormat
+from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Event,
+    ParseContext,
     Reasoning,
 )
-from tokenmesh.services.gateway.parsers.formats import ReasoningFormat, ToolFormat
-from tokenmesh.services.gateway.parsers.parser import ParseContext
 
 
 class BracketParser:

@@ -8,15 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.fakes.engine_driver import MAX_STEPS
+from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.runner.build import build
 from tokenmesh.services.worker_svc.runner.pool_build import LoadedPooler
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.pooling import PoolingParams
 from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.tensor_blob import TensorBlob
 
 EMBED = PoolingParams(task="embed")
 Numbers = npt.NDArray[np.float32]
@@ -46,7 +50,13 @@ class PoolDriver:
         return other
 
     def request(
-        self, prompt: Sequence[int], params: PoolingParams = EMBED, type_ids: bytes = b""
+        self,
+        prompt: Sequence[int],
+        params: PoolingParams = EMBED,
+        type_ids: bytes = b"",
+        media: Sequence[MediaItem] = (),
+        embeddings: dict[str, TensorBlob] | None = None,
+        adapter: ReadAdapter | None = None,
     ) -> Request:
         """A request that was not added yet."""
         self._num_streams += 1
@@ -57,8 +67,13 @@ class PoolDriver:
             sampling=SamplingParams(seed=0, max_tokens=1),
             pooling=params,
             type_ids=type_ids,
+            media=list(media),
+            embeddings=embeddings or {},
+            whole_runs=self.loaded.media.whole_runs(media),
             is_whole=not self.loaded.pooling.is_causal,
             reads_all=self.loaded.pooling.reads_all_for(params),
+            lora=None if adapter is None else Adapter("a", adapter.content_hash),
+            adapter=None if adapter is None else adapter.matrices,
         )
         return Request(spec, list(prompt))
 
@@ -72,6 +87,21 @@ class PoolDriver:
         given = types or [b""] * len(prompts)
         requests = [
             self.request(prompt, params, each) for prompt, each in zip(prompts, given, strict=True)
+        ]
+        endings = self.end(requests)
+        assert [each.reason for each in endings] == ["stop"] * len(requests), endings
+        return [numbers_of(each) for each in requests]
+
+    def run_adapted(
+        self,
+        prompts: Sequence[Sequence[int]],
+        adapters: Sequence[ReadAdapter | None],
+        params: PoolingParams = EMBED,
+    ) -> list[Numbers]:
+        """The numbers of prompts that are computed together, each with its own adapter."""
+        requests = [
+            self.request(prompt, params, adapter=each)
+            for prompt, each in zip(prompts, adapters, strict=True)
         ]
         endings = self.end(requests)
         assert [each.reason for each in endings] == ["stop"] * len(requests), endings

@@ -17,6 +17,8 @@ Tensors = dict[str, torch.Tensor]
 Written = tuple[Tensors, torch.Tensor]
 """Tensors by their names in the module, and float32 [O, I]."""
 
+PROJECTIONS: Final = ("_proj", ".w1", ".w2", ".w3")
+"""Endings of the names of the modules that are quantized."""
 GROUP: Final = 16
 BLOCK: Final = (24, 40)
 """Rows and columns: neither divides every weight."""
@@ -40,7 +42,7 @@ def write_checkpoint(source: Path, quantized: Path, plain: Path, scheme: Scheme)
     stored: Tensors = dict(scheme.more)
     for name, weight in list(tensors.items()):
         module, _, leaf = name.rpartition(".")
-        if leaf != "weight" or not module.endswith("_proj"):
+        if leaf != "weight" or not module.endswith(PROJECTIONS):
             stored[name] = weight
             continue
         parts, tensors[name] = scheme.write(weight)
@@ -81,13 +83,6 @@ def tiles(weight: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return spread
 
 
-def put(words: torch.Tensor, place: int, bits: int, numbers: torch.Tensor) -> None:
-    """Write a number of some bits into column `place` of streams of words [N, W], int64."""
-    for bit in range(bits):
-        at = place * bits + bit
-        words[:, at // 32] |= ((numbers >> bit) & 1) << (at % 32)
-
-
 def to_int32(words: torch.Tensor) -> torch.Tensor:
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
@@ -95,8 +90,11 @@ def to_int32(words: torch.Tensor) -> torch.Tensor:
 def stream(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     """[N, count] -> int32 [N, words]: one number after the other, from the lowest bits on."""
     words = torch.zeros((len(numbers), -(-numbers.shape[1] * bits // 32)), dtype=torch.int64)
-    for place in range(numbers.shape[1]):
-        put(words, place, bits, numbers[:, place])
+    # Bits of different numbers never meet: their sum in a word is their union.
+    at = bits * torch.arange(numbers.shape[1])
+    for bit in range(bits):
+        set_bits = ((numbers.to(torch.int64) >> bit) & 1) << ((at + bit) % 32)
+        words.index_add_(1, (at + bit) // 32, set_bits)
     return to_int32(words)
 
 

@@ -22,6 +22,31 @@ def tones(seconds: float, rate: int = RATE, seed: int = 0) -> npt.NDArray[numpy.
     return numpy.asarray(0.15 * chord * swell, dtype=numpy.float32)
 
 
+def syllables(words: int, rate: int = RATE, seed: int = 0) -> npt.NDArray[numpy.float32]:
+    """What sounds like words of a voice: pulses through two resonances, with short pauses."""
+    draw = numpy.random.default_rng(seed)
+    pause = numpy.zeros(rate // 12, numpy.float32)
+    parts = [pause]
+    for _ in range(words):
+        parts += [_syllable(draw, rate) for _ in range(draw.integers(1, 4))]
+        parts.append(pause)
+    return numpy.concatenate(parts)
+
+
+def _syllable(draw: numpy.random.Generator, rate: int) -> npt.NDArray[numpy.float32]:
+    count = int(rate * draw.uniform(0.12, 0.22))
+    time_s = numpy.arange(count) / rate
+    pitch = draw.uniform(90, 220) * (1 - 0.3 * time_s)
+    formants = draw.uniform(300, 800), draw.uniform(900, 2500)
+    phase = 2 * numpy.pi * numpy.cumsum(pitch) / rate
+    sound = numpy.zeros(count)
+    for harmonic in range(1, 16):
+        distances = [abs(harmonic * pitch.mean() - formant) for formant in formants]
+        sound += sum(numpy.exp(-each / 150) for each in distances) * numpy.sin(harmonic * phase)
+    swell = numpy.sin(numpy.pi * numpy.arange(count) / count) ** 0.5
+    return numpy.asarray(0.25 * swell * sound / numpy.abs(sound).max(), numpy.float32)
+
+
 def audio_file(
     samples: npt.NDArray[numpy.float32], kind: str = "WAV", rate: int = RATE, **options: Any
 ) -> bytes:

@@ -24,7 +24,7 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.service import Mesh
 
@@ -38,6 +38,7 @@ class SmallMesh:
         bus: BusSettings,
         redis: RedisSettings,
         *,
+        model: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
         gateway: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
@@ -49,12 +50,14 @@ class SmallMesh:
         config = {
             "architectures": ["LlamaForCausalLM"],
             "vocab_size": vocab_size,
+            "hidden_size": 16,
             "max_position_embeddings": 512,
             "eos_token_id": 2,
         }
         (folder / "config.json").write_text(json.dumps(config))
+        served = {"model": str(folder), "served_model_name": (self.model,), **(model or {})}
         self.settings = Settings(
-            models=(ModelSettings(model=str(folder), served_model_name=(self.model,)),),
+            models=(ModelSettings.model_validate(served),),
             bus=bus,
             redis=redis,
             worker=WorkerSettings.model_validate(
@@ -71,16 +74,19 @@ class SmallMesh:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "SmallMesh":
-        await self.add_worker()
-        self.scheduler = await self._stack.enter_async_context(
-            running("scheduler", self.settings, build_scheduler)
-        )
-        self.tokenizer = await self._stack.enter_async_context(
-            running("tokenizer", self.settings, self._tokenize)
-        )
-        self.gateway = await self._stack.enter_async_context(
-            running("gateway", self.settings, build_gateway)
-        )
+        async with AsyncExitStack() as leaving:
+            # Started first it sees each of the others join, in place of their next heartbeat.
+            self.gateway = await leaving.enter_async_context(
+                running("gateway", self.settings, build_gateway)
+            )
+            self.scheduler = await self._stack.enter_async_context(
+                running("scheduler", self.settings, build_scheduler)
+            )
+            self.tokenizer = await self._stack.enter_async_context(
+                running("tokenizer", self.settings, self._tokenize)
+            )
+            await self.add_worker()
+            self._stack.push_async_exit(leaving.pop_all())
         self.client = await self._stack.enter_async_context(
             httpx.AsyncClient(
                 base_url=self.url,
@@ -110,6 +116,13 @@ class SmallMesh:
         """Of every worker, as the gateway sees it."""
         members = self.gateway.members.workers(self.model)
         return [each.beat.load for each in members if each.beat.load is not None]
+
+    def load_of(self, worker: InstanceId) -> WorkerLoad:
+        """As the gateway sees it."""
+        member = self.gateway.members.get(worker)
+        assert member is not None
+        assert member.beat.load is not None
+        return member.beat.load
 
     async def until(self, is_so: Callable[[], bool], seconds: float = 8.0) -> None:
         """Return as soon as something is so."""

@@ -1,4 +1,4 @@
-"""SpeechMesh: all five services in this process, serving a tiny whisper."""
+"""SpeechMesh: all five services in this process, serving a tiny model that hears."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -37,8 +37,10 @@ class SpeechMesh:
         bus: BusSettings,
         redis: RedisSettings,
         gateway: dict[str, Any] | None = None,
+        **of_model: Any,
     ) -> None:
-        model = ModelSettings(model=str(checkpoint), served_model_name=(NAME,), dtype="float32")
+        names = {"model": str(checkpoint), "served_model_name": (NAME,), "dtype": "float32"}
+        model = ModelSettings.model_validate({**names, **of_model})
         worker = {"device": "cpu", "num_gpu_blocks_override": 256, "max_num_seqs": 8}
         self.settings = Settings(
             models=(model,),
@@ -47,7 +49,10 @@ class SpeechMesh:
             tokenizer=TokenizerSettings(media=MediaSettings(decode_processes=1, max_audio_s=120.0)),
             encoder=EncoderSettings(device="cpu"),
             worker=WorkerSettings.model_validate(worker),
-            gateway=GatewaySettings.model_validate({"port": free_port(), **(gateway or {})}),
+            gateway=GatewaySettings.model_validate(
+                # random weights make no plausible transcript
+                {"port": free_port(), "audio_temperatures": (0.0,), **(gateway or {})}
+            ),
         )
         self._stack = AsyncExitStack()
 

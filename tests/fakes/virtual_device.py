@@ -18,13 +18,13 @@ from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 
 _KERNELS: Final = (
-    "gelu_mul", "grammar_mask", "logit_bias", "logprobs", "penalties", "post_update", "rms_norm",
-    "rope", "sample", "silu_mul", "staged_writes", "step_inputs",
+    "gelu_mul", "grammar_mask", "logit_bias", "logprobs", "penalties", "post_update",
+    "quantized_linear", "rms_norm", "rope", "sample", "silu_mul", "staged_writes", "step_inputs",
 )  # fmt: skip
 
 
 class VirtualEvent:
-    """Comes to pass when somebody waits for it, or asks often enough."""
+    """Completes when waited for, or when queried often enough."""
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu

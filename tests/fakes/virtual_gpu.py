@@ -2,7 +2,7 @@
 
 Its tensors say that they are on `cuda:0`. While `VirtualGpu.strict` lasts it fails on what a launch
 must not do: wait for the device, mix devices, read memory that a copy has not filled yet or write
-what one still reads; and while a graph is recorded, on anything that is no launch. A replay runs
+what one still reads; and while a graph is recorded, on anything but a launch. A replay runs
 the recorded operations on the recorded tensors: the host's variables of that time are gone.
 Kernels are the packages' own functions on the CPU.
 """

@@ -23,7 +23,8 @@ from transformers.generation.logits_process import (
     SuppressTokensLogitsProcessor,
     WhisperTimeStampLogitsProcessor,
 )
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, ModelOutput
+from transformers.models.whisper.tokenization_whisper import _collate_word_timestamps
 
 from tests.fakes.models import randomized
 from tests.fakes.tokenizers import CORPUS
@@ -118,6 +119,7 @@ def whisper(directory: Path) -> Path:
         "suppress_tokens": list(SUPPRESSED),
         "begin_suppress_tokens": [tokenizer.encode(BLANK, add_special_tokens=False)[0], end],
         "return_timestamps": False,
+        "alignment_heads": [[1, 0], [2, 3], [2, 1]],
     }
     model.generation_config = GenerationConfig(**values)
     model.save_pretrained(directory)
@@ -190,6 +192,41 @@ class WhisperOracle:
             output.append(token)
             given = [token]
         return output
+
+    def ends_s(
+        self, states: torch.Tensor, prompt: list[int], output: list[int], seconds: float
+    ) -> list[float]:
+        """Where transformers says that each token of the output ends."""
+        model, ids = self.model, torch.tensor([prompt + output])
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            found = model(
+                encoder_outputs=(states[None],), decoder_input_ids=ids, output_attentions=True
+            )
+        times = model._extract_token_timestamps(
+            ModelOutput(cross_attentions=[found.cross_attentions], sequences=ids),
+            self.config.alignment_heads,
+            num_frames=round(seconds * 100),
+            num_input_ids=len(prompt),
+        )
+        return times[0, len(prompt) : -1].tolist()  # type: ignore[no-any-return]
+
+    def words(
+        self, output: list[int], ends_s: list[float], language: str
+    ) -> list[tuple[str, float, float]]:
+        """transformers' words of an output with timestamps."""
+        found: list[tuple[str, float, float]] = []
+        ids: list[int] = []
+        times: list[tuple[float, float]] = []
+        for place, token in enumerate([*output, END]):
+            if token < END:
+                ids.append(token)
+                times.append((ends_s[place - 1] if place else 0.0, ends_s[place]))
+            elif ids:
+                words = _collate_word_timestamps(self.tokenizer, ids, times, language, False)
+                found += [(each["text"].strip(), *each["timestamp"]) for each in words]
+                ids, times = [], []
+        return [each for each in found if each[0]]
 
     def text(self, ids: list[int]) -> str:
         """Without special tokens and timestamps."""

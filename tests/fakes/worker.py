@@ -1,4 +1,4 @@
-"""A worker that computes nothing: it says what a script says, and misbehaves when told to."""
+"""A worker that computes nothing: it sends what a script says, and fails as a test sets it."""
 
 import asyncio
 from collections.abc import Callable
@@ -136,7 +136,7 @@ class FakeWorker:
         self._released.set()
 
     async def die(self) -> None:
-        """As by kill -9: the server knows at once that nobody listens."""
+        """As by kill -9: the server knows at once that it is gone."""
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
+from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.sim import (
     SimRunner,
@@ -146,7 +147,7 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
 
 
 async def no_beat() -> None:
-    """Nobody places anything here."""
+    """This rig does not place requests."""
 
 
 SETTINGS = WorkerSettings(
@@ -164,7 +165,10 @@ SETTINGS = WorkerSettings(
 
 @asynccontextmanager
 async def running_rig(
-    bus: MessageBus, blobs: Blobs, pooling: PoolingFacts | None = None
+    bus: MessageBus,
+    blobs: Blobs,
+    pooling: PoolingFacts | None = None,
+    adapters: AdapterStore | None = None,
 ) -> AsyncIterator[Rig]:
     """A worker on the bus. pooling: of a model that pools."""
     brakes = Brakes()
@@ -180,7 +184,8 @@ async def running_rig(
     alive = {GATEWAY}
     left: list[bool] = []
     around = WorkerContext(
-        bus, blobs, metrics, alive.__contains__, lambda: left.append(True), no_beat
+        *(bus, blobs, metrics, alive.__contains__, lambda: left.append(True), no_beat),
+        adapters=adapters,
     )
     host = EngineThread(Engine(runner, SETTINGS), SETTINGS)
     actor = WorkerActor(Identity(WORKER, EPOCH, (MODEL,)), SETTINGS, loaded, host, around)

@@ -1,23 +1,29 @@
 """Adapters through a whole mesh of simulated workers: loading, requests, reloading, joining."""
 
 import asyncio
-import threading
+import json
+import os
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.fakes.adapters import AdapterSpec, write_tensors
 from tests.fakes.small_mesh import SmallMesh
+from tests.fakes.worker_process import joined, worker_process
 from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, SimAdapters
+from tokenmesh.shared.adapter_registry import AdapterRegistry
 from tokenmesh.shared.clock import monotonic_s
+from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import Unavailable
+from tokenmesh.shared.ids import InstanceId, ModelName
 from tokenmesh.shared.messages.adapters import AdapterCard
-from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
+from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.service import Mesh
 
 MakeMesh = Callable[..., SmallMesh]
@@ -123,6 +129,9 @@ REFUSED = (
     ("a", "{tmp}/missing", 400, "not a directory"),
     ("a", "{tmp}/rank", 400, "r is 99; max_lora_rank allows 16"),
     ("a", "{tmp}/dora", 400, "use_dora is True: DoRA is not served"),
+    ("a", "{tmp}/inner", 403, "adapter_model.safetensors is a link out of the directories"),
+    ("a", "{tmp}/pipe", 400, "adapter_config.json: is not a file"),
+    ("a", "{tmp}/large", 400, "adapter_config.json: is larger than 1048576 bytes"),
     ("\n", "{tmp}/rank", 400, "lora_name has 1 to 128 characters"),
     ("{model}", "{tmp}/dora", 409, "is the name of a model"),
 )
@@ -132,11 +141,20 @@ async def test_what_cannot_be_loaded_is_refused(mesh: SmallMesh, tmp_path: Path)
     write(tmp_path / "rank", r=99)
     write(tmp_path / "dora", use_dora=True)
     (tmp_path / "link").symlink_to("/etc")
+    outside = write(tmp_path / "inner")
+    (outside / "adapter_model.safetensors").unlink()
+    (outside / "adapter_model.safetensors").symlink_to("/etc/passwd")
+    os.mkfifo(write(tmp_path / "pipe") / "x")
+    (tmp_path / "pipe" / "adapter_config.json").unlink()
+    (tmp_path / "pipe" / "x").rename(tmp_path / "pipe" / "adapter_config.json")
+    write(tmp_path / "large", x="y" * (1 << 20))
     for name, path, status, words in REFUSED:
         name, path = name.format(model=mesh.model), path.format(tmp=tmp_path)
         found = await load(mesh, name, path)
         assert found[0] == status, found[1]
-        assert words in found[1]
+        error = json.loads(found[1])["error"]
+        assert words in error["message"]
+        assert error["param"] in ("lora_path", "lora_name")
     assert set(await models(mesh)) == {mesh.model}
     assert await text_of(mesh, mesh.model)
 
@@ -158,6 +176,13 @@ async def test_adapters_of_the_settings_are_there_from_the_start(
     path = write(tmp_path / "static")
     async with make_mesh(lora={"lora_modules": [f"static={path}"]}) as mesh:
         assert await text_of(mesh, "static")
+        # a refused load takes it from no worker
+        assert (await load(mesh, "static", write(tmp_path / "other", seed=1)))[0] == 409
+        assert (await load(mesh, "lost", tmp_path / "missing"))[0] == 400
+        await asyncio.sleep(0.2)
+        assert await text_of(mesh, "static")
+        registry = AdapterRegistry(mesh.workers[0].redis, ModelName(mesh.model))
+        assert await registry.read() == {}
 
 
 async def test_a_stream_goes_on_with_its_adapter_on_another_worker(
@@ -172,20 +197,12 @@ async def test_a_stream_goes_on_with_its_adapter_on_another_worker(
         busy: list[Mesh] = []
 
         def is_running() -> bool:
-            busy[:] = [each for each in mesh.workers if load_of(mesh, each).running]
+            busy[:] = [each for each in mesh.workers if mesh.load_of(each.instance_id).running]
             return bool(busy)
 
         await mesh.until(is_running)
         await busy[0].leave()
         assert await running == expected
-
-
-def load_of(mesh: SmallMesh, worker: Mesh) -> WorkerLoad:
-    """As the gateway sees it."""
-    member = mesh.gateway.members.get(worker.instance_id)
-    assert member is not None
-    assert member.beat.load is not None
-    return member.beat.load
 
 
 async def test_what_one_worker_cannot_load_no_worker_keeps(
@@ -198,19 +215,92 @@ async def test_what_one_worker_cannot_load_no_worker_keeps(
         def fail_once(source: SimAdapters, directory: Path) -> ReadAdapter:
             reads.append(directory)
             if len(reads) == 2:
-                raise InvalidInput(f"{directory}: is broken here", param="lora_path")
+                time.sleep(0.2)  # until the other worker has recorded what it loaded
+                raise Unavailable(f"{directory}: is broken here", param="lora_path")
             return read(source, directory)
 
         monkeypatch.setattr(SimAdapters, "read", fail_once)
         await mesh.add_worker()
         await mesh.until(lambda: len(mesh.loads()) == 2)
         status, text = await load(mesh, "a", path)
-        assert status == 400
+        assert status == 503
         assert "is broken here (1 of 2 workers failed: worker-" in text
-        await mesh.until(lambda: not any(card.adapters for card in cards(mesh)))
+        assert not any(card.adapters for card in cards(mesh))
+        await asyncio.sleep(0.2)  # the workers have read the registry again
         assert (await mesh.complete(model="a")).status_code == 404
         assert (await load(mesh, "a", path))[0] == 200
-        assert await text_of(mesh, "a")
+        first = await text_of(mesh, "a")
+        reads.clear()
+        other = write(tmp_path / "other", seed=1)
+        assert (await load(mesh, "a", other, load_inplace=True))[0] == 503
+        await asyncio.sleep(0.2)
+        assert {each.content_hash for card in cards(mesh) for each in card.adapters} == {
+            hash_of(path)
+        }
+        assert await text_of(mesh, "a") == first
+
+
+async def test_a_worker_that_listens_no_more_does_not_fail_a_load(
+    mesh: SmallMesh, tmp_path: Path
+) -> None:
+    alive = mesh.gateway.members.get(mesh.workers[0].instance_id)
+    assert alive is not None
+    ghost = replace(alive.beat, instance_id=InstanceId("worker-ghost"), interval_s=60.0)
+    mesh.gateway.members.view.observe(ghost, monotonic_s())
+    assert (await load(mesh, "a", write(tmp_path / "a")))[0] == 200
+    without = [replace(card, takes_adapters=False) for card in ghost.models]
+    late = replace(ghost, models=without, sequence=ghost.sequence + 1)
+    mesh.gateway.members.view.observe(late, monotonic_s())
+    status, text = await load(mesh, "b", write(tmp_path / "b"))
+    assert (status, "worker-ghost serves no adapters" in text) == (400, True)
+
+
+async def test_a_model_that_pools_serves_adapters(make_mesh: MakeMesh, tmp_path: Path) -> None:
+    """Embeddings, usage, traces and metrics name the adapter; another content changes them."""
+    write(tmp_path / "adapters" / "found", seed=2)
+    lora = {"lora_dir": str(tmp_path / "adapters")}
+    async with make_mesh(model={"runner": "pooling"}, lora=lora) as mesh:
+        await mesh.add_worker()
+        await mesh.until(lambda: len(mesh.loads()) == 2)
+        assert (await load(mesh, "a", write(tmp_path / "one")))[0] == 200
+        plain, first = await vector(mesh, mesh.model), await vector(mesh, "a")
+        found = await vector(mesh, "found")
+        assert (await load(mesh, "a", write(tmp_path / "two", seed=1), load_inplace=True))[0] == 200
+        second = await vector(mesh, "a")
+        assert len({tuple(each) for each in (plain, first, second, found)}) == 4
+        status = await mesh.client.post("/v1/embeddings", json={"model": "lost", "input": "Hi"})
+        assert status.status_code == 404
+        await until_counted(mesh, "a")
+        metrics = "".join(each.metrics.render().decode() for each in mesh.workers)
+        assert 'adapter="a"' in metrics
+        removed = await mesh.client.post("/v1/unload_lora_adapter", json={"lora_name": "a"})
+        assert removed.status_code == 200
+        gone = await mesh.client.post("/v1/embeddings", json={"model": "a", "input": "Hi"})
+        assert gone.status_code == 404
+
+
+async def until_counted(mesh: SmallMesh, name: str) -> None:
+    """Until a tenant's usage has requests of an adapter."""
+
+    async def is_counted() -> bool:
+        usage = (await mesh.client.get("/v1/usage")).json()
+        return any(each["model"] == name and each["requests"] for each in usage["models"])
+
+    async with asyncio.timeout(8):
+        while not await is_counted():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def vector(mesh: SmallMesh, model: str) -> list[float]:
+    response = await mesh.client.post("/v1/embeddings", json={"model": model, "input": "Hi" * 20})
+    assert response.status_code == 200, response.text
+    body = response.json()
+    assert body["model"] == model
+    return list(body["data"][0]["embedding"])
+
+
+def hash_of(path: Path) -> str:
+    return SimAdapters(LoraSettings()).read(path).content_hash
 
 
 def cards(mesh: SmallMesh) -> list[ModelCard]:
@@ -220,56 +310,46 @@ def cards(mesh: SmallMesh) -> list[ModelCard]:
 async def test_usage_is_counted_by_the_name_of_the_adapter(mesh: SmallMesh, tmp_path: Path) -> None:
     assert (await load(mesh, "a", write(tmp_path / "a")))[0] == 200
     await text_of(mesh, "a")
-
-    async def is_counted() -> bool:
-        usage = (await mesh.client.get("/v1/usage")).json()
-        return any(each["model"] == "a" and each["requests"] for each in usage["models"])
-
-    async with asyncio.timeout(8):
-        while not await is_counted():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until_counted(mesh, "a")
     metrics = (await mesh.client.get("/metrics")).text
     assert "lora_adapters{" in metrics
 
 
-async def test_a_worker_that_dies_while_it_loads_gets_the_adapter_when_it_is_back(
-    make_mesh: MakeMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_killing_a_worker_that_loads_an_adapter_loses_nothing(
+    make_mesh: MakeMesh, tmp_path: Path
 ) -> None:
-    async with make_mesh() as mesh:
-        path, read, reads = write(tmp_path / "a"), SimAdapters.read, []
-        is_dead = threading.Event()
-
-        def hang_once(source: SimAdapters, directory: Path) -> ReadAdapter:
-            reads.append(directory)
-            if len(reads) == 1:
-                is_dead.wait(8)
-            return read(source, directory)
-
-        monkeypatch.setattr(SimAdapters, "read", hang_once)
-        await mesh.add_worker()
-        await mesh.until(lambda: len(mesh.loads()) == 2)
-        loading = asyncio.create_task(load(mesh, "a", path))
-        await mesh.until(lambda: len(reads) == 2)
-        # which of both hangs is known from the other's heartbeat
-        await mesh.until(lambda: any(card.adapters for card in cards(mesh)))
-        (hung,) = [each for each in mesh.workers if not adapters_of(mesh, each)]
-        say_goodbye(mesh, hung)
-        status, _ = await loading
-        is_dead.set()
-        assert status == 200
-        assert await text_of(mesh, "a")
-        await mesh.until(lambda: all(adapters_of(mesh, each) for each in mesh.workers))
-
-
-def say_goodbye(mesh: SmallMesh, worker: Mesh) -> None:
-    """To the gateway: a last heartbeat of a worker."""
-    view = mesh.gateway.members.view
-    member = view.get(worker.instance_id)
-    assert member is not None
-    last = msgspec.structs.replace(member.beat, sequence=member.beat.sequence + 1, leaving=True)
-    view.observe(last, monotonic_s())
+    hold, paths = tmp_path / "hold", {name: write(tmp_path / name) for name in "abc"}
+    async with make_mesh(worker={"sim_step_s": 0.02}) as mesh:
+        wanted = await text_of(mesh, mesh.model, max_tokens=100)
+        async with worker_process(tmp_path, mesh.settings) as process:
+            (killed,) = await joined(mesh, ())
+            assert (await load(mesh, "a", paths["a"]))[0] == 200
+            hold.touch()
+            loading = asyncio.create_task(load(mesh, "b", paths["b"]))
+            await mesh.until(lambda: process.is_reading)
+            streams = [
+                asyncio.create_task(text_of(mesh, mesh.model, max_tokens=100)) for _ in range(8)
+            ]
+            await mesh.until(lambda: mesh.load_of(killed).running > 0)
+            process.kill()
+        assert await loading == (200, "Success: LoRA adapter 'b' added successfully.")
+        assert await asyncio.gather(*streams) == [wanted] * 8
+        hold.unlink()
+        async with worker_process(tmp_path, mesh.settings) as process:
+            (again,) = await joined(mesh, (killed,))
+            await mesh.until(lambda: [each.name for each in adapters_of(mesh, again)] == ["a", "b"])
+            # the last worker: there is none that the adapter could be loaded on
+            await mesh.workers[0].leave()
+            hold.touch()
+            loading = asyncio.create_task(load(mesh, "c", paths["c"]))
+            await mesh.until(lambda: process.is_reading)
+            process.kill()
+            status, text = await loading
+            assert (status, "all workers have died" in text) == (503, True), text
 
 
-def adapters_of(mesh: SmallMesh, worker: Mesh) -> list[AdapterCard]:
-    member = mesh.gateway.members.get(worker.instance_id)
+def adapters_of(mesh: SmallMesh, worker: InstanceId) -> list[AdapterCard]:
+    member = mesh.gateway.members.get(worker)
     return [] if member is None else [each for card in member.beat.models for each in card.adapters]

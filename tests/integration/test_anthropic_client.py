@@ -148,7 +148,7 @@ async def test_tools_are_counted(mesh: BackEnd, client: anthropic.AsyncAnthropic
 @pytest.mark.parametrize(
     ("change", "kind", "reported"),
     [
-        ({"model": "nobody"}, anthropic.NotFoundError, "nobody"),
+        ({"model": "absent"}, anthropic.NotFoundError, "absent"),
         ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
         ({"messages": []}, anthropic.BadRequestError, "messages"),
         ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences[0]"),

@@ -24,7 +24,7 @@ from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge, Pro
 from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
 from tokenmesh.shared.messages import AudioPrepared, Describe, Described, PrepareAudio
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 MODEL = ModelName("whisper-clips")
 SOURCE = BlobKey("recording")
 

@@ -53,7 +53,7 @@ def ask(mesh: BackEnd, **fields: Any) -> dict[str, Any]:
     }
 
 
-def told(answer: dict[str, Any]) -> list[tuple[tuple[int, ...], str]]:
+def choices_of(answer: dict[str, Any]) -> list[tuple[tuple[int, ...], str]]:
     return [(tuple(each["token_ids"]), each["finish_reason"]) for each in answer["choices"]]
 
 
@@ -70,7 +70,7 @@ async def test_the_choices_are_the_best_beams_in_order(
     )
     answer = (await client.post(PLAIN, json=body)).json()
     expected = reference(SEED, 3, len(PROMPT), 5, penalty, END | {3})
-    assert told(answer) == [(ids, finish) for ids, _, finish in expected]
+    assert choices_of(answer) == [(ids, finish) for ids, _, finish in expected]
     for choice in answer["choices"]:
         ids, is_end = choice["token_ids"], choice["finish_reason"] == "stop"
         assert choice["text"] == fake_tokenizer().decode(ids[: len(ids) - is_end])
@@ -119,7 +119,7 @@ async def test_a_chat_ends_a_beam_with_the_models_own_end(
     body = ask(mesh, messages=[{"role": "user", "content": "Hi"}], n=2, max_tokens=2)
     del body["prompt"]
     answer = (await client.post(CHAT, json=body)).json()
-    assert told(answer) == [((40, 40), "length"), ((eos_id(),), "stop")]
+    assert choices_of(answer) == [((40, 40), "length"), ((eos_id(),), "stop")]
     word = fake_tokenizer().decode([40])
     assert [each["message"]["content"] for each in answer["choices"]] == [word * 2, ""]
     ignoring = (await client.post(CHAT, json={**body, "ignore_eos": True})).json()
@@ -132,7 +132,7 @@ async def test_several_prompts_are_searched_side_by_side(
     body = ask(mesh, prompt=[PROMPT, [30, 31, 32]], n=2)
     answer = (await client.post(PLAIN, json=body)).json()
     expected = [(ids, f) for ids, _, f in reference(SEED, 2, 3, 5, 1.0, END)]
-    assert told(answer) == expected * 2
+    assert choices_of(answer) == expected * 2
     assert [each["index"] for each in answer["choices"]] == [0, 1, 2, 3]
 
 
@@ -144,7 +144,7 @@ async def test_a_search_continues_when_its_worker_dies(
     mesh.workers[0].faults.dies_after = 2
     answer = await client.post(PLAIN, json=ask(mesh))
     assert answer.status_code == 200, answer.text
-    assert told(answer.json()) == expected
+    assert choices_of(answer.json()) == expected
     assert mesh.workers[1].generates
 
 

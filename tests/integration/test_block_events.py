@@ -118,8 +118,8 @@ async def tokenized(mesh: SmallMesh, prompt: str) -> dict[str, list[int]]:
         "/tokenize", json={"model": mesh.model, "prompt": prompt}
     )
     assert answer.status_code == 200, answer.text
-    told: dict[str, list[int]] = json.loads(answer.text)
-    return told
+    shown: dict[str, list[int]] = json.loads(answer.text)
+    return shown
 
 
 async def test_without_the_setting_nothing_is_said(

@@ -25,7 +25,7 @@ from tokenmesh.shared.ids import GatewayId, ResponseId
 from tokenmesh.shared.subjects import response_log
 
 DEAD = GatewayId("gateway-dead")
-NOBODY = hashlib.sha256(b"").hexdigest()
+ABSENT = hashlib.sha256(b"").hexdigest()
 LIMIT = 64 * 1024
 
 
@@ -44,7 +44,7 @@ def begun(mesh: BackEnd, name: str, **fields: Any) -> ResponseBegun:
     return ResponseBegun(
         id=ResponseId(f"resp_{name}"),
         owner=DEAD,
-        scope=NOBODY,
+        scope=ABSENT,
         model=mesh.model,
         body=msgspec.json.encode(body),
         created_s=now_s(),
@@ -60,7 +60,7 @@ async def leave(mesh: BackEnd, name: str, data: bytes) -> None:
     logs = ResponseLogs(journal, mesh.settings.responses)
     response_id = ResponseId(f"resp_{name}")
     await journal.append(response_log(response_id), data, 0)
-    await logs.mark(DEAD, response_id)
+    await logs.marks.set(DEAD, response_id)
 
 
 def entry(*records: Record) -> bytes:

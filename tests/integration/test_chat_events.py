@@ -125,7 +125,7 @@ async def test_each_choice_has_its_own_parser(mesh: BackEnd, client: httpx.Async
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] % 3 == 0
 
 
-async def test_logprobs_and_ids_of_all_tokens_are_told(
+async def test_logprobs_and_ids_of_all_tokens_are_sent(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     fields = {"logprobs": True, "return_token_ids": True}
@@ -134,8 +134,8 @@ async def test_logprobs_and_ids_of_all_tokens_are_told(
     num_tokens = answer["usage"]["completion_tokens"]
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == num_tokens
     events = [event["choices"][0] for event in await chunks(mesh, client, **fields)]
-    told = [event["logprobs"] for event in events if event["logprobs"] is not None]
-    shown = [each for logprobs in told for each in logprobs["content"]]
+    logprobs_of_chunks = [event["logprobs"] for event in events if event["logprobs"] is not None]
+    shown = [each for logprobs in logprobs_of_chunks for each in logprobs["content"]]
     assert [each["token"] for each in shown] == [
         each["token"] for each in choice["logprobs"]["content"]
     ]
@@ -170,7 +170,7 @@ async def test_without_tools_the_template_and_the_parser_know_of_none(
     assert json.loads(prompt_of(mesh).tools_json or b"null") == TOOLS
 
 
-async def test_a_model_whose_calls_nobody_reads_is_warned_of(
+async def test_a_model_without_a_parser_for_its_calls_is_warned_of(
     mesh: BackEnd, client: httpx.AsyncClient
 ) -> None:
     mesh.tokenizer.reasoning_parser = mesh.tokenizer.tool_call_parser = ""
@@ -203,11 +203,11 @@ async def test_effort_reaches_the_template(
     mesh: BackEnd, client: httpx.AsyncClient, fields: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     await post(mesh, client, **fields)
-    told = json.loads(prompt_of(mesh).template_kwargs_json or b"{}")
+    shown = json.loads(prompt_of(mesh).template_kwargs_json or b"{}")
     assert (
-        told["reasoning_effort"],
-        told.get("enable_thinking"),
-        told["thinking"],
+        shown["reasoning_effort"],
+        shown.get("enable_thinking"),
+        shown["thinking"],
     ) == expected
 
 

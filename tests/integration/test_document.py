@@ -1,15 +1,19 @@
 """/openapi.json is complete, valid and correct."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from hashlib import sha256
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
+from benchmarks.fuzz_run.schema import HIDDEN, operations
 from tests.fakes.back_end import BackEnd
+from tokenmesh.services.gateway.app import make_endpoints, make_routes
+from tokenmesh.services.gateway.operations.console.open_requests import OpenRequests
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 KEY = "secret"
@@ -70,6 +74,32 @@ def test_every_operation_describes_its_errors_and_its_key(document: Any) -> None
         assert ("security" in operation) is not is_open
     chat = operations["/v1/chat/completions", "post"]["responses"]["200"]["content"]
     assert chat.keys() == {"application/json", "text/event-stream"}
+
+
+def _all_routes(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+    """FastAPI keeps the routes of a router that was included in that router."""
+    for route in routes:
+        router = getattr(route, "original_router", None)
+        if router is None:
+            yield route
+        else:
+            yield from _all_routes(router.routes)
+
+
+async def test_the_fuzzer_attacks_every_route(mesh: BackEnd, document: Any) -> None:
+    app = make_routes(mesh.gateway, make_endpoints(mesh.gateway), OpenRequests())
+    found = list(_all_routes(app.routes))
+    routes = {
+        (method, route.path_format)
+        for route in found
+        if isinstance(route, Route)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert routes == {(each.method, each.path) for each in (*operations(document), *HIDDEN)}
+    # Realtime sessions have their own fuzzer.
+    sockets = [each.path for each in found if isinstance(each, WebSocketRoute)]
+    assert sockets == ["/v1/realtime"]
 
 
 def _check(document: Any, answer: httpx.Response, path: str, status: str = "200") -> None:

@@ -35,11 +35,11 @@ def joined(response: httpx.Response) -> dict[int, dict[str, list[Any]]]:
     for line in response.text.splitlines():
         if line.startswith("data: {"):
             for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                told = found[choice["index"]]
-                told["text"].append(choice["text"])
-                told["token_ids"].extend(choice.get("token_ids") or ())
+                shown = found[choice["index"]]
+                shown["text"].append(choice["text"])
+                shown["token_ids"].extend(choice.get("token_ids") or ())
                 for name in SHAPE:
-                    told[name].extend((choice["logprobs"] or {}).get(name, ()))
+                    shown[name].extend((choice["logprobs"] or {}).get(name, ()))
     return found
 
 
@@ -54,15 +54,15 @@ async def test_log_probabilities_of_late_prompts_are_sent_too(
     streamed = joined(await ask(mesh, stream=True, **fields))
     assert len(whole) == len(streamed) == 4
     for choice in whole:
-        told = streamed[choice["index"]]
-        assert "".join(told["text"]) == choice["text"]
-        assert told["token_ids"] == choice["token_ids"]
-        assert {name: told[name] for name in SHAPE} == choice["logprobs"]
-        assert None not in told["token_logprobs"][1:]
+        shown = streamed[choice["index"]]
+        assert "".join(shown["text"]) == choice["text"]
+        assert shown["token_ids"] == choice["token_ids"]
+        assert {name: shown[name] for name in SHAPE} == choice["logprobs"]
+        assert None not in shown["token_logprobs"][1:]
 
 
 async def test_without_log_probabilities_the_echo_waits_for_nothing(mesh: BackEnd) -> None:
     mesh.scheduler.delays_s = [0.0, 0.1]
     streamed = joined(await ask(mesh, stream=True, max_tokens=4))
-    first = [told["text"][0] for _, told in sorted(streamed.items())]
+    first = [shown["text"][0] for _, shown in sorted(streamed.items())]
     assert first == [prompt for prompt in PROMPTS for _ in range(2)]

@@ -73,8 +73,8 @@ async def test_an_echo_with_logprobs_contains_those_of_the_prompt(
 async def test_running_usage_is_in_every_chunk_from_the_first_on(
     mesh: BackEnd, client: httpx.AsyncClient, path: str
 ) -> None:
-    told = {"include_usage": True, "continuous_usage_stats": True}
-    events = await chunks(client, mesh, path, stream_options=told, max_tokens=4)
+    shown = {"include_usage": True, "continuous_usage_stats": True}
+    events = await chunks(client, mesh, path, stream_options=shown, max_tokens=4)
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 4
@@ -93,12 +93,12 @@ async def test_token_ids_come_with_each_chunk_and_the_prompts_with_the_first(
     prompt = unpack_ids(mesh.workers[0].generates[0].prompt_ids)
     for index in (0, 1):
         own = [event for event in events if event["choices"][0]["index"] == index]
-        told = [
+        shown = [
             event if path == CHAT else event["choices"][0]
             for event in own
             if "prompt_token_ids" in (event if path == CHAT else event["choices"][0])
         ]
-        assert [each["prompt_token_ids"] for each in told] == [prompt]
+        assert [each["prompt_token_ids"] for each in shown] == [prompt]
         ids = [token for event in own for token in event["choices"][0].get("token_ids") or ()]
         assert ids == mesh.script(mesh.workers[0].generates[0])[:5]
 

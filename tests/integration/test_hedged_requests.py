@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -72,7 +73,9 @@ def calls_with(
     bus: MessageBus, replica_of: Callable[[str], str], settings: GatewaySettings
 ) -> ServiceCalls:
     prompts = HeldPrompts(bus, GATEWAY)
-    return ServiceCalls(bus, settings, replica_of, left_out=list, prompts=prompts)
+    return ServiceCalls(
+        bus, settings, replica_of, left_out=list, prompts=prompts, waker=cast("Any", None)
+    )
 
 
 async def listen(mesh: Mesh, actor: Actor, subject: str, queue: str) -> None:

@@ -106,15 +106,18 @@ def _post(mesh: BackEnd, body: bytes, path: str, kind: str) -> tuple[int, bytes]
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/v1/completions", "application/json"), ("/v1/files", "multipart/form-data; boundary=b")],
+    ("path", "kind", "refusal"),
+    [
+        ("/v1/completions", "application/json", (413, b"larger than")),
+        ("/v1/files", "multipart/form-data; boundary=b", (400, b"form is broken")),
+    ],
 )
-async def test_a_client_that_sends_too_much_reads_the_413(
-    mesh: BackEnd, path: str, kind: str
+async def test_a_client_that_sends_too_much_reads_the_refusal(
+    mesh: BackEnd, path: str, kind: str, refusal: tuple[int, bytes]
 ) -> None:
     status, body = await asyncio.to_thread(_post, mesh, b"x" * (24 * MEBIBYTE), path, kind)
-    assert status == 413
-    assert b"larger than" in body
+    assert status == refusal[0]
+    assert refusal[1] in body
 
 
 async def test_a_client_that_still_sends_garbage_reads_the_error(

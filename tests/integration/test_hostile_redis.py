@@ -41,7 +41,7 @@ GARBAGE: dict[str, tuple[Part, ...]] = {
     "huge numbers": ("HSET", "{}", "pf", "9" * 18, "st", "9" * 18, "load", "{}", "n", "9" * 18),
     "list": ("RPUSH", "{}", "a", BIG),
     "set": ("SADD", "{}", "a", "12345678", BIG),
-    "sorted set": ("ZADD", "{}", "1", "kvx:nobody", "2", "{}", "inf", BIG),
+    "sorted set": ("ZADD", "{}", "1", "kvx:absent", "2", "{}", "inf", BIG),
     "stream": ("XADD", "{}", "*", "a", "b"),
 }
 SHORT = {"ttl_s": 1.0, "heartbeat_s": 0.1, "retry_s": 0.05, "reservation_s": 1.0}
@@ -91,7 +91,7 @@ def num_by_index(mesh: SmallMesh) -> float:
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-async def test_garbage_in_the_index_misleads_nobody_and_is_mended(
+async def test_garbage_in_the_index_is_ignored_and_repaired(
     mesh: SmallMesh, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (expected, *_) = await texts(mesh, 1)
@@ -106,7 +106,7 @@ async def test_garbage_in_the_index_misleads_nobody_and_is_mended(
     assert await texts(mesh) == [expected] * 4
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
     assert all(len(each.getMessage()) < 2000 for each in caplog.records)
-    # placement goes by the index again once the worker has seen to it, without anybody's help
+    # placement goes by the index again once the worker has repaired it, without help
     by_index = num_by_index(mesh)
     async with asyncio.timeout(15):
         while num_by_index(mesh) == by_index:
@@ -124,5 +124,5 @@ async def test_garbage_instead_of_a_blob_is_an_error_of_ours_and_a_new_one_is_fo
     if GARBAGE[kind][0] != "SET":
         with pytest.raises(TokenMeshError):
             await blobs.get(key)
-    await blobs.put(b"mended", key)
-    assert await blobs.get(key) == b"mended"
+    await blobs.put(b"repaired", key)
+    assert await blobs.get(key) == b"repaired"

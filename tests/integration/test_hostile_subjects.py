@@ -1,4 +1,4 @@
-"""Whatever anybody writes to any subject of any service: counted, logged once a kind, harmless."""
+"""Whatever a client writes to any subject of any service: counted, logged once a kind, harmless."""
 
 import asyncio
 import logging

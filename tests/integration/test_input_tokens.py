@@ -23,7 +23,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[openai.AsyncOpenAI]:
         yield connected
 
 
-async def test_the_count_is_what_the_response_is_told_later(
+async def test_the_count_is_that_of_the_usage_of_the_response(
     mesh: BackEnd, client: openai.AsyncOpenAI
 ) -> None:
     count = client.responses.input_tokens.count

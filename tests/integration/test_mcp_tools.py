@@ -178,7 +178,7 @@ async def test_tools_that_are_not_allowed_are_not_offered(
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [
-        ({"server_label": "nobody"}, 400, "tools[0].server_label"),
+        ({"server_label": "absent"}, 400, "tools[0].server_label"),
         ({"server_label": None}, 400, "tools[0].server_label"),
         ({"server_url": "http://169.254.169.254/"}, 400, "tools[0].server_url"),
         ({"headers": {"a": "b"}}, 400, "tools[0].headers"),

@@ -3,12 +3,14 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -19,11 +21,16 @@ from transformers import (
     LlavaProcessor,
 )
 
+from tests.fakes.image_server import image_server
 from tests.fakes.images import data_uri, image_file, picture
 from tests.fakes.llava import IMAGE_TOKEN, PATCH_SIZE, llava
 from tests.fakes.models import randomized
 from tests.fakes.service_mesh import running
+from tests.fakes.stuck_encoder import stuck_encoder
 from tests.servers import Server, bus_settings_of, redis_settings_of
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls, newest_replica
+from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.mesh.waker import Waker
 from tokenmesh.services.mm_encoder_svc.main import build as build_encoder
 from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
 from tokenmesh.services.worker_svc.main import build as build_worker
@@ -32,21 +39,36 @@ from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.model import EncoderSettings, ModelSettings
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.model import (
+    EncoderSettings,
+    MediaSettings,
+    ModelSettings,
+    TokenizerSettings,
+)
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
-from tokenmesh.shared.messages import Accepted, Encode, Encoded, Generate, Tokens
+from tokenmesh.shared.messages import Accepted, Encode, Generate, Tokens
+from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import ChatPrompt, Tokenize, Tokenized
+from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.redis import Redis, open_redis
 from tokenmesh.shared.service import Mesh
 from tokenmesh.shared.tokens import unpack_ids
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
 MODEL = ModelName("llava")
 GATEWAY = GatewayId("gateway-of-test")
 REQUEST = RequestId("r")
 NUM_TOKENS = 16
+CACHE_BYTES = 64 * 1024
+"""Of an encoder: embeddings of 20 images."""
+REDIS_BYTES = 4 * 1024 * 1024
+"""For features and embeddings of about 290 images."""
+GROWTH_BYTES = 48 * 1024 * 1024
+"""Of all processes; 800 files would take 144 MB."""
 
 Messages = list[dict[str, Any]]
 
@@ -105,11 +127,13 @@ class Oracle:
         images = [picture(seed, 37, 52) for seed in seeds] or None
         return self.processor(text=text, images=images, return_tensors="pt")
 
-    def tokens(self, messages: Messages, seeds: tuple[int, ...]) -> list[int]:
+    def tokens(
+        self, messages: Messages, seeds: tuple[int, ...], num_tokens: int = NUM_TOKENS
+    ) -> list[int]:
         inputs = self.inputs(messages, seeds)
         ids = self.model.generate(
             **inputs,
-            max_new_tokens=NUM_TOKENS,
+            max_new_tokens=num_tokens,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
@@ -127,22 +151,49 @@ def oracle(checkpoint: Path) -> Oracle:
 
 
 @dataclass
-class Edge:
-    """The part of a gateway that this test needs."""
+class Output:
+    """The tokens of one stream."""
 
+    ended: asyncio.Future[list[int]]
+    ids: list[int] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> None:
+        """Anything but all tokens, in order, once each, is an error of the stream."""
+        new = unpack_ids(delta.token_ids)
+        if delta.offset != len(self.ids):
+            problem = f"tokens from {delta.offset} on follow {len(self.ids)} tokens"
+        elif delta.finish not in (None, "length"):
+            problem = f"ended by {delta.finish} after {len(self.ids)} tokens: {delta.error}"
+        else:
+            self.ids += new
+            if delta.finish is not None and not self.ended.done():
+                self.ended.set_result(self.ids)
+            return
+        if not self.ended.done():
+            self.ended.set_exception(AssertionError(problem))
+
+
+@dataclass
+class Edge:
+    """The part of a gateway that this test needs; it sends no heartbeats."""
+
+    settings: Settings
     bus: MessageBus
     encoder: Mesh
     worker: Mesh
-    ids_by_stream: dict[int, list[int]] = field(default_factory=dict)
-    done_by_stream: dict[int, asyncio.Event] = field(default_factory=dict)
+    outputs: dict[int, Output] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        settings = GatewaySettings(second_encode_s=1.0)
+        replica_of = partial(newest_replica, self.worker.members)
+        prompts = HeldPrompts(self.bus, GATEWAY)
+        waker = Waker(self.bus, self.worker.members, settings, self.worker.metrics)
+        self.calls = ServiceCalls(self.bus, settings, replica_of, list, prompts, waker)
 
     async def take(self, envelope: Envelope) -> None:
         assert isinstance(envelope.message, Tokens)
         for delta in envelope.message.deltas:
-            assert delta.error is None, delta.error
-            self.ids_by_stream[delta.stream] += unpack_ids(delta.token_ids)
-            if delta.finish is not None:
-                self.done_by_stream[delta.stream].set()
+            self.outputs[delta.stream].take(delta)
 
     async def tokenize(self, messages: Messages) -> Tokenized:
         prompt = ChatPrompt(messages_json=msgspec.json.encode(messages))
@@ -151,19 +202,18 @@ class Edge:
         assert isinstance(answer, Tokenized)
         return answer
 
-    async def complete(self, messages: Messages) -> list[int]:
+    async def encoded(self, media: list[MediaItem]) -> list[MediaItem]:
+        """By any encoder; by a second one if the first does not answer."""
+        message = Encode(request_id=REQUEST, model=MODEL, items=media)
+        return (await self.calls.encode(message, now_s() + 60)).items
+
+    async def complete(self, messages: Messages, num_tokens: int = NUM_TOKENS) -> list[int]:
         prompt = await self.tokenize(messages)
         media = prompt.media
         if media:
-            question = Encode(request_id=REQUEST, model=MODEL, items=media)
-            encoded = await self.bus.request(
-                subjects.encode(MODEL), question, deadline_s=now_s() + 10
-            )
-            assert isinstance(encoded, Encoded)
-            media = encoded.items
-        stream = len(self.ids_by_stream)
-        self.ids_by_stream[stream] = []
-        self.done_by_stream[stream] = asyncio.Event()
+            media = await self.encoded(media)
+        stream = len(self.outputs)
+        output = self.outputs[stream] = Output(asyncio.get_running_loop().create_future())
         generate = Generate(
             request_id=REQUEST,
             model=MODEL,
@@ -172,16 +222,14 @@ class Edge:
             epoch=self.worker.epoch,
             prompt_ids=prompt.token_ids,
             sampling=SamplingParams(
-                seed=0, max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True
+                seed=0, max_tokens=num_tokens, temperature=0.0, ignore_eos=True
             ),
             media=media,
         )
         subject = subjects.worker_generate(WorkerId(self.worker.instance_id))
         answer = await self.bus.request(subject, generate, deadline_s=now_s() + 10)
         assert isinstance(answer, Accepted)
-        async with asyncio.timeout(10):
-            await self.done_by_stream[stream].wait()
-        return self.ids_by_stream[stream]
+        return await output.ended
 
     def counted(self, name: str) -> int:
         """The encoder's counter."""
@@ -199,8 +247,12 @@ async def edge(checkpoint: Path, nats_server: Server, redis_server: Server) -> A
         models=(model,),
         bus=bus_settings_of(nats_server),
         redis=redis_settings_of(redis_server),
-        encoder=EncoderSettings(device="cpu"),
-        worker=WorkerSettings(kv_cache_memory_bytes=4 << 20),
+        encoder=EncoderSettings(device="cpu", cache_bytes=CACHE_BYTES),
+        tokenizer=TokenizerSettings(
+            media=MediaSettings(allow_private_addresses=True, decode_processes=1)
+        ),
+        # a worker ends the streams of a gateway without heartbeats
+        worker=WorkerSettings(kv_cache_memory_bytes=4 << 20, gateway_grace_s=3600.0),
     )
     async with AsyncExitStack() as stack:
         bus = await connect(settings.bus, "test")
@@ -208,7 +260,7 @@ async def edge(checkpoint: Path, nats_server: Server, redis_server: Server) -> A
         await stack.enter_async_context(running("tokenizer", settings, build_tokenizer))
         encoder = await stack.enter_async_context(running("encoder", settings, build_encoder))
         worker = await stack.enter_async_context(running("worker", settings, build_worker))
-        edge = Edge(bus, encoder, worker)
+        edge = Edge(settings, bus, encoder, worker)
         subscription = await bus.subscribe(subjects.gateway_tokens(GATEWAY), edge.take)
         stack.push_async_callback(subscription.stop)
         yield edge
@@ -256,3 +308,87 @@ async def test_an_image_of_an_earlier_turn_is_encoded_once(edge: Edge, oracle: O
     assert second == oracle.tokens(later, seeds)
     assert edge.counted("mm_cache_queries") - queries == 4
     assert edge.counted("mm_cache_hits") - hits == 2
+
+
+def looking_at(url: str) -> Messages:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, "what"]}]
+
+
+async def test_one_image_of_many_requests_is_fetched_and_encoded_once(edge: Edge) -> None:
+    queries, hits = edge.counted("mm_cache_queries"), edge.counted("mm_cache_hits")
+    async with image_server() as server:
+        url = server.serve("/held.png", image_file(picture(92, 37, 52)))
+        requests = [asyncio.create_task(edge.complete(looking_at(url), 2)) for _ in range(100)]
+        while not server.hits:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.release.set()
+        answers = await asyncio.gather(*requests)
+        assert server.hits == ["/held.png"]
+    assert len({tuple(ids) for ids in answers}) == 1
+    assert edge.counted("mm_cache_queries") - queries == 100
+    assert edge.counted("mm_cache_hits") - hits == 99
+
+
+async def test_an_encoder_killed_in_a_batch_loses_nothing(edge: Edge, oracle: Oracle) -> None:
+    queries = edge.counted("mm_cache_queries")
+    chats: dict[int, asyncio.Task[list[int]]] = {}
+    async with stuck_encoder(edge.settings, MODEL) as victim:
+        while not victim.is_encoding:
+            # each request goes to one of the two encoders, by chance
+            if len(chats) < 40:
+                seed = 200 + len(chats)
+                chats[seed] = asyncio.create_task(edge.complete(turn("look", seed), 4))
+            await asyncio.sleep(0.02)
+        await victim.kill()
+        answers = await asyncio.gather(*chats.values())
+    assert answers == [oracle.tokens(turn("look", seed), (seed,), 4) for seed in chats]
+    assert edge.counted("mm_cache_queries") - queries == len(chats)
+
+
+async def used_memory(redis: Redis) -> int:
+    memory = await redis.call("INFO", "memory")
+    assert isinstance(memory, bytes)
+    (used,) = re.findall(rb"^used_memory:(\d+)", memory, re.M)
+    return int(used)
+
+
+def resident_bytes() -> int:
+    """Of this process, which runs the services, and of those that it started."""
+    process, total = psutil.Process(), 0
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            total += each.memory_info().rss
+    return total
+
+
+@pytest.mark.parametrize(
+    "count", [40, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(280)])]
+)
+async def test_distinct_images_keep_every_process_in_its_bounds(edge: Edge, count: int) -> None:
+    redis = open_redis(edge.settings.redis)
+    bound = await used_memory(redis) + REDIS_BYTES
+    await redis.call("CONFIG", "SET", "maxmemory", bound)
+    await redis.call("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    sizes: list[int] = []
+    try:
+        for first in range(10_000, 10_000 + count, 20):
+            chats = [large_turn(seed) for seed in range(first, first + 20)]
+            answers = await asyncio.gather(*(edge.complete(chat, 1) for chat in chats))
+            assert all(len(ids) == 1 for ids in answers)
+            sizes.append(resident_bytes())
+        assert await used_memory(redis) <= bound + 1024 * 1024  # buffers of connections
+    finally:
+        await redis.call("CONFIG", "SET", "maxmemory", "0")
+        await redis.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        await redis.close()
+    text = edge.encoder.metrics.render().decode()
+    (kept,) = re.findall(r"^tokenmesh:mm_cache_bytes.* (.+)$", text, re.M)
+    assert 0 < float(kept) <= CACHE_BYTES
+    # after the first 200, whose files alone have 36 MB, every cache is full
+    assert sizes[-1] - sizes[min(10, len(sizes) - 1)] <= GROWTH_BYTES
+
+
+def large_turn(seed: int) -> Messages:
+    """One image, a file of 180 kB."""
+    uri = data_uri(image_file(picture(seed, 200, 300), compress_level=0))
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}]

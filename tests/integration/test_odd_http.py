@@ -107,9 +107,9 @@ async def test_models_are_listed_with_a_trailing_slash(client: httpx.AsyncClient
 
 
 async def test_a_missing_route_is_named(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/v1/moderations", json={"input": "Hi"})
+    answer = await client.post("/v1/edits", json={"input": "Hi"})
     assert answer.status_code == 404
-    assert "POST /v1/moderations" in answer.json()["error"]["message"]
+    assert "POST /v1/edits" in answer.json()["error"]["message"]
     long = await client.get("/x" * 2000)
     assert len(long.json()["error"]["message"]) < 300
 

@@ -16,7 +16,7 @@ async def test_embeddings_of_the_openai_client(
         PoolMesh(bus_settings, redis_settings, "embed") as mesh,
         openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        # The client asks for base64 unless it is given a format.
+        # The client requests base64 unless it is given a format.
         answer = await client.embeddings.create(model=mesh.model, input=TEXTS)
         assert [each.embedding for each in answer.data] == [expected(text) for text in TEXTS]
         plain = await client.embeddings.create(

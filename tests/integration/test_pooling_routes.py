@@ -165,7 +165,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"query": "a", "documents": [{"content": [{"type": "image_url"}]}]},
         "documents[0]",
     ),
-    ("/v2/embed", {"texts": ["a"], "images": ["data:"]}, "images"),
+    ("/v2/embed", {"texts": ["a"], "images": ["data:"]}, "texts"),
     ("/v2/embed", {"input_type": "classification"}, "texts"),
     ("/v2/embed", {"texts": ["a"], "input_type": "other"}, "input_type"),
     ("/v2/embed", {"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types[0]"),
@@ -265,8 +265,9 @@ async def test_cohere_gets_every_type(mesh: PoolMesh, client: httpx.AsyncClient)
     assert answer["texts"] == TEXTS
     lengths = [len(tokens(text)) for text in TEXTS]
     assert answer["meta"]["billed_units"] == {"input_tokens": sum(lengths)}
-    answer = await post(client, "/v2/embed", texts=["a"])
-    assert list(answer["embeddings"]) == ["float"]
+    for path in ("/v1/embed", "/v2/embed"):
+        answer = await post(client, path, texts=["a"])
+        assert list(answer["embeddings"]) == ["float"]
 
 
 async def test_cohere_truncates_and_uses_prompts(mesh: PoolMesh, client: httpx.AsyncClient) -> None:

@@ -24,7 +24,7 @@ def prompt(name: str, num_words: int = 300) -> str:
 
 
 async def cached_tokens(mesh: SmallMesh, text: str) -> int:
-    """Of the prompt, as the client is told."""
+    """Cached tokens of the prompt in the usage."""
     answer = await mesh.complete(prompt=text, max_tokens=2)
     assert answer.status_code == 200, answer.text
     details = answer.json()["usage"].get("prompt_tokens_details") or {}
@@ -39,7 +39,7 @@ def scraped(mesh: SmallMesh, text: str) -> float:
 
 
 async def indexed(mesh: SmallMesh, num_blocks: int) -> None:
-    """Wait until the workers together have told so many blocks."""
+    """Wait until the workers together have written so many blocks."""
     redis, keys = open_redis(mesh.settings.redis), IndexKeys(mesh.model)
     names = [keys.blocks(each.instance_id, each.epoch) for each in mesh.workers]  # type: ignore[arg-type]
     async with asyncio.timeout(10):

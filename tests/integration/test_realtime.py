@@ -388,6 +388,7 @@ async def chat(mesh: BackEnd | SmallMesh, messages: Any, **fields: Any) -> tuple
         "input_token_details": {
             "text_tokens": num_input,
             "audio_tokens": 0,
+            "image_tokens": 0,
             "cached_tokens": cached,
         },
         "output_token_details": {"text_tokens": num_output, "audio_tokens": 0},

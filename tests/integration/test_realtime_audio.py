@@ -20,7 +20,11 @@ from tests.fakes.speech_mesh import NAME, SpeechMesh
 from tests.fakes.whisper import WhisperOracle, whisper
 from tests.servers import Server, bus_settings_of, redis_settings_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(60),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 RATE = 24000
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 

@@ -77,7 +77,7 @@ WRONG: list[tuple[Json, str, str]] = [
     ({"type": "response.cancel", "event_id": 1}, "event_id", "invalid_request_error"),
     ({"type": "response.cancel", "extra": 1}, "extra", "invalid_request_error"),
     (update(type="translation"), "session.type", "invalid_request_error"),
-    (update(model="nobody"), "model", "model_not_found"),
+    (update(model="absent"), "model", "model_not_found"),
     (update(instructions=1), "session.instructions", "invalid_request_error"),
     (update(output_modalities=["audio"]), "session.output_modalities", "not_supported"),
     (update(output_modalities=["smell"]), "session.output_modalities[0]", "invalid_request_error"),
@@ -227,7 +227,7 @@ async def test_other_origins_are_refused_without_keys(
 
 async def test_an_unknown_model_or_route_is_refused_before_it_begins(mesh: BackEnd) -> None:
     for url, status in (
-        (address(mesh, "model=nobody"), 404),
+        (address(mesh, "model=absent"), 404),
         (address(mesh).replace("realtime", "unreal"), 403),
     ):
         with pytest.raises(InvalidStatus) as caught:

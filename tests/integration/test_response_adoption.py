@@ -248,7 +248,7 @@ async def check_owners(mesh: SmallMesh, ids: list[ResponseId]) -> None:
         # More than one only if a busy machine delayed heartbeats.
         assert sum(isinstance(record, Adopted) for record in records) >= 1
     async with asyncio.timeout(15):
-        while await logs.marks():  # noqa: ASYNC110
+        while await logs.marks.all():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
@@ -286,6 +286,7 @@ async def counted_once(adopter: ResponseClient, last: Event) -> list[dict[str, A
             "prompt_tokens": reported["input_tokens"],
             "cached_tokens": reported["input_tokens_details"]["cached_tokens"],
             "completion_tokens": 120,
+            **dict.fromkeys(("image_tokens", "audio_tokens", "video_tokens"), 0),
         }
     ]
     return counted
@@ -319,6 +320,6 @@ async def test_usage_that_a_dead_gateway_had_not_charged_is_charged(
         open_journal(mesh.gateway.bus, mesh.settings.responses), mesh.settings.responses
     )
     async with asyncio.timeout(15):
-        while await logs.marks():  # noqa: ASYNC110
+        while await logs.marks.all():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert await models_used(adopter) == counted

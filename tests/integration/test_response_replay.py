@@ -69,7 +69,7 @@ async def cut(logs: ResponseLogs, response_id: ResponseId, records: list[Record]
     await logs.delete(response_id)
     data = join_records([encode_record(record) for record in records])
     await logs.journal.append(response_log(response_id), data, 0)
-    await logs.mark(DEAD, response_id)
+    await logs.marks.set(DEAD, response_id)
 
 
 def story(events: list[Event]) -> tuple[list[str], list[object], dict[str, object]]:

@@ -17,6 +17,11 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 EXEMPT = {
     ("GET", "/"),
     ("GET", "/console"),
+    ("GET", "/api/ps"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/version"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
     ("GET", "/docs"),
     ("GET", "/docs/{name}"),
     ("GET", "/health"),

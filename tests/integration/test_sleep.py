@@ -39,7 +39,7 @@ async def is_sleeping(mesh: SmallMesh) -> bool:
     return bool((await mesh.client.get("/is_sleeping")).json()["is_sleeping"])
 
 
-async def test_asleep_every_request_is_told_when_to_come_back(mesh: SmallMesh) -> None:
+async def test_asleep_every_request_learns_when_to_retry(mesh: SmallMesh) -> None:
     before = await text_of(mesh)
     assert not await is_sleeping(mesh)
     (slept,) = (await mesh.client.post("/sleep")).json()["workers"]
@@ -186,9 +186,9 @@ async def test_a_wrong_parameter_is_named(mesh: SmallMesh, path: str, field: str
     assert not await is_sleeping(mesh)
 
 
-async def test_a_model_that_nobody_serves_is_not_found(mesh: SmallMesh) -> None:
+async def test_a_model_that_is_not_served_is_not_found(mesh: SmallMesh) -> None:
     for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
-        response = await mesh.client.request(method, f"{path}?model=nobody")
+        response = await mesh.client.request(method, f"{path}?model=absent")
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     named = await mesh.client.get(f"/is_sleeping?model={mesh.model}")
     assert named.status_code == 200
@@ -236,7 +236,7 @@ async def test_a_simulated_worker_has_no_profile(mesh: SmallMesh) -> None:
     assert "--profiler-dir" in refused.json()["error"]["message"]
 
 
-async def test_a_profile_that_nobody_started_is_a_conflict(
+async def test_stopping_a_profile_that_was_not_started_is_a_conflict(
     make_mesh: MakeMesh, tmp_path: Path
 ) -> None:
     async with make_mesh(worker={"profiler_dir": str(tmp_path)}) as mesh:

@@ -48,5 +48,5 @@ async def test_a_tokenizer_tells_its_text(
         question = ReadTokenizer(model=model, fingerprint=described.fingerprint)
         answer = await bus.request(subject, question, deadline_s=now_s() + 10)
     assert isinstance(answer, TokenizerRead)
-    told, written = json.loads(answer.data), json.loads((tmp_path / "tokenizer.json").read_text())
-    assert told["model"]["vocab"] == written["model"]["vocab"]
+    shown, written = json.loads(answer.data), json.loads((tmp_path / "tokenizer.json").read_text())
+    assert shown["model"]["vocab"] == written["model"]["vocab"]

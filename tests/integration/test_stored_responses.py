@@ -190,10 +190,10 @@ async def test_input_items_come_in_pages(client: ResponseClient) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "param"),
     [
-        ("/v1/responses/resp_nobody", 404, "response_id"),
+        ("/v1/responses/resp_absent", 404, "response_id"),
         ("/v1/responses/x.y", 404, "response_id"),
         ("/v1/responses/resp_a%3E?stream=true", 404, "response_id"),
-        ("/v1/responses/resp_nobody/input_items", 404, "response_id"),
+        ("/v1/responses/resp_absent/input_items", 404, "response_id"),
         ("/v1/responses/{id}?stream=true&starting_after=-1", 400, "starting_after"),
         ("/v1/responses/{id}?stream=maybe", 400, "stream"),
         ("/v1/responses/{id}?include=nonsense", 400, "include"),

@@ -78,8 +78,8 @@ async def test_usage_comes_last_when_asked_for(mesh: BackEnd, client: httpx.Asyn
 
 
 async def test_running_usage_is_in_every_chunk(mesh: BackEnd, client: httpx.AsyncClient) -> None:
-    told = {"include_usage": True, "continuous_usage_stats": True}
-    fields = {"stream_options": told, "max_tokens": 5, "prompt": "Hi"}
+    shown = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"stream_options": shown, "max_tokens": 5, "prompt": "Hi"}
     body = {"model": mesh.model, **fields}
     events: list[Any] = await chunks(client, "/v1/completions", body)
     counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
@@ -109,7 +109,9 @@ async def test_tokens_of_one_message_are_one_chunk(
         assert texts == ["", TEXT]
 
 
-async def test_choices_of_a_stream_are_told_apart(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+async def test_choices_of_a_stream_are_distinguished(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
     body = {"model": mesh.model, "prompt": ["One", "Two"], "n": 2, "max_tokens": 100, "echo": True}
     events: list[Any] = await chunks(client, "/v1/completions", body)
     texts = [text_of(events, index) for index in range(4)]

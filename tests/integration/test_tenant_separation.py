@@ -113,8 +113,8 @@ async def test_image_uuids_are_separate_for_each_tenant(rig: Rig) -> None:
         await rig.chat_about(who, {"type": "text", "text": "Hi"})
         messages = {"messages": [{"role": "user", "content": "Hi"}], "model": rig.mesh.model}
         await rig.ask(who, "POST", "/tokenize", json=messages)
-    told = [each.tenant for each in rig.mesh.tokenizer.received]
-    assert told == [rig.tenant(who) for who in ("ann", "ann", "bob", "bob")]
+    shown = [each.tenant for each in rig.mesh.tokenizer.received]
+    assert shown == [rig.tenant(who) for who in ("ann", "ann", "bob", "bob")]
 
 
 async def test_a_trace_is_visible_to_its_tenant_only(rig: Rig) -> None:
@@ -148,7 +148,7 @@ async def test_a_trace_is_visible_to_its_tenant_only(rig: Rig) -> None:
         ("POST", "/wake_up"),
         ("POST", "/start_profile"),
         ("POST", "/stop_profile"),
-        ("POST", "/mesh/nobody/drain"),
+        ("POST", "/mesh/absent/drain"),
         ("GET", "/v1/usage/tenants"),
     ],
 )

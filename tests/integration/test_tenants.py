@@ -33,8 +33,8 @@ class Rig:
         async with self.client(tenant) as client:
             response = await client.get("/v1/usage")
         assert response.status_code == 200
-        told: dict[str, Any] = response.json()
-        return told
+        shown: dict[str, Any] = response.json()
+        return shown
 
 
 def key_file(mark: str) -> str:
@@ -71,18 +71,21 @@ async def test_every_kind_of_request_is_charged_the_usage_reported_to_its_client
         ("/v1/completions", {"prompt": ["a", "b c"], "n": 2}),
         ("/v1/chat/completions/batch", {"messages": [CHAT, CHAT]}),
     ):
-        told = (await rig.post("free", path, **body)).json()["usage"]
-        prompt, completion = prompt + told["prompt_tokens"], completion + told["completion_tokens"]
+        shown = (await rig.post("free", path, **body)).json()["usage"]
+        prompt, completion = (
+            prompt + shown["prompt_tokens"],
+            completion + shown["completion_tokens"],
+        )
     for path, body in (
         ("/v1/messages", {"messages": CHAT, "max_tokens": 8}),
         ("/v1/responses", {"input": "Hi", "store": False}),
         ("/v1/responses", {"input": "Hi", "store": True}),
     ):
-        told = (await rig.post("free", path, **body)).json()["usage"]
+        shown = (await rig.post("free", path, **body)).json()["usage"]
         # Anthropic's input_tokens are without those that were read from or written to the cache.
         of_cache = ("cache_read_input_tokens", "cache_creation_input_tokens")
-        prompt += told["input_tokens"] + sum(told.get(name, 0) for name in of_cache)
-        completion += told["output_tokens"]
+        prompt += shown["input_tokens"] + sum(shown.get(name, 0) for name in of_cache)
+        completion += shown["output_tokens"]
     usage = await rig.usage()
     (model,) = usage["models"]
     assert model["requests"] == 6
@@ -149,8 +152,8 @@ async def test_only_admins_see_all_tenants(rig: Rig) -> None:
         wrong = await client.get("/v1/usage?month=2026-13")
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "month")
     async with rig.client("ops") as client:
-        told = (await client.get("/v1/usage/tenants")).json()["data"]
-    tokens = {each["tenant"]: each["total_tokens"] for each in told}
+        shown = (await client.get("/v1/usage/tenants")).json()["data"]
+    tokens = {each["tenant"]: each["total_tokens"] for each in shown}
     assert set(tokens) == {
         "default",
         *(f"{n}-{rig.mark}" for n in ("free", "slow", "spent", "ops")),

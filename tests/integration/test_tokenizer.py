@@ -185,7 +185,7 @@ async def test_every_model_and_alias_is_served_by_its_own_tokenizer(client: Clie
 
 async def test_unknown_models_are_refused(client: Client) -> None:
     with pytest.raises(NoResponders):
-        await client.ids(chat(), ModelName("nobody"))
+        await client.ids(chat(), ModelName("absent"))
     message = Tokenize(request_id=REQUEST, model=ModelName("other"), prompt=chat())
     with pytest.raises(UnknownModel):
         await client.bus.request(subjects.tokenize(BPE), message, deadline_s=now_s() + 5)
@@ -288,8 +288,9 @@ BAD_INPUT: list[tuple[object, dict[str, object], str]] = [
     (ChatPrompt(messages_json=b'[%s{"role":"a"}]' % (b'{"role":"a"},' * 5)), {}, "6 entries"),
     (chat(3), {}, r"messages\[0\].content is neither a string nor a list"),
     (chat([3]), {}, r"content\[0\] is neither a string nor an object"),
+    (chat([{"type": ["text"]}]), {}, r"content\[0\].type is not a string"),
     (chat([{"type": "text"}]), {}, r"content\[0\].text is missing"),
-    (chat([{"type": "video_url"}]), {}, r"content\[0\].type 'video_url' is not supported"),
+    (chat([{"type": "video_url"}]), {}, r"content\[0\] has no video: video_url is missing"),
     (chat([{"type": "image_url"}]), {}, r"content\[0\] has no image"),
     (chat([{"type": "image_url", "image_url": 3}]), {}, r"content\[0\].image_url is not a URL"),
     (chat([{"type": "image_url", "image_url": "data:,"}]), {}, "accepts text only"),

@@ -249,7 +249,7 @@ async def test_truncation_moves_images_or_refuses_to_cut_them(client: Client) ->
         "a b c d e f", image(data_uri(file(12))), "g", truncate_prompt_tokens=num_tokens - 2
     )
     assert cut.media[0].offset == offset - 2
-    with pytest.raises(InvalidInput, match="cut off a part of an image"):
+    with pytest.raises(InvalidInput, match="cut off a part of a media item"):
         await client.chat(
             "a b c d e f",
             image(data_uri(file(12))),
@@ -259,11 +259,11 @@ async def test_truncation_moves_images_or_refuses_to_cut_them(client: Client) ->
 
 
 async def test_placeholders_that_the_client_wrote_need_images(client: Client) -> None:
-    with pytest.raises(InvalidInput, match="1 image placeholders for 0 images"):
+    with pytest.raises(InvalidInput, match="1 placeholders of media"):
         await client.tokenize(TextPrompt(text="an <image> of"))
     with pytest.raises(InvalidInput, match="2 image placeholders for 1 images"):
         await client.chat("an <image> of", image(data_uri(file(13))))
-    with pytest.raises(InvalidInput, match="1 image placeholders for 0 images"):
+    with pytest.raises(InvalidInput, match="1 placeholders of media"):
         await client.tokenize(IdsPrompt(token_ids=pack_ids([IMAGE_TOKEN])))
 
 

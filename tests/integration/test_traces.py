@@ -6,6 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as read_openmetrics,
+)
 
 from tests.e2e.mesh_process import mesh
 from tests.fakes.images import data_uri, image_file, picture
@@ -102,6 +105,7 @@ def test_a_chat_with_an_image_is_one_tree_over_five_processes(gateway: httpx.Cli
         "    place @scheduler",
         "  generate @gateway",
         "    generate @worker",
+        "      merge @worker",
         "    worker.queue @worker",
         "    worker.prefill @worker",
         "    worker.prefill @worker",
@@ -114,6 +118,38 @@ def test_a_chat_with_an_image_is_one_tree_over_five_processes(gateway: httpx.Cli
     assert len({span["instance"] for span in trace["spans"]}) == 5
     (root,) = (span for span in trace["spans"] if span["parent_id"] is None)
     assert root["attributes"]["tokenmesh.request_id"] == request_id
+
+
+def test_a_chats_span_has_the_names_for_generative_ai_and_its_latencies_lead_to_it(
+    gateway: httpx.Client,
+) -> None:
+    request_id = chat(gateway, "Hello", n=2)
+    trace = trace_of(gateway, request_id)
+    (root,) = (span for span in trace["spans"] if span["parent_id"] is None)
+    found = {
+        name: value for name, value in root["attributes"].items() if name.startswith("gen_ai.")
+    }
+    assert found.pop("gen_ai.usage.input_tokens") > 0
+    assert found == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "tokenmesh",
+        "gen_ai.request.model": MODEL,
+        "gen_ai.response.model": MODEL,
+        "gen_ai.response.id": request_id,
+        "gen_ai.request.max_tokens": OUTPUT_TOKENS,
+        "gen_ai.usage.output_tokens": 2 * OUTPUT_TOKENS,
+        "gen_ai.response.finish_reasons": ["length", "length"],
+    }
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    metrics = read_openmetrics(gateway.get("/metrics", headers=accept).text)  # type: ignore[no-untyped-call]
+    exemplars = {
+        (family.name, sample.exemplar.labels["trace_id"])
+        for family in metrics
+        for sample in family.samples
+        if sample.exemplar
+    }
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
+        assert (f"tokenmesh:{name}", trace["trace_id"]) in exemplars
 
 
 def test_a_streamed_chat_without_media_skips_the_encoder(gateway: httpx.Client) -> None:

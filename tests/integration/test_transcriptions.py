@@ -17,7 +17,7 @@ from tests.fakes.whisper import END, FIRST_TIME, LANGUAGES, WhisperOracle, whisp
 from tests.servers import Server, bus_settings_of, redis_settings_of
 from tokenmesh.services.tokenizer_svc.media.audio_cuts import cut_points
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,38 @@ async def test_segments_are_those_of_transformers(mesh: SpeechMesh, oracle: Orac
     assert vtt.startswith("WEBVTT\n\n00:00:0")
 
 
+async def test_words_are_those_of_transformers(mesh: SpeechMesh, oracle: Oracle) -> None:
+    sound = tones(2.5, seed=1)
+    states = oracle.states(sound)
+    language = oracle.language(states)
+    tokens, prompt = (
+        oracle.transcript(sound, timed=True),
+        oracle.prompt(language, "transcribe", timed=True),
+    )
+    ends_s = oracle.ends_s(states, prompt, tokens, 2.5)
+    assert len(set(ends_s)) > 3
+    fields: dict[str, Any] = {
+        "timestamp_granularities[]": "word",
+        "response_format": "verbose_json",
+    }
+    answer = await mesh.transcribe(wav(sound), **fields)
+    body = answer.json()
+    given = [(each["word"], each["start"], each["end"]) for each in body["words"]]
+    names = {"en": "english", "de": "german", "fr": "french", "es": "spanish"}
+    expected = oracle.words(tokens, ends_s, names[language])
+    assert len(expected) > 2
+    assert [each[0] for each in given] == [each[0] for each in expected]
+    for ours, theirs in zip(given, expected, strict=True):
+        assert ours[1:] == pytest.approx(theirs[1:], abs=0.021)
+    assert "segments" not in body
+    both = {**fields, "timestamp_granularities[]": ["word", "segment"]}
+    body = (await mesh.transcribe(wav(tones(9.0, seed=3)), **both)).json()
+    assert body["segments"]
+    starts = [each["start"] for each in body["words"]]
+    assert starts == sorted(starts)
+    assert starts[-1] > 2
+
+
 async def test_long_recordings_are_cut_and_joined(mesh: SpeechMesh, oracle: Oracle) -> None:
     sound = tones(13.0, seed=3)
     before = audio_seconds(mesh)
@@ -154,6 +186,25 @@ async def test_long_recordings_are_cut_and_joined(mesh: SpeechMesh, oracle: Orac
     assert starts[-1] > 9
 
 
+async def test_an_implausible_clip_is_drawn_at_further_temperatures(
+    mesh: SpeechMesh, oracle: Oracle
+) -> None:
+    sound = tones(2.5, seed=1)
+    fields: dict[str, Any] = {"response_format": "verbose_json", "seed": "5", "language": "en"}
+    greedy = (await mesh.transcribe(wav(sound), **fields)).json()["segments"]
+    # a greedy text of random weights is likely enough to be taken, or not
+    is_doubtful = greedy[0]["avg_logprob"] < -1 or greedy[0]["compression_ratio"] > 2.4
+    given = {**fields, "temperatures[]": ["0", "0.5"]}
+    first, again = [(await mesh.transcribe(wav(sound), **given)).json() for _ in range(2)]
+    assert first == again
+    assert {each["temperature"] for each in first["segments"]} == {0.5 if is_doubtful else 0.0}
+    assert (first["segments"] == greedy) is not is_doubtful
+    given = {**fields, "temperature": "0.5"}
+    hot = (await mesh.transcribe(wav(sound), **given)).json()
+    if is_doubtful:
+        assert hot["segments"] == first["segments"]
+
+
 async def test_bad_forms_and_files_are_refused_by_name(mesh: SpeechMesh) -> None:
     sound = wav(tones(0.5))
     cases: list[tuple[bytes, dict[str, Any], int, str]] = [
@@ -170,16 +221,12 @@ async def test_bad_forms_and_files_are_refused_by_name(mesh: SpeechMesh) -> None
         (sound, {"response_format": "yaml"}, 400, "response_format"),
         (sound, {"language": "klingon"}, 400, "'klingon' is not one of"),
         (sound, {"temperature": "hot"}, 400, "temperature"),
+        (sound, {"temperatures": "hot"}, 400, "temperatures"),
         (sound, {"n": "2"}, 400, "n is not supported"),
         (sound, {"use_beam_search": "true"}, 400, "use_beam_search is not supported"),
         (sound, {"stream": "true", "response_format": "srt"}, 400, "stream goes with"),
         (sound, {"timestamp_granularities[]": "segment"}, 400, "needs response_format"),
-        (
-            sound,
-            {"timestamp_granularities[]": "word", "response_format": "verbose_json"},
-            400,
-            "word is not supported",
-        ),
+        (sound, {"timestamp_granularities[]": "word"}, 400, "needs response_format"),
         (sound, {"prompt": "a <|translate|> b"}, 400, "special tokens"),
         (sound, {"prompt": "x" * 5000}, 400, "prompt"),
         (sound, {"model": "other"}, 404, "other"),

@@ -84,6 +84,8 @@ async def test_the_second_of_two_equal_prompts_finds_the_blocks_of_the_first(rig
     assert sources == [("local_compute", "48.0"), ("local_cache_hit", "32.0")]
     states = re.findall(r'engine_sleep_state{.*sleep_state="(.*)"} (.*)', rendered)
     assert states == [("awake", "1.0"), ("weights_offloaded", "0.0"), ("discard_all", "0.0")]
+    assert 'model_weights{engine="' in rendered
+    assert 'format="simulated"' in rendered
     assert re.findall(r'cache_config_info{block_size="(\d+)".*} 1.0', rendered) == ["16"]
 
 
@@ -158,7 +160,8 @@ async def test_past_the_bounds_a_stream_is_refused(rig: Rig) -> None:
     assert refused.retry_after_s > 0
     load = rig.actor.load()
     assert load.running + load.waiting == 6
-    assert load.queued_tokens >= 5 * len(PROMPT)
+    # A step may have begun with one request or with more.
+    assert load.queued_tokens >= load.waiting * len(PROMPT) > 0
 
 
 async def test_another_epoch_is_refused_and_another_model_is_an_error(rig: Rig) -> None:

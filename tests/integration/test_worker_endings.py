@@ -77,7 +77,7 @@ async def test_a_draining_worker_refuses_and_hands_over_what_is_left(rig: Rig) -
     await rig.generate(sampling=SamplingParams(seed=5, max_tokens=400))
     assert await rig.control(Drain()) == Done()
     assert rig.left
-    # not for want of room: its client shall not be told 429
+    # not for want of room: its client shall not get 429
     with pytest.raises(Draining):
         await rig.generate(2)
     draining = asyncio.create_task(rig.actor.drain(0.6))
@@ -157,7 +157,7 @@ async def test_a_step_that_never_ends_ends_the_service(bus: MessageBus, blobs: B
 
 
 @pytest.mark.parametrize("way", ["drain", "sleep"])
-async def test_who_waits_for_its_media_when_all_streams_end_is_told(
+async def test_a_stream_waiting_for_its_media_ends_with_all_streams(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     fetching = asyncio.Event()

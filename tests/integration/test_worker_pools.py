@@ -4,17 +4,24 @@ import asyncio
 import re
 from array import array
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.fakes.adapters import PREFIX, AdapterSpec, write_tensors
 from tests.fakes.worker_rig import EPOCH, GATEWAY, MODEL, WORKER, Rig, running_rig
+from tokenmesh.services.worker_svc.adapters.adapter import SimAdapters, SimMatrices
+from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
+from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.engine.sim import sim_pooled
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.shared import subjects
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages import Cancel, Failed, Message, Pool, PoolAnswer, Refused, Sleep
@@ -134,6 +141,43 @@ async def test_bad_input_is_refused_by_name(
     assert isinstance(answer, Failed)
     assert re.search(message, answer.message), answer.message
     await emptied(rig)
+
+
+async def test_pools_with_adapters_wait_their_turn(
+    bus: MessageBus, blobs: Blobs, tmp_path: Path
+) -> None:
+    """Of more adapters than may run at a time; one that is cancelled gives up its place."""
+    values = {"enable_lora": True, "max_loras": 1, "allowed_dirs": [str(tmp_path)]}
+    settings = LoraSettings.model_validate(values)
+    store = AdapterStore(settings, SimAdapters(settings), AdapterDirectories(settings))
+    hashes = {}
+    for seed, name in enumerate("abc"):
+        tensors = {f"{PREFIX}layer.lora_{side}.weight": torch.full((1, 1), seed) for side in "AB"}
+        path = write_tensors(tmp_path / name, tensors, AdapterSpec(rank=1))
+        hashes[name] = (await store.load(name, str(path)))[0].content_hash
+    async with running_rig(bus, blobs, FACTS, store) as rig:
+        rig.brakes.hold()
+        tasks = {
+            name: asyncio.create_task(ask(rig, pool([10, 11], stream=stream, lora=name)))
+            for stream, name in enumerate("abc", 1)
+        }
+        async with asyncio.timeout(8):
+            while store.num_waiting < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await rig.control(Cancel(gateway=GATEWAY, stream=2, attempt=0))
+        rig.brakes.release()
+        answers = {name: await task for name, task in tasks.items()}
+        for name in "ac":
+            answer = answers[name]
+            assert isinstance(answer, PoolAnswer)
+            matrices = SimMatrices(hashes[name], 1)
+            assert answer.pooled == [sim_pooled([10, 11], EMBED, SIZE, 2, matrices)]
+        assert isinstance(answers["b"], Failed)
+        other = await ask(rig, pool([10], stream=4, lora="a", lora_hash="other"))
+        assert isinstance(other, Failed)
+        assert "another content" in other.message
+        await emptied(rig)
+    assert (store.num_active, store.num_waiting) == (0, 0)
 
 
 async def test_a_cancelled_pool_frees_the_engine(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""worker_svc as a process of its own: it starts without torch and leaves when it is told to."""
+"""worker_svc as a process of its own: it starts without torch and leaves when it is stopped."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
 """A network of buses that drops, delays and repeats messages by a seeded plan.
 
 It stands in for NATS in the simulation only: every message is encoded and decoded on its way, at
-most once delivery is broken on purpose, and `NoResponders` is told like the real server tells it.
+most once delivery is broken on purpose, and `NoResponders` is reported as the real server does.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Subscriber:
 
 
 class Network:
-    """Everybody's messages; one seeded generator decides what happens to each."""
+    """The messages of all; one seeded generator decides what happens to each."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
         self.random = random.Random(seed)
@@ -70,7 +70,7 @@ class Network:
         return name
 
     def deliver(self, envelope: Envelope) -> bool:
-        """Schedule delivery; False when nobody listens. Replies go to inboxes."""
+        """Schedule delivery; False without a listener. Replies go to inboxes."""
         if envelope.subject in self.inboxes or envelope.subject.startswith("_INBOX."):
             self._copies(partial(self._to_inbox, envelope))
             return True
@@ -180,7 +180,7 @@ class SimBus:
             copy = decode(encode(message))
         delivered = self.network.deliver(Envelope(subject, copy, headers, reply_to))
         if not delivered and reply_to is not None:
-            raise NoResponders(f"nobody listens on {subject}")
+            raise NoResponders(f"no listener on {subject}")
 
     async def publish(
         self, subject: str, message: Message | Tokens, *, headers: Headers | None = None

@@ -1,4 +1,4 @@
-"""An event loop whose clock only moves when everybody waits: an hour of timeouts in a second.
+"""An event loop whose clock only moves when every task waits: an hour of timeouts in a second.
 
 Nothing in it depends on the machine's speed, so a run is a function of its seed.
 """
@@ -56,7 +56,7 @@ class _VirtualSelector(selectors.BaseSelector):
         ready = self._real.select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("deadlock: nobody can run and no timer is set")
+                raise RuntimeError("deadlock: no task can run and no timer is set")
             self._now.elapsed_s += max(timeout, 0.0)
         return ready
 

@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 import tokenmesh
+from scripts.chart_page import leaves
 from tests.servers import make_nats
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.main import known_flags
 from tokenmesh.shared.config import Settings, load_settings
 from tokenmesh.shared.metrics.table import METRICS
-from tokenmesh.shared.services import SERVICE_BY_NAME
+from tokenmesh.shared.services import SERVICE_BY_NAME, SERVICES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHART = ROOT / "deploy/chart"
@@ -224,6 +225,84 @@ def test_selectors_of_deployments_do_not_overlap(full: list[Manifest]) -> None:
         if each["kind"] in ("Deployment", "StatefulSet"):
             labels = each["spec"]["template"]["metadata"]["labels"]
             assert each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_every_value_is_described_and_no_other_is_accepted() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    described = dict(leaves(schema))
+    assert all(value["description"].endswith(".") for value in described.values())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    found = set(names_of(defaults, set(described)))
+    assert found == described.keys() - {"global"}
+    refused: list[Values] = [
+        {"gatway": {}},
+        {"gateway": {"replica": 2}},
+        {"gateway": {"replicas": "two"}},
+    ]
+    for wrong in refused:
+        with pytest.raises(helm.HelmError, match=r"gatway|replica"):
+            render(wrong)
+
+
+def names_of(values: Any, described: set[str], prefix: str = "") -> Iterator[str]:
+    """The leaves of values; an object that is one value is described itself."""
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        if path in described:
+            yield path
+        elif isinstance(value, list):
+            yield from names_of(value[0], described, f"{path}[].")
+        else:
+            yield from names_of(value, described, f"{path}.")
+
+
+DOWNLOADS = re.compile(r"^(from|import) (httpx|huggingface_hub)|\blocate_model\(", re.MULTILINE)
+MCP = {"tickets": {"url": "https://mcp.example.com:8443/mcp"}}
+
+
+def test_policies_let_services_reach_what_their_settings_name_and_nothing_else() -> None:
+    values = {**FULL, "settings": {"responses": {"mcp_servers": MCP}}}
+    allowed = egress_of(render(values))
+    code = {spec.name: ROOT / "tokenmesh/services" / spec.package for spec in SERVICES}
+    downloading = {
+        name
+        for name, folder in code.items()
+        if any(DOWNLOADS.search(path.read_text("utf-8")) for path in folder.rglob("*.py"))
+    }
+    assert downloading == {"tokenizer", "encoder", "worker"}
+    for name in SERVICE_BY_NAME:
+        wanted = {("", 53), ("nats", 4222), ("valkey", 6379), ("", 4318)}
+        wanted |= {("", 443), ("", 80)} if name in downloading else set()
+        wanted |= {("", 8443)} if name == "gateway" else set()
+        assert allowed[name] == wanted, name
+    for name in ("nats", "valkey"):
+        assert allowed[name] == set()
+
+
+def egress_of(manifests: list[Manifest]) -> dict[str, set[tuple[str, int]]]:
+    """What the pods of each component may reach: a component, or every address, and a port."""
+    allowed: dict[str, set[tuple[str, int]]] = {}
+    for policy in of_kind(manifests, "NetworkPolicy").values():
+        if "Egress" not in policy["spec"]["policyTypes"]:
+            continue
+        for name in selected(policy["spec"]["podSelector"]):
+            reached = allowed.setdefault(name, set())
+            for rule in policy["spec"].get("egress", ()):
+                targets = [selected(each["podSelector"]) for each in rule.get("to", ())] or [[""]]
+                ports = [each["port"] for each in rule["ports"]]
+                reached |= {(one, port) for names in targets for one in names for port in ports}
+    return allowed
+
+
+def selected(selector: Manifest) -> list[str]:
+    """The components that a selector names."""
+    labels = selector.get("matchLabels", {})
+    named = [
+        each["values"]
+        for each in selector.get("matchExpressions", ())
+        if each["key"] == "app.kubernetes.io/component"
+    ]
+    return list(named[0]) if named else [labels["app.kubernetes.io/component"]]
 
 
 def test_only_the_services_reach_nats_and_valkey(full: list[Manifest]) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,6 +71,18 @@ def test_the_schema_would_notice_a_mistake(tmp_path: Path) -> None:
     answer = follows_the_specification(broken)
     assert answer.returncode == 1
     assert "imagee" in answer.stdout
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile(tmp_path: Path) -> None:
+    command = [str(Path(sysconfig.get_path("scripts")) / "hadolint"), "--no-color"]
+    path = ROOT / "compose/Dockerfile"
+    answer = subprocess.run([*command, str(path)], capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout) == (0, "")
+    broken = tmp_path / "Dockerfile"
+    broken.write_text(path.read_text().replace("USER 10001", "USER root"))
+    answer = subprocess.run([*command, str(broken)], capture_output=True, text=True)
+    assert answer.returncode == 1
+    assert "DL3002" in answer.stdout
 
 
 def test_docker_compose_accepts_the_file_where_there_is_one(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""cohere: embeddings in several types, and reranking."""
+
+import os
+
+import cohere
+
+URL, EMBEDDER = os.environ["TOKENMESH_URL"], os.environ["EMBEDDING_MODEL"]
+DOCUMENTS = ["a stone", "an animal with red fur"]
+
+client = cohere.ClientV2(api_key="none", base_url=URL)
+found = client.embed(
+    model=EMBEDDER,
+    texts=["a fox", "a stone"],
+    input_type="search_document",
+    embedding_types=["float", "int8", "ubinary"],
+)
+width = len(found.embeddings.float_[0])
+assert len(found.embeddings.float_) == len(found.embeddings.int8) == 2
+assert len(found.embeddings.ubinary[0]) == width // 8
+ranked = client.rerank(model=EMBEDDER, query="a fox", documents=DOCUMENTS, top_n=2)
+assert [each.index for each in ranked.results] == [1, 0]
+assert ranked.results[0].relevance_score > ranked.results[1].relevance_score
+
+parts = [{"content": [{"type": "text", "text": "a fox"}]}]
+mixed = client.embed(model=EMBEDDER, inputs=parts, input_type="search_document")
+assert mixed.embeddings.float_[0] == found.embeddings.float_[0]
+try:
+    client.embed(model=EMBEDDER, images=["data:image/png;base64,AAAA"], input_type="image")
+except cohere.BadRequestError as error:
+    assert "takes no images" in str(error)
+else:
+    raise AssertionError("a model for texts has embedded an image")
+
+before = cohere.Client(api_key="none", base_url=URL)
+ranked = before.rerank(model=EMBEDDER, query="a fox", documents=DOCUMENTS)
+assert [each.index for each in ranked.results] == [1, 0]

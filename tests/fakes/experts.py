@@ -1,0 +1,31 @@
+"""The stacks of experts that a loaded model computes with."""
+
+from typing import Any
+
+from tokenmesh.kernels.native import CodedExperts
+from tokenmesh.services.worker_svc.models.native.decoder import Decoder
+from tokenmesh.services.worker_svc.runner.build import RunnableModel
+
+
+def stacks_of(model: RunnableModel) -> list[Any]:
+    """Of each layer, in their order, the weights of the first product and of the second."""
+    return stacks_in(model.resident._model)
+
+
+def stacks_in(own: Any) -> list[Any]:
+    """The same of a `LanguageModel`."""
+    if isinstance(own, Decoder):
+        mlps: list[Any] = [layer.mlp for layer in own.layers]
+        found = [(each.w13, each.w2) for each in mlps if hasattr(each, "w13")]
+    else:
+        ports: list[Any] = [each for each in own.tree.body.modules() if "port" in vars(each)]
+        found = [each.port[:2] for each in ports if hasattr(each, "is_transposed")]
+    return [each for pair in found for each in pair]
+
+
+def coded_experts(model: RunnableModel) -> list[CodedExperts]:
+    """All stacks, which must be codes."""
+    stacks = stacks_of(model)
+    assert stacks
+    assert all(isinstance(each, CodedExperts) for each in stacks)
+    return stacks
