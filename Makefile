@@ -4,7 +4,8 @@ PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install dev dist check test test-long test-gpu test-oldest-triton bench docs FORCE
+.PHONY: install dev dist site check test test-long test-clients test-gpu test-oldest-triton \
+  test-console console bench docs FORCE
 .DEFAULT_GOAL := check
 # Processes that tests start would compile the whole package again, each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,6 +34,11 @@ dist: dev
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
 	  $(BIN)/python -m hatchling build --directory "$(DIST)"
 
+# The documentation as a site; a warning is an error.
+SITE ?= site
+site: dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir "$(SITE)"
+
 check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -55,6 +61,21 @@ test: dev
 test-long: dev
 	$(PYTEST) $(PARALLEL) -m "not gpu"
 
+# Client programs of others against the demo models; CLIENTS="openai cohere" for some of them. They
+# have an environment of their own, 2 GB. Node is used where it is installed. OPEN_WEBUI is the path
+# of that program, which needs another environment, 2.4 GB.
+CLIENTS ?=
+OPEN_WEBUI ?=
+CLIENT_VENV ?= .venv-clients
+$(CLIENT_VENV)/.installed: tests/clients/requirements.txt tests/clients/package.json | dev
+	scripts/install_clients.sh "$(CLIENT_VENV)" $(BIN)/python
+	touch $@
+
+test-clients: dev $(CLIENT_VENV)/.installed
+	$(BIN)/python -m tests.clients.run --python $(CLIENT_VENV)/bin/python \
+	  $(if $(wildcard $(CLIENT_VENV)/node_modules),--node $(CLIENT_VENV)) \
+	  $(if $(OPEN_WEBUI),--open-webui $(OPEN_WEBUI)) $(CLIENTS)
+
 # The others: kernels and whole models on a GPU, where torch has found one.
 test-gpu: dev
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "no GPU"'
@@ -73,6 +94,21 @@ test-oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTEST) $(PARALLEL) -m "not gpu and not slow" tests/kernels
 	.ci/kernel_inputs > .ci/kernel_inputs.sha256
 
+# The console's files for browsers, from their sources. Needs node 20.19 or newer, and npm.
+console/node_modules: console/package.json console/package-lock.json
+	cd console && npm ci --no-audit --no-fund
+	touch $@
+
+console: console/node_modules
+	cd console && npm run check && npm run build
+
+# Its types, whether the committed files are those of a build, and all its views in Chromium: that
+# of CHROMIUM, /usr/bin/chromium unless it is set. The pictures are in SCREENSHOTS.
+test-console: dev console/node_modules
+	cd console && npm run check
+	$(BIN)/python -m pytest tests/unit/gateway/test_console.py tests/integration/test_console.py
+	cd console && TOKENMESH="$(abspath $(BIN))/tokenmesh" npm test
+
 # On a quiet machine; about three quarters of an hour, more with VLLM_PYTHON=its python and
 # LLAMA_BENCH=path of llama-batched-bench.
 RESULTS := benchmarks/results
@@ -82,14 +118,14 @@ bench: dev
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
 	  $(if $(LLAMA_BENCH),--llama-bench $(LLAMA_BENCH))
 	$(BIN)/python -m benchmarks.bench_overhead --out $(RESULTS)/overhead.json
-	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bench_engine --json $(RESULTS)/engine.json
-	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bench_engine --workload nano --requests 16 \
+	$(BIN)/python -m benchmarks.bench_engine --json $(RESULTS)/engine.json
+	$(BIN)/python -m benchmarks.bench_engine --workload nano --requests 16 \
 	  --peer transformers --json $(RESULTS)/nano.json
-	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bound --out $(RESULTS)/bound.json
+	$(BIN)/python -m benchmarks.bound --out $(RESULTS)/bound.json
 	$(BIN)/python -m benchmarks.bench_startup --out $(RESULTS)/startup.json
 	$(BIN)/python -m benchmarks.bench_scheduler --out $(RESULTS)/scheduler.json
 	$(BIN)/python -m benchmarks.bench_index --out $(RESULTS)/index.json
-	GOMP_SPINCOUNT=0 $(BIN)/python -m benchmarks.bench_ops --out $(RESULTS)/ops_cpu.json
+	$(BIN)/python -m benchmarks.bench_ops --out $(RESULTS)/ops_cpu.json
 	$(BIN)/python -m benchmarks.trace_cost --out $(RESULTS)/tracing.json -- --engine sim
 	$(BIN)/python -m benchmarks.write_page
 

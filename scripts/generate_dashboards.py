@@ -4,17 +4,19 @@ With --check it changes nothing and fails where a file differs. compose mounts t
 makes a ConfigMap of it.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from scripts.generated_files import ROOT, write_or_check
+
 FOLDER: Final = ROOT / "deploy/chart/files/dashboards"
 MODELS: Final = 'model_name=~"$model"'
 _WIDTH: Final = 12
+_WITH_EXEMPLARS: Final = ("time_to_first_token_seconds", "e2e_request_latency_seconds")
+"""Observations of these link to the trace of a request."""
 _HEIGHT: Final = 8
 
 
@@ -236,6 +238,7 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
                 "expr": expr,
                 "legendFormat": legend,
                 "datasource": source,
+                "exemplar": any(name in expr for name in _WITH_EXEMPLARS),
             }
             for index, (expr, legend) in enumerate(panel.queries)
         ],
@@ -250,23 +253,5 @@ def files() -> dict[Path, str]:
     }
 
 
-def main() -> int:
-    """Parse the arguments and write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    check = parser.parse_args().check
-    wrong = [
-        path
-        for path, text in files().items()
-        if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
-    for path in wrong:
-        if check:
-            print(f"{path.relative_to(ROOT)} is not what scripts/generate_dashboards.py writes")
-        else:
-            path.write_text(files()[path], encoding="utf-8")
-    return int(check and bool(wrong))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(__doc__, files()))

@@ -3,12 +3,10 @@
 `python scripts/generate_reference.py` writes them; `--check` fails when a page is not current.
 """
 
-import argparse
 import ast
 import inspect
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import annotated_types
@@ -16,6 +14,8 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from scripts.chart_page import chart_page
+from scripts.generated_files import ROOT, write_or_check
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS
 from tokenmesh.cli.vllm_flags import FIXED
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
@@ -25,7 +25,6 @@ from tokenmesh.shared.config.layers import Key, environment_name, fields, is_sec
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
 from tokenmesh.shared.subject_table import SUBJECTS
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "docs/reference"
 NOTE: Final = "<!-- Written by scripts/generate_reference.py; edit the code instead. -->\n"
 _TYPE_NAMES: Final[dict[type, str]] = {
@@ -207,6 +206,11 @@ def _text(node: ast.stmt | None) -> str:
     return ""
 
 
+def noted_chart_page() -> str:
+    """Every value of the chart."""
+    return f"{NOTE}\n{chart_page()}"
+
+
 PAGES: Final = {
     "config.md": config_page,
     "flags.md": flags_page,
@@ -214,6 +218,7 @@ PAGES: Final = {
     "subjects.md": subjects_page,
     "messages.md": messages_page,
     "fields.md": fields_page,
+    "chart.md": noted_chart_page,
 }
 
 
@@ -275,24 +280,5 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def main() -> int:
-    """Write or check the pages; 1 when a page is not current."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail when stale")
-    check = parser.parse_args().check
-    stale = []
-    for name, page in PAGES.items():
-        path, text = FOLDER / name, page()
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            continue
-        stale.append(name)
-        if not check:
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    for name in stale:
-        print(f"{'stale, run `make docs`' if check else 'written'}: docs/reference/{name}")
-    return 1 if stale and check else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(__doc__, {FOLDER / name: page() for name, page in PAGES.items()}))

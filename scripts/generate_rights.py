@@ -4,15 +4,14 @@ With --check it changes nothing and fails where a file differs. Passwords are va
 environment of the servers: GATEWAY_PASSWORD and so on.
 """
 
-import argparse
 import re
 import sys
 from pathlib import Path
 from typing import Final
 
+from scripts.generated_files import ROOT, write_or_check
 from tokenmesh.shared.rights import SERVICE_USERS, nats_users, redis_users
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 COMPOSE: Final = ROOT / "compose/compose.yaml"
 NOTE: Final = "# Written by scripts/generate_rights.py; edit tokenmesh/shared/rights.py instead.\n"
 _VALKEY: Final = re.compile(r"(<<END\n)(?:.*\n)*?( +)(protected-mode no\n)")
@@ -43,23 +42,5 @@ def _with_users(text: str, users: str) -> str:
     return changed
 
 
-def main() -> int:
-    """Parse the arguments and write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    check = parser.parse_args().check
-    wrong = [
-        path
-        for path, text in files().items()
-        if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
-    for path in wrong:
-        if check:
-            print(f"{path.relative_to(ROOT)} is not what scripts/generate_rights.py writes")
-        else:
-            path.write_text(files()[path], encoding="utf-8")
-    return int(check and bool(wrong))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(__doc__, files()))

@@ -33,6 +33,9 @@ _END_S: Final = 10.0
 _LEAST_S: Final = 20.0
 """With less time left no step begins."""
 
+_OPS: Final = ("paged_attention", "moe", "moe_int4", "quantized_linear", "rms_norm", "silu_mul")
+"""Whose times are measured."""
+
 Numbers = dict[str, Any]
 
 
@@ -97,14 +100,17 @@ def steps(file: Path, dry: bool) -> list[Step]:
 
     engine = "tests/engine/test_cuda_on_gpu.py"
     general = "tests/engine/test_general_on_gpu.py"
+    features = "tests/engine/test_features_on_gpu.py"
     # most of the time is compilation
     in_parallel = ["-n", "8"] if find_spec("xdist") and not dry else []
     return [
         tests("engine", [engine], 300),
         tests("general kind", [general], 420),
+        tests("features", [features], 300),
         bars("0.6B", 300, "nano", "idle"),
         tests("kernels", ["tests/kernels/test_gpu.py"], 360, *in_parallel),
         bars("8B", 360, "decode", "prefill"),
+        bars("8B in INT4", 240, "int4"),
         _ops(python, file, dry),
         _tuner(python, file, dry),
     ]
@@ -113,11 +119,11 @@ def steps(file: Path, dry: bool) -> list[Step]:
 def _ops(python: list[str], file: Path, dry: bool) -> Step:
     command = [*python, "benchmarks.bench_ops", "--out", str(file)]
     if dry:
-        command += ["--ops", "silu_mul", "--batches", "q1", "--seconds", "0.01"]
+        command += ["--ops", *_OPS, "--batches", "q1", "--seconds", "0.01"]
         command += ["--dtype", "float32", "--threads", "1"]
     else:
         command += ["--device", "cuda", "--model", "llama-3.1-8b"]
-        command += ["--ops", "paged_attention", "moe", "rms_norm", "silu_mul"]
+        command += ["--ops", *_OPS]
         command += ["--batches", "q1s1k", "64q1s1k", "32q1s8k", "q8k", "q512_8q1s1k"]
     return Step("ops", command, 300, read_json)
 
