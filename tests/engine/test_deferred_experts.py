@@ -13,9 +13,12 @@ from tests.fakes.experts import coded_experts
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import prompt_of
 from tests.ops.native import needs_native
-from tokenmesh.services.worker_svc.models.hf import deferred_experts
-from tokenmesh.services.worker_svc.models.hf.deferred_experts import DeferredExperts, deferred_of
-from tokenmesh.services.worker_svc.models.hf.expert_codes import is_experts
+from tokenmesh.services.worker_svc.models.hf.quantized import deferred_experts
+from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
+    DeferredExperts,
+    deferred_of,
+)
+from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import is_experts
 
 pytestmark = needs_native
 

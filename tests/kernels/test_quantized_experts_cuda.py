@@ -21,7 +21,7 @@ from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import prompt_of
 from tests.kernels.far_device import FAR
 from tokenmesh.kernels.moe import DeviceExperts
-from tokenmesh.services.worker_svc.models.hf import deferred_experts
+from tokenmesh.services.worker_svc.models.hf.quantized import deferred_experts
 from tokenmesh.shared.config.model import ModelImpl
 
 pytestmark = pytest.mark.timeout(300)

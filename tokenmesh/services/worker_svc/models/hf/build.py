@@ -8,16 +8,16 @@ import torch
 from transformers import PreTrainedModel
 
 from tokenmesh.kernels.dispatch import uses_triton
+from tokenmesh.services.worker_svc.adapters.tree_sites import (
+    add_sites,
+    former_names,
+    site_problems,
+)
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import LanguageModel, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
-from tokenmesh.services.worker_svc.models.hf.adapter_sites import (
-    add_sites,
-    former_names,
-    site_problems,
-)
 from tokenmesh.services.worker_svc.models.hf.check import (
     Reference,
     Waits,
@@ -26,17 +26,20 @@ from tokenmesh.services.worker_svc.models.hf.check import (
     prompts,
     reference,
 )
-from tokenmesh.services.worker_svc.models.hf.codes import offer_stored, round_weights
-from tokenmesh.services.worker_svc.models.hf.cross import states_for_check, take_alignment_heads
-from tokenmesh.services.worker_svc.models.hf.deferred_experts import (
+from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
+from tokenmesh.services.worker_svc.models.hf.media.cross import (
+    states_for_check,
+    take_alignment_heads,
+)
+from tokenmesh.services.worker_svc.models.hf.media.language import stand_in
+from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
+from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
+from tokenmesh.services.worker_svc.models.hf.quantized.codes import offer_stored, round_weights
+from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
     DeferredExperts,
     find_deferred,
 )
-from tokenmesh.services.worker_svc.models.hf.expert_codes import offer_stored_experts
-from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
-from tokenmesh.services.worker_svc.models.hf.language import stand_in
-from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
-from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
+from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import offer_stored_experts
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     FIRST_PAGE,
     FIRST_TOKENS,

@@ -16,8 +16,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from tokenmesh.kernels.linear.formats.round import Rounding
 from tokenmesh.kernels.lora.experts import experts_with_lora
 from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec, activated, pack
-from tokenmesh.services.worker_svc.models.hf.deferred_experts import deferred_of, settle
-from tokenmesh.services.worker_svc.models.hf.expert_codes import (
+from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import deferred_of, settle
+from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import (
     expert_codes,
     first_name,
     is_experts,

@@ -14,8 +14,8 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
-from tokenmesh.services.worker_svc.models.hf.cross import DECODERS, ENCODERS
-from tokenmesh.services.worker_svc.models.hf.language import media_facts, without_towers
+from tokenmesh.services.worker_svc.models.hf.media.cross import DECODERS, ENCODERS
+from tokenmesh.services.worker_svc.models.hf.media.language import media_facts, without_towers
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.state_forms import has_flat_form
 from tokenmesh.services.worker_svc.models.hf.tree import adapt, length_ropes

@@ -13,7 +13,7 @@ from tokenmesh.services.worker_svc.layers.step import Patch, Step
 from tokenmesh.services.worker_svc.models.alignment import RowAlignments
 from tokenmesh.services.worker_svc.models.api import CrossWriter
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
-from tokenmesh.services.worker_svc.models.hf.language import prompt_positions
+from tokenmesh.services.worker_svc.models.hf.media.language import prompt_positions
 from tokenmesh.services.worker_svc.models.hf.tree import Tree
 from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps, window_groups
 from tokenmesh.services.worker_svc.models.kv_store import KvStore

@@ -16,7 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
-from tokenmesh.services.worker_svc.models.hf.cross import CrossPort
+from tokenmesh.services.worker_svc.models.hf.media.cross import CrossPort
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort
 from tokenmesh.services.worker_svc.models.hf.mla import AnyMask, IndexerPort, LatentPort, is_latent
 from tokenmesh.services.worker_svc.models.hf.run import RECURRENT, ModulePlace, Run, UnservedModel

@@ -18,7 +18,7 @@ from tokenmesh.kernels.moe.spec import ExpertsSpec
 from tokenmesh.kernels.native import NativeWeight
 from tokenmesh.kernels.rms_norm import rms_norm
 from tokenmesh.services.worker_svc.layers.mlp import activated
-from tokenmesh.services.worker_svc.models.hf.codes import codes_of
+from tokenmesh.services.worker_svc.models.hf.quantized.codes import codes_of
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     Calls,
     Gated,

@@ -15,8 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tokenmesh.services.worker_svc.layers.rotary import RopeConfig, Rotary
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.attention import ATTENTION
-from tokenmesh.services.worker_svc.models.hf.cross import CrossPort, wrap_cross
-from tokenmesh.services.worker_svc.models.hf.language import language_body
+from tokenmesh.services.worker_svc.models.hf.media.cross import CrossPort, wrap_cross
+from tokenmesh.services.worker_svc.models.hf.media.language import language_body
 from tokenmesh.services.worker_svc.models.hf.mixers import MixerPort, calls, wrap
 from tokenmesh.services.worker_svc.models.hf.mla import (
     IndexerPort,

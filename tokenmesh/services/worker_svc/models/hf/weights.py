@@ -17,13 +17,13 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed, misshapen
-from tokenmesh.services.worker_svc.models.hf.deferred_experts import (
+from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
+from tokenmesh.services.worker_svc.models.hf.media.language import is_of_tower
+from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
     DeferredExperts,
     defer,
     left_uninitialized,
 )
-from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
-from tokenmesh.services.worker_svc.models.hf.language import is_of_tower
 from tokenmesh.shared.errors import CheckpointError
 
 

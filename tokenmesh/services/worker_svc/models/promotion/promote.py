@@ -16,8 +16,8 @@ from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
-from tokenmesh.services.worker_svc.models.hf.deferred_experts import settle
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
+from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import settle
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     FIRST_PAGE,
     first_step,

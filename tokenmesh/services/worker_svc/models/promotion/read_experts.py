@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from tokenmesh.kernels.moe import SCORES, Routing, route
-from tokenmesh.services.worker_svc.models.hf.expert_codes import is_experts
 from tokenmesh.services.worker_svc.models.hf.experts import spec_of
+from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import is_experts
 from tokenmesh.services.worker_svc.models.hf.recognise import is_same, random_rows
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 

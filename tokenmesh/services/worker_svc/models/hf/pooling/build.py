@@ -9,14 +9,14 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
-from tokenmesh.services.worker_svc.models.api import Progress
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.hf.adapter_sites import (
+from tokenmesh.services.worker_svc.adapters.tree_sites import (
     add_sites,
     prefixes_of,
     site_problems,
 )
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
+from tokenmesh.services.worker_svc.models.api import Progress
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.facts import (
     HfFacts,
     build_empty,
@@ -24,7 +24,7 @@ from tokenmesh.services.worker_svc.models.hf.facts import (
     forget_quantization,
     hf_facts_of,
 )
-from tokenmesh.services.worker_svc.models.hf.language import has_towers, media_facts
+from tokenmesh.services.worker_svc.models.hf.media.language import has_towers, media_facts
 from tokenmesh.services.worker_svc.models.hf.pooling.causal import causal_pooler
 from tokenmesh.services.worker_svc.models.hf.pooling.heads import PROJECTION, make_head
 from tokenmesh.services.worker_svc.models.hf.pooling.layers import round_products, take_layers

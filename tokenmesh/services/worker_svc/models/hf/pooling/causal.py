@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
-from tokenmesh.services.worker_svc.layers.step import Step
-from tokenmesh.services.worker_svc.models.hf import experts
-from tokenmesh.services.worker_svc.models.hf.adapter_sites import (
+from tokenmesh.services.worker_svc.adapters.tree_sites import (
     add_sites,
     prefixes_of,
     site_problems,
 )
+from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.check import (
     HALF_TOLERANCE,
     TOLERANCE,
@@ -27,7 +27,7 @@ from tokenmesh.services.worker_svc.models.hf.check import (
     prompts,
 )
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
-from tokenmesh.services.worker_svc.models.hf.language import prompt_positions
+from tokenmesh.services.worker_svc.models.hf.media.language import prompt_positions
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
 from tokenmesh.services.worker_svc.models.hf.model import media_arguments
 from tokenmesh.services.worker_svc.models.hf.recognise import (

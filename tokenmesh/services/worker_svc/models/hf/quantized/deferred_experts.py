@@ -16,14 +16,14 @@ from transformers.core_model_loading import revert_weight_conversion
 from tokenmesh.kernels.linear.formats.round import Rounding
 from tokenmesh.kernels.moe import ExpertsSpec
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.hf.expert_codes import (
+from tokenmesh.services.worker_svc.models.hf.probe import PROBE
+from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import (
     StoredExperts,
     is_experts,
     offer,
     places_of,
     round_numbers,
 )
-from tokenmesh.services.worker_svc.models.hf.probe import PROBE
 from tokenmesh.services.worker_svc.runner.device import CudaMemory, available_host_bytes
 
 _DEFERRED: Final = "tokenmesh_deferred"

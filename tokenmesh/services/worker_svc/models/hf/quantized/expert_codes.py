@@ -17,7 +17,7 @@ from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.round import Rounding, rounded
 from tokenmesh.kernels.moe import ExpertCodes, ExpertsSpec, slices_of, weight_of
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.hf.codes import has_numbers_of, stored_codes
+from tokenmesh.services.worker_svc.models.hf.quantized.codes import has_numbers_of, stored_codes
 
 _CODES: Final = "tokenmesh_codes"
 """Attribute of an experts module: a `StoredExperts`, or a `Rounding`."""

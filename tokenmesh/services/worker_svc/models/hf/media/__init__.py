@@ -1,0 +1,1 @@
+"""What trees hold beside a language model: towers, positions of media, cross attention."""

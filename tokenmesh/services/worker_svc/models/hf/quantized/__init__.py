@@ -1,0 +1,1 @@
+"""Codes of the weights of trees: those of a checkpoint, or those that weights are rounded to."""
