@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.pages import PAGES, ROOT, anchors, commands, name_of, prose, rows, spans
 from tokenmesh.services.gateway.http.errors import NotSupported, UnsupportedMediaType
-from tokenmesh.services.gateway.tenancy.limits import QuotaExceeded, RateLimited
+from tokenmesh.services.gateway.tenancy.tenant import QuotaExceeded, RateLimited
 from tokenmesh.services.worker_svc.models.native.registry import FAMILIES, IMAGE_ARCHITECTURES
 from tokenmesh.shared import errors
 from tokenmesh.shared.config.layers import environment_name, field_at, fields

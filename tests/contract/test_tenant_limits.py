@@ -15,7 +15,6 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.usage import usage_of
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.ledger import Ledger, TokenCounts, month_of
-from tokenmesh.services.gateway.tenancy.limits import LocalLimits, QuotaExceeded, RateLimited
 from tokenmesh.services.gateway.tenancy.redis_state import (
     Scripts,
     expiry_key,
@@ -23,7 +22,13 @@ from tokenmesh.services.gateway.tenancy.redis_state import (
     state_key,
     usage_key,
 )
-from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
+from tokenmesh.services.gateway.tenancy.tenant import (
+    Access,
+    LocalLimits,
+    QuotaExceeded,
+    RateLimited,
+    Tenant,
+)
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.config.requests import TenancySettings

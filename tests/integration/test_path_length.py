@@ -13,7 +13,7 @@ from tokenmesh.services import gateway
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 ROOT = str(Path(str(gateway.__file__)).parent)
-MAX_FILES = 60
+MAX_FILES = 53
 MAX_FUNCTIONS = 314
 NOT_A_FUNCTION = ("<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from tests.simulation.network import Network, SimBus
 from tests.simulation.sim_host import SimHost
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.delivery import Inbox
 from tokenmesh.services.gateway.generation.request import PromptJob
 from tokenmesh.services.scheduler_svc.main import build as build_scheduler
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext

@@ -11,9 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.http.body import parse_body
+from tokenmesh.services.gateway.http.body import check_bounds, check_bounds_now, parse_body
 from tokenmesh.services.gateway.http.fields import Bounded, Conversions
-from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     CompletionRequest,

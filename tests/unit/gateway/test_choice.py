@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
-from tokenmesh.services.gateway.generation.inbox import Output
+from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk, merge
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import StopStrings, Vocabulary
 

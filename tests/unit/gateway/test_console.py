@@ -14,9 +14,9 @@ from starlette.requests import Request
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.operations.console import assets
 from tokenmesh.services.gateway.operations.console.assets import asset_response
-from tokenmesh.services.gateway.operations.console.open_requests import WINDOW_S, OpenRequests
 from tokenmesh.services.gateway.operations.console.pages import Page
 from tokenmesh.services.gateway.operations.console.running import TokenRates
+from tokenmesh.services.gateway.operations.open_requests import WINDOW_S, OpenRequests
 from tokenmesh.services.gateway.tenancy.auth import OPEN_PATHS
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS
 from tokenmesh.shared.errors import NotFound
@@ -24,6 +24,7 @@ from tokenmesh.shared.ids import InstanceId, RequestId
 from tokenmesh.shared.membership import Member
 from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import WorkerLoad
+from tokenmesh.shared.metrics import Metrics
 
 SOURCES = Path(__file__).resolve().parents[3] / "console"
 BUILT = Path(assets.__file__).parent / "built"
@@ -101,33 +102,33 @@ def test_other_files_are_not_sent(name: str) -> None:
         asset_response(name, request())
 
 
-def context(status: int) -> RequestContext:
-    found = RequestContext(RequestId("r"), False, 0.0)
-    found.status = status
-    return found
+def begun(requests: OpenRequests, status: int = 0, path: str = "/v1/completions") -> RequestContext:
+    context = RequestContext(RequestId("r"), False, 0.0, method="POST", path=path, status=status)
+    requests.begin(context)
+    return context
 
 
 def test_requests_are_counted_by_their_outcome_for_a_minute() -> None:
-    requests = OpenRequests()
+    requests = OpenRequests(Metrics())
     for second, status in ((1000.2, 200), (1000.9, 503), (1001.0, 429), (1030.0, 200)):
-        requests.end(requests.begin("/v1/completions", context(status)), second)
-    still = requests.begin("/v1/completions", context(0))
-    assert len(requests) == 1
+        requests.end(begun(requests, status), 0, second)
+    still = begun(requests)
+    assert requests.num_open == 1
     found = requests.outcomes(1030.0)
     assert (found.requests, found.errors, found.refused) == (4, 1, 1)
     assert requests.outcomes(1000.0 + WINDOW_S).requests == 2
     assert requests.outcomes(1001.0 + WINDOW_S).requests == 1
-    requests.end(still, 1000.0 + 5 * WINDOW_S)
+    requests.end(still, 0, 1000.0 + 5 * WINDOW_S)
     assert requests.outcomes(1000.0 + 5 * WINDOW_S).requests == 1
 
 
 def test_the_newest_request_is_first_while_others_end() -> None:
-    requests = OpenRequests()
-    first = requests.begin("/a", context(0))
-    requests.begin("/b", context(0))
+    requests = OpenRequests(Metrics())
+    first = begun(requests, path="/a")
+    begun(requests, path="/b")
     listed = requests.newest_first()
     assert next(listed).path == "/b"
-    requests.end(first)
+    requests.end(first, 0)
     assert next(listed).path == "/a"
 
 

@@ -12,8 +12,8 @@ from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.session import SessionState
 from tokenmesh.services.gateway.mesh.streams import Streams
-from tokenmesh.services.gateway.operations.console.open_requests import OpenRequests
 from tokenmesh.services.gateway.operations.console.state import StateReader
+from tokenmesh.services.gateway.operations.open_requests import OpenRequests
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.clock import monotonic_s
@@ -59,7 +59,7 @@ class World:
     def __init__(self, **limits: Any) -> None:
         self.members = Members(MembershipView(4, 5000))
         self.streams: list[Any] = []
-        self.requests = OpenRequests()
+        self.requests = OpenRequests(Metrics())
         self.meters = Meters(Metrics())
         settings = Settings(gateway=GatewaySettings(**limits))
         self.reader = StateReader(
@@ -75,8 +75,15 @@ class World:
 
     def open(self, request_id: str, tenant: Tenant = ACME) -> None:
         access = Access(tenant)
-        context = RequestContext(RequestId(request_id), False, monotonic_s(), access)
-        self.requests.begin("/v1/completions", context)
+        context = RequestContext(
+            RequestId(request_id),
+            False,
+            monotonic_s(),
+            method="POST",
+            path="/v1/completions",
+            access=access,
+        )
+        self.requests.begin(context)
 
     def join(self, *beats: Heartbeat) -> None:
         for each in beats:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tokenmesh.services.gateway.generation.inbox import Inbox, Output
+from tokenmesh.services.gateway.generation.chunk import Output
+from tokenmesh.services.gateway.generation.delivery import Inbox
 from tokenmesh.shared.errors import InvalidInput, Overloaded
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
-from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.delivery import Inbox
 from tokenmesh.services.gateway.generation.request import Prompt
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.launcher import Launcher

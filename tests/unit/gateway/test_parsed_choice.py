@@ -9,8 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from tests.fakes.parsers import BracketParser
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
-from tokenmesh.services.gateway.generation.inbox import Output
+from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk, merge
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, cast
 
-from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.delivery import Inbox
 from tokenmesh.services.gateway.mesh.liveness import Breaker
 from tokenmesh.services.gateway.mesh.recovery import StreamRecovery
 from tokenmesh.services.gateway.mesh.session import SessionState

@@ -7,7 +7,6 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
-from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tokenmesh
@@ -15,18 +14,14 @@ from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, Mes
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest, TranslationRequest
 from tokenmesh.services.gateway.batches.logs import open_batch_journal
 from tokenmesh.services.gateway.batches.service import BatchRunner
-from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.errors import (
     crash_response,
-    error_response,
     install_error_handlers,
-    log_error,
 )
 from tokenmesh.services.gateway.files.contents import open_file_journal
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema
-from tokenmesh.services.gateway.http.event_loop import StartLimiter
 from tokenmesh.services.gateway.http.local_call import LocalCalls
 from tokenmesh.services.gateway.http.middleware import Endpoint, HeadAsGet, RootPath
 from tokenmesh.services.gateway.openai.request import (
@@ -35,7 +30,6 @@ from tokenmesh.services.gateway.openai.request import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from tokenmesh.services.gateway.operations.console.open_requests import OpenRequests
 from tokenmesh.services.gateway.realtime.routes import realtime_router
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import open_journal
@@ -79,7 +73,6 @@ from tokenmesh.services.gateway.tenancy.usage import usage_router
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.mesh import ServiceSettings
-from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.journal import Journals
 
@@ -135,10 +128,10 @@ _EXPOSED: Final = [
 def make_app(gateway: Gateway) -> ASGIApp:
     """The whole application; layers are added from the inside out."""
     settings, endpoints = gateway.settings, make_endpoints(gateway)
-    limiter, requests = StartLimiter(settings.requests_per_turn), OpenRequests()
-    app: ASGIApp = FastPath(make_routes(gateway, endpoints, requests), endpoints, limiter)
-    app = AdmittedRoutes(app, gateway.admission, gateway.bodies, endpoints)
-    app = Edge(app, gateway.keys, settings, gateway.http_meters, requests)
+    app: ASGIApp = AdmittedRoutes(
+        make_routes(gateway, endpoints), endpoints, gateway.admission, gateway.bodies, settings
+    )
+    app = Edge(app, gateway.keys, settings, gateway.requests)
     app = HeadAsGet(ServerErrorMiddleware(app, handler=crash_response))
     if settings.root_path:
         app = RootPath(app, settings.root_path)
@@ -167,11 +160,10 @@ def make_batch_runner(gateway: Gateway, settings: ServiceSettings) -> BatchRunne
     """What works on batches: it sends their requests to this gateway's own endpoints."""
     endpoints = make_endpoints(gateway)
     served = {path: endpoints[path] for path in batch_routes.ENDPOINTS}
-    limiter = StartLimiter(gateway.settings.requests_per_turn)
-    app = FastPath(_no_route, served, limiter)
+    app = AdmittedRoutes(_no_route, served, gateway.admission, gateway.bodies, gateway.settings)
     return BatchRunner(
         gateway.batches,
-        LocalCalls(AdmittedRoutes(app, gateway.admission, gateway.bodies, served)),
+        LocalCalls(app),
         gateway.bus,
         is_alive=lambda owner: gateway.members.get(InstanceId(owner)) is not None,
         tenant_of=gateway.keys.tenant,
@@ -196,9 +188,7 @@ def make_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
     }
 
 
-def make_routes(
-    gateway: Gateway, endpoints: Mapping[str, Endpoint], requests: OpenRequests
-) -> FastAPI:
+def make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI:
     """FastAPI's part: all routes and their OpenAPI document."""
     docs = gateway.settings.docs
     app = FastAPI(
@@ -218,7 +208,7 @@ def make_routes(
     app.include_router(sagemaker_router(gateway, endpoints))
     app.include_router(scale_out_router(gateway))
     app.include_router(traces_router(gateway.traces))
-    app.include_router(console_router(gateway, requests))
+    app.include_router(console_router(gateway))
     if docs:
         app.include_router(docs_router(gateway))
     if gateway.settings.tokenizer_info:
@@ -232,35 +222,3 @@ def make_routes(
         bodies += SCALE_OUT_BODIES.values()
     complete(app, list(dict.fromkeys(bodies)), has_keys=bool(gateway.keys))
     return app
-
-
-class FastPath:
-    """Calls the endpoints of generation by path, without FastAPI's routing.
-
-    This saves about 16 % of a request's CPU time in `benchmarks/bench_gateway.py`. FastAPI has the
-    same endpoints and describes them in the OpenAPI document.
-    """
-
-    def __init__(
-        self, app: ASGIApp, endpoints: Mapping[str, Endpoint], limiter: StartLimiter
-    ) -> None:
-        self._app = app
-        self._endpoints = endpoints
-        self._limiter = limiter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
-        if endpoint is None or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        context = context_of(scope)
-        context.route = scope["path"]
-        await self._limiter.enter()
-        try:
-            response = await endpoint(Request(scope, receive))
-            await response(scope, receive, send)
-        except TokenMeshError as error:
-            if context.status:
-                raise
-            log_error(error)
-            await error_response(error, scope)(scope, receive, send)

@@ -7,8 +7,7 @@ from typing import Final, cast
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.http.body_budget import Body
-from tokenmesh.services.gateway.tenancy.limits import Lease, RateLimitStatus
-from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access
+from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access, Lease, RateLimitStatus
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId
@@ -28,6 +27,8 @@ class RequestContext:
     """Monotonic."""
     access: Access = DEFAULT_ACCESS
     """The tenant and the rights of the client's key."""
+    method: str = ""
+    path: str = ""
     standing: RateLimitStatus | None = None
     """The tenant's rate limits, once they are known."""
     lease: Lease | None = None

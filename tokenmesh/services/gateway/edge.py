@@ -10,10 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import RequestContext, attach, check_request_id
 from tokenmesh.services.gateway.errors import error_response
-from tokenmesh.services.gateway.http.meters import HttpMeters
-from tokenmesh.services.gateway.http.origin import check_page
+from tokenmesh.services.gateway.http.middleware import check_page
 from tokenmesh.services.gateway.http.response_sender import draining
-from tokenmesh.services.gateway.operations.console.open_requests import OpenRequests
+from tokenmesh.services.gateway.operations.open_requests import OpenRequests
 from tokenmesh.services.gateway.tenancy.auth import KeyRing, check_single, key_of
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -63,13 +62,11 @@ class Edge:
         app: ASGIApp,
         keys: KeyRing,
         settings: GatewaySettings,
-        meters: HttpMeters,
         requests: OpenRequests,
     ) -> None:
         self._app = app
         self._keys = keys
         self._settings = settings
-        self._meters = meters
         self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,10 +77,10 @@ class Edge:
         try:
             check_single(scope["headers"])
             self._check_page(scope["method"], headers)
-            context, refusal = self._open(scope["path"], headers), None
+            context, refusal = self._open(scope, headers), None
         except TokenMeshError as error:
             # Its traceback refers to this frame, which would keep the body in memory.
-            context, refusal = self._new_context(scope["path"]), error.with_traceback(None)
+            context, refusal = self._new_context(scope), error.with_traceback(None)
         attach(scope, context)
         if scope["method"] != "POST":
             # Spans of scrapes, probes and listings would displace those of generation.
@@ -92,12 +89,8 @@ class Edge:
         attributes = {"http.request.method": "POST", "url.path": scope["path"]}
         parent = headers.get(b"traceparent", b"").decode("latin-1") or None
         with span("http", attributes, parent=parent) as current:
-            number = self._requests.begin(scope["path"], context)
-            try:
-                await self._answer(scope, receive, send, context, refusal)
-            finally:
-                self._requests.end(number)
-            _set_attributes(current, scope["path"], context)
+            await self._answer(scope, receive, send, context, refusal)
+            _set_attributes(current, context)
             if refusal is None:
                 # A refused request belongs to no tenant, not even to the default one.
                 current.set_attribute(TENANT, context.access.tenant.name)
@@ -112,7 +105,7 @@ class Edge:
         except TokenMeshError as error:
             await error_response(error, scope)(scope, receive, send)
             return
-        context = self._new_context(scope["path"])
+        context = self._new_context(scope)
         context.access = access
         attach(scope, context)
         await self._app(scope, receive, send)
@@ -122,21 +115,27 @@ class Edge:
         if not self._keys:
             check_page(method, headers, self._settings)
 
-    def _open(self, path: str, headers: dict[bytes, bytes]) -> RequestContext:
+    def _open(self, scope: Scope, headers: dict[bytes, bytes]) -> RequestContext:
         """The context of an accepted request. Raises Unauthorized or InvalidInput."""
-        access = self._keys.access(path, key_of(headers))
+        access = self._keys.access(scope["path"], key_of(headers))
         given = headers.get(b"x-request-id")
-        if given is None:
-            context = self._new_context(path)
-            context.access = access
-            return context
-        text = given.decode("latin-1")
-        check_request_id(text, "X-Request-Id", self._settings)
-        return RequestContext(RequestId(text), True, monotonic_s(), access)
+        context = self._new_context(scope)
+        context.access = access
+        if given is not None:
+            text = given.decode("latin-1")
+            check_request_id(text, "X-Request-Id", self._settings)
+            context.request_id, context.is_own_id = RequestId(text), True
+        return context
 
-    def _new_context(self, path: str) -> RequestContext:
-        prefix = _PREFIX_BY_PATH.get(path, "req")
-        return RequestContext(new_request_id(prefix), False, monotonic_s())
+    def _new_context(self, scope: Scope) -> RequestContext:
+        path = scope["path"]
+        return RequestContext(
+            new_request_id(_PREFIX_BY_PATH.get(path, "req")),
+            False,
+            monotonic_s(),
+            method=scope.get("method", ""),
+            path=path,
+        )
 
     async def _answer(
         self,
@@ -154,7 +153,7 @@ class Edge:
                 context.response_bytes += len(message.get("body", b""))
             await send(message)
 
-        self._meters.begin()
+        self._requests.begin(context)
         try:
             if refusal is not None:
                 await error_response(refusal, scope)(scope, receive, send_on)
@@ -171,14 +170,9 @@ class Edge:
     def _count(self, scope: Scope, context: RequestContext) -> None:
         if context.has_client_left:
             context.status = _CLIENT_CLOSED_REQUEST
-        self._meters.end(
-            getattr(scope.get("route"), "path", context.route),
-            scope["method"],
-            context.status or _NO_RESPONSE,
-            context.started_s,
-            (_request_length(scope), context.response_bytes),
-            has_client_left=context.has_client_left,
-        )
+        context.status = context.status or _NO_RESPONSE
+        context.route = getattr(scope.get("route"), "path", context.route)
+        self._requests.end(context, _request_length(scope))
 
 
 def _request_length(scope: Scope) -> int:
@@ -207,14 +201,14 @@ def _header_text(text: str) -> bytes:
     return "".join(char if char.isprintable() else "?" for char in text).encode("ascii", "replace")
 
 
-def _set_attributes(current: Span, path: str, context: RequestContext) -> None:
+def _set_attributes(current: Span, context: RequestContext) -> None:
     current.set_attribute(REQUEST_ID, context.request_id)
     current.set_attribute("http.response.status_code", context.status)
     if context.model is not None:
         current.set_attribute("tokenmesh.model", context.model)
     if context.asked_model not in (None, context.model):
         current.set_attribute("tokenmesh.asked_model", str(context.asked_model))
-    operation = _OPERATION_BY_PREFIX.get(_PREFIX_BY_PATH.get(path, ""))
+    operation = _OPERATION_BY_PREFIX.get(_PREFIX_BY_PATH.get(context.path, ""))
     if operation is not None and context.model is not None:
         current.set_attribute("gen_ai.operation.name", operation)
         current.set_attribute("gen_ai.provider.name", "tokenmesh")

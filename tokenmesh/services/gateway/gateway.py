@@ -15,7 +15,6 @@ from tokenmesh.services.gateway.generation.answer import BodyWriter, GenerationR
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.http.body_budget import BodyBudget
-from tokenmesh.services.gateway.http.meters import HttpMeters
 from tokenmesh.services.gateway.http.response_sender import EVENTS_HEADERS
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls, newest_replica
 from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER, Catalog
@@ -33,6 +32,7 @@ from tokenmesh.services.gateway.operations.adapter_commands import AdapterComman
 from tokenmesh.services.gateway.operations.adapters import Adapters
 from tokenmesh.services.gateway.operations.admin import Admin
 from tokenmesh.services.gateway.operations.mesh_view import MeshView
+from tokenmesh.services.gateway.operations.open_requests import OpenRequests
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.operations.worker_metrics import (
     EngineMetrics,
@@ -213,7 +213,7 @@ class Gateway:
     def _measure(self) -> None:
         """Register the metrics that are read at each scrape."""
         metrics, limits = self.metrics, self.settings
-        self.http_meters = HttpMeters(metrics)
+        self.requests = OpenRequests(metrics)
         metrics.gauge_of("traces_kept", lambda: len(self.traces))
         metrics.gauge_of("large_body_bytes", lambda: self.bodies.num_held)
         metrics.gauge_of("open_streams", lambda: len(self.streams))

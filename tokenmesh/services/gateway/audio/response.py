@@ -35,8 +35,7 @@ from tokenmesh.services.gateway.audio.words import words_of
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.generation.answer import LoadHeaders, forget_frames
 from tokenmesh.services.gateway.http import sse
-from tokenmesh.services.gateway.http.client_watch import ClientWatch
-from tokenmesh.services.gateway.http.response_sender import ResponseSender
+from tokenmesh.services.gateway.http.response_sender import ClientWatch, ResponseSender
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from tokenmesh.services.gateway.generation.inbox import Inbox, Output
+from tokenmesh.services.gateway.generation.chunk import Output
+from tokenmesh.services.gateway.generation.delivery import Inbox
 from tokenmesh.services.gateway.generation.request import BeamOptions, Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.shared.errors import ProtocolError, TokenMeshError

@@ -18,8 +18,12 @@ from tokenmesh.services.gateway.generation.delivery import Delivery, PromptRunne
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Meter, Meters
 from tokenmesh.services.gateway.http import sse
-from tokenmesh.services.gateway.http.client_watch import ClientWatch
-from tokenmesh.services.gateway.http.response_sender import EVENTS_HEADERS, Headers, ResponseSender
+from tokenmesh.services.gateway.http.response_sender import (
+    EVENTS_HEADERS,
+    ClientWatch,
+    Headers,
+    ResponseSender,
+)
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, TokenMeshError

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.services.gateway.generation.chunk import OutputChunk, join_events
-from tokenmesh.services.gateway.generation.inbox import Output
+from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk, join_events
 from tokenmesh.services.gateway.parsers.parser import CallBegin, Content, Event, Parser
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import (

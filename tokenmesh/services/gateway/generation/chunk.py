@@ -1,4 +1,4 @@
-"""OutputChunk: new output of a choice, and how several chunks become one."""
+"""Output of a stream, the OutputChunk that it becomes, and how several chunks become one."""
 
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -10,7 +10,24 @@ from tokenmesh.services.gateway.parsers.parser import (
     Event,
     Reasoning,
 )
-from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Output:
+    """The new part of a message of tokens, for one stream."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    cached_tokens: int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: TokenMeshError | None = None
+    """Set when the stream failed."""
+    alignment: list[int] | None = None
+    """See `Delta.alignment`."""
 
 
 @dataclass(slots=True)

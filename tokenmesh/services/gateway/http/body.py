@@ -1,17 +1,19 @@
 """Reading a JSON body: its media type, size and bounds are checked before its fields.
 
-Routes read their bodies themselves; `body_schema` describes them in the OpenAPI document. Long
-lists of token ids are removed before validation and read in portions: they make up most of the
-largest legitimate bodies, and reading one at once would block the event loop for a tenth of a
-second.
+The bounds (depth, objects, names, strings, values) are counted before the text is parsed: its bytes
+are scanned in portions by C functions. In text that is not JSON the counts may be too high, but not
+too low for the part that a parser reads before it finds the error.
+
+
+Routes read their bodies themselves; `body_schema` describes them in the OpenAPI document.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Final, TypeVar
+from itertools import accumulate
+from typing import Any, Final, TypeVar
 
-import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
@@ -20,111 +22,9 @@ from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES
 from tokenmesh.services.gateway.http.errors import UnsupportedMediaType, invalid_fields
 from tokenmesh.services.gateway.http.event_loop import OneByOne, Turns
 from tokenmesh.services.gateway.http.fields import Bounded, Conversions
-from tokenmesh.services.gateway.http.json_bounds import check_bounds, check_bounds_now
+from tokenmesh.services.gateway.http.id_lists import IdLists
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, PayloadTooLarge
-
-_MIN_BYTES: Final = 1024
-_MAX_LISTS: Final = 8192
-"""A body with more lists of any kind is validated as it is."""
-_PORTION_BYTES: Final = 32 * 1024
-_HIGHEST: Final = 2**32 - 1
-"""The numbers from here downwards stand for lists."""
-
-_Ids = list[Annotated[int, msgspec.Meta(ge=0, le=_HIGHEST)]]
-_decoder: Final = msgspec.json.Decoder(_Ids)
-
-
-class IdLists:
-    """The long lists of one body."""
-
-    def __init__(self, max_ids: int) -> None:
-        self._max_ids = max_ids
-        self._lists: list[list[int]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._lists)
-
-    async def cut(self, data: bytes) -> bytes:
-        """The body without its long lists. Raises PayloadTooLarge.
-
-        What looks like a list within a string is removed too: `fill` then returns False.
-        """
-        turns = Turns()
-        kept, done, room = [], 0, self._max_ids
-        for start, end in _candidates(data):
-            ids = await _read(data, start, end, turns, room)
-            if ids is not None:
-                room -= len(ids)
-                kept += [data[done:start], b"%d" % (_HIGHEST - len(self._lists))]
-                done = end
-                self._lists.append(ids)
-            await turns.rest()
-        return b"".join((*kept, data[done:])) if kept else data
-
-    def fill(self, body: BaseModel) -> bool:
-        """Put the lists back. False: one is not in a field for ids, validate the whole body."""
-        places = [
-            (holder, key, place)
-            for holder, key in _holders(body)
-            if (place := _HIGHEST - _only(holder[key])) < len(self._lists)
-        ]
-        if sorted(place for _, _, place in places) != list(range(len(self._lists))):
-            return False
-        for holder, key, place in places:
-            holder[key] = self._lists[place]
-        return True
-
-
-def _candidates(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of long lists without inner lists, brackets excluded."""
-    if data.count(b"]") > _MAX_LISTS:
-        return
-    before, end = 0, data.find(b"]")
-    while end >= 0:
-        start = data.rfind(b"[", before, end) + 1
-        if start and end - start >= _MIN_BYTES:
-            yield start, end
-        before, end = end + 1, data.find(b"]", end + 1)
-
-
-async def _read(data: bytes, start: int, end: int, turns: Turns, room: int) -> list[int] | None:
-    """The ids between two positions; None if there is anything else. Raises PayloadTooLarge."""
-    ids: list[int] = []
-    while start < end:
-        cut = min(start + _PORTION_BYTES, end)
-        comma = data.rfind(b",", start, cut) if cut < end else end
-        if comma < 0:
-            return None
-        try:
-            ids += _decoder.decode(b"[%b]" % data[start:comma])
-        except msgspec.DecodeError:
-            return None
-        # These are ids: a list that is too long is refused before all of it is read.
-        if len(ids) + data.count(b",", comma, end) > room:
-            raise PayloadTooLarge("the body holds more token ids than gateway.max_json_ids")
-        start = comma + 1
-        await turns.rest()
-    return ids
-
-
-def _holders(body: BaseModel) -> Iterator[tuple[Any, Any]]:
-    """Containers and keys, in the fields of a body and lists in them, of lists with one number."""
-    fields = body.__dict__
-    for name, value in fields.items():
-        if isinstance(value, list):
-            if _only(value) >= 0:
-                yield fields, name
-            else:
-                yield from ((value, i) for i, each in enumerate(value) if _only(each) >= 0)
-
-
-def _only(value: object) -> int:
-    """The number in a list of one number; -1 for anything else."""
-    if isinstance(value, list) and len(value) == 1 and type(value[0]) is int:
-        return value[0]
-    return -1
-
+from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, InvalidInput, PayloadTooLarge
 
 _Body = TypeVar("_Body", bound=Bounded)
 
@@ -262,3 +162,86 @@ def any_body_schema(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+_PORTION_BYTES: Final = 64 * 1024
+_BRACKETS: Final = b"[]{}"
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
+_STEP: Final = {char: 1 if char in b"[{" else -1 for char in _BRACKETS}
+
+
+async def check_bounds(data: bytes, limits: GatewaySettings) -> None:
+    """Raises PayloadTooLarge, or InvalidInput for JSON that is nested too deep."""
+    turns, counts = Turns(), _Counts(limits)
+    for portion in _portions(data):
+        counts.take(portion)
+        await turns.rest()
+
+
+def check_bounds_now(data: bytes, limits: GatewaySettings) -> None:
+    """The same without yielding to the event loop, for short texts."""
+    counts = _Counts(limits)
+    for portion in _portions(data):
+        counts.take(portion)
+
+
+def _portions(data: bytes) -> Iterator[bytes]:
+    """Portions that do not end within an escape sequence."""
+    start = 0
+    while start < len(data):
+        end = start + _PORTION_BYTES
+        portion = data[start:end]
+        num_backslashes = len(portion) - len(portion.rstrip(b"\\"))
+        if num_backslashes % 2:
+            portion += data[end : end + 1]
+        start += len(portion)
+        yield portion
+
+
+class _Counts:
+    """The counts of the portions so far."""
+
+    def __init__(self, limits: GatewaySettings) -> None:
+        self._limits = limits
+        self._is_in_string = False
+        self._depth = 0
+        self._num_quotes = 0
+        self._num_values = 1
+        self._num_objects = 0
+        self._num_names = 0
+
+    def take(self, portion: bytes) -> None:
+        """Raises what `check_bounds` raises."""
+        if b"\\" in portion:
+            # Escaped backslashes first: in pairs from the left, as a parser reads them.
+            portion = portion.replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = portion.split(b'"')
+        outside = b"".join(pieces[self._is_in_string :: 2])
+        self._is_in_string ^= len(pieces) % 2 == 0
+        self._count(outside, len(pieces) - 1)
+        brackets = outside.translate(None, _NOT_BRACKETS)
+        if brackets:
+            self._check_depth(brackets)
+
+    def _count(self, outside: bytes, num_quotes: int) -> None:
+        limits = self._limits
+        num_opened = outside.count(b"[") + outside.count(b"{")
+        self._num_quotes += num_quotes
+        self._num_objects += num_opened
+        self._num_values += num_opened + outside.count(b",")
+        self._num_names += outside.count(b":")
+        for found, most, what in (
+            (self._num_quotes // 2, limits.max_json_strings, "strings"),
+            (self._num_objects, limits.max_json_objects, "objects and lists"),
+            (self._num_names, limits.max_json_names, "names of fields"),
+            (self._num_values, limits.max_json_values, "values"),
+        ):
+            if found > most:
+                raise PayloadTooLarge(f"the body holds more than {most} {what}")
+
+    def _check_depth(self, brackets: bytes) -> None:
+        limit = self._limits.max_json_depth
+        depths = list(accumulate(map(_STEP.__getitem__, brackets), initial=self._depth))
+        self._depth = depths[-1]
+        if max(depths) > limit:
+            raise InvalidInput(f"the body is nested deeper than {limit} levels")

@@ -1,10 +1,22 @@
-"""ASGI layers that change how a request is routed: paths and HEAD."""
+"""ASGI layers for paths and HEAD, and which web pages may use a gateway without API keys.
 
-from collections.abc import Awaitable, Callable
+Any page can make a browser call servers that the browser can reach: it can send a POST without
+permission (though not read the response), open a websocket and, once its own name resolves to this
+machine, read everything (DNS rebinding). Programs send no Origin and call by address or localhost.
+Starlette's TrustedHostMiddleware cannot allow all addresses and local names, so this is our own.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import Forbidden
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -34,3 +46,63 @@ class HeadAsGet:
             # a copy: the server reads its own
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
+
+
+_HARMLESS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+"""Methods that change nothing and whose responses other origins cannot read."""
+_NEVER_PUBLIC: Final = (".localhost", ".local", ".internal")
+_SHOWN: Final = 128
+
+
+def check_page(method: str, headers: Mapping[bytes, bytes], settings: GatewaySettings) -> None:
+    """Raises Forbidden for a request that a page of another origin makes a browser send."""
+    if settings.is_on_loopback:
+        check_host(headers, settings.allowed_hosts)
+    if method not in _HARMLESS:
+        check_origin(headers, settings.cors_origins)
+
+
+def check_origin(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None:
+    """Raises Forbidden for another origin. A request without Origin is accepted."""
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    host = headers.get(b"host", b"").decode("latin-1")
+    if not origin or "*" in allowed or origin in allowed or _host_of(origin) == host:
+        return
+    raise Forbidden(f"the origin {origin[:_SHOWN]!r} is not one of gateway.cors_origins")
+
+
+def check_host(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None:
+    """Raises Forbidden for a name that public DNS may resolve to this machine."""
+    name = _name_of(headers.get(b"host", b"").decode("latin-1"))
+    if name in allowed or "*" in allowed or not _may_be_public(name):
+        return
+    raise Forbidden(
+        f"the host {name[:_SHOWN]!r} is not one of gateway.allowed_hosts: without keys a gateway "
+        "on loopback must be called by address or as localhost"
+    )
+
+
+def _name_of(host: str) -> str:
+    """Lower case, without the port and the brackets of an IPv6 address."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return host
+
+
+def _may_be_public(name: str) -> bool:
+    if "." not in name or name.endswith(_NEVER_PUBLIC):
+        # IPv6 addresses have no dot either.
+        return False
+    try:
+        ip_address(name)
+    except ValueError:
+        return True
+    return False
+
+
+def _host_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from tokenmesh.services.gateway.generation.inbox import Output
+from tokenmesh.services.gateway.generation.chunk import Output
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls, place_of
 from tokenmesh.services.gateway.mesh.session import SessionState
 from tokenmesh.services.gateway.mesh.streams import Stream, Streams

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.delivery import Inbox
 from tokenmesh.services.gateway.generation.request import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.stages import Stages
 from tokenmesh.shared.errors import InvalidInput, NotFound, TokenMeshError

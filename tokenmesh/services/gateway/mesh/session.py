@@ -8,7 +8,7 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from tokenmesh.services.gateway.generation.inbox import Output
+from tokenmesh.services.gateway.generation.chunk import Output
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Draining, ProtocolError, TokenMeshError
 from tokenmesh.shared.ids import WorkerId

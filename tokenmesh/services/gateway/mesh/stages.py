@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.delivery import Inbox
 from tokenmesh.services.gateway.generation.request import EMPTY_PROMPT, Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls, card_attributes, place_of
 from tokenmesh.services.gateway.mesh.launcher import Launcher

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.delivery import Inbox
 from tokenmesh.services.gateway.generation.request import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.liveness import Breaker, LivenessTracker
 from tokenmesh.services.gateway.mesh.session import Session, SessionState

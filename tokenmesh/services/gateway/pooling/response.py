@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.generation.answer import LoadHeaders
-from tokenmesh.services.gateway.http.client_watch import ClientWatch
 from tokenmesh.services.gateway.http.event_loop import off_loop
-from tokenmesh.services.gateway.http.response_sender import ResponseSender
+from tokenmesh.services.gateway.http.response_sender import ClientWatch, ResponseSender
 from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.services.gateway.pooling.run import PoolRun, PoolServices
 from tokenmesh.shared.errors import Cancelled

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from pydantic import ConfigDict, Field
 
+from tokenmesh.services.gateway.http.body import check_bounds
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import INT32_MAX, Bounded
-from tokenmesh.services.gateway.http.json_bounds import check_bounds
 from tokenmesh.services.gateway.openai.translation import Json, invalid, read_object
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput

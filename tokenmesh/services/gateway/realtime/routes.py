@@ -14,8 +14,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.session import RESTARTS, RealtimeSession
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
-from tokenmesh.services.gateway.tenancy.limits import refusal
-from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.services.gateway.tenancy.tenant import Tenant, refusal
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Draining, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id

@@ -8,8 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.http.client_watch import ClientWatch
-from tokenmesh.services.gateway.http.response_sender import ResponseSender
+from tokenmesh.services.gateway.http.response_sender import ClientWatch, ResponseSender
 from tokenmesh.services.gateway.http.sse import COMMENT, event_frame
 from tokenmesh.services.gateway.responses.records import Record, ResponseEnded, frames_of
 from tokenmesh.shared.config.gateway import GatewaySettings

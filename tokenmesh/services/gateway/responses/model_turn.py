@@ -8,8 +8,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.delivery import Delivery, Inbox
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.responses.event_log import Replay

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.generation.inbox import Output
+from tokenmesh.services.gateway.generation.chunk import Output
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId

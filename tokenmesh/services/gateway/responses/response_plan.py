@@ -31,7 +31,7 @@ from tokenmesh.services.gateway.responses.translation import (
     is_long,
     translate,
 )
-from tokenmesh.services.gateway.tenancy.limits import Lease
+from tokenmesh.services.gateway.tenancy.tenant import Lease
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import ResponseId

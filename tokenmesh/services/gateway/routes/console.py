@@ -10,7 +10,6 @@ from starlette.responses import RedirectResponse, Response
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.operations.console.assets import PAGE, asset_response
-from tokenmesh.services.gateway.operations.console.open_requests import OpenRequests
 from tokenmesh.services.gateway.operations.console.pages import ConsolePages, PageResponse
 from tokenmesh.services.gateway.operations.console.state import StateReader
 from tokenmesh.shared.errors import Forbidden
@@ -18,7 +17,7 @@ from tokenmesh.shared.errors import Forbidden
 _Limit = Annotated[int | None, Query(ge=1, description="End after so many messages.")]
 
 
-def console_router(gateway: Gateway, requests: OpenRequests) -> APIRouter:
+def console_router(gateway: Gateway) -> APIRouter:
     """The page and its files need no key; its events do."""
     router = APIRouter(tags=["operation"])
     reader = StateReader(
@@ -26,7 +25,7 @@ def console_router(gateway: Gateway, requests: OpenRequests) -> APIRouter:
         gateway.members,
         gateway.catalog,
         gateway.streams,
-        requests,
+        gateway.requests,
         gateway.meters,
         gateway.traces,
         gateway.settings,

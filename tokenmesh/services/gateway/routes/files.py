@@ -16,8 +16,8 @@ from tokenmesh.services.gateway.files.contents import CHUNK_BYTES
 from tokenmesh.services.gateway.files.uploads import FileDeleted, FileObject, NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import arriving
-from tokenmesh.services.gateway.http.client_watch import ClientWatch
 from tokenmesh.services.gateway.http.errors import UnsupportedMediaType
+from tokenmesh.services.gateway.http.response_sender import ClientWatch
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.tenancy.upload_quota import UploadReservation
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -49,7 +49,7 @@ def health_router(gateway: Gateway) -> APIRouter:
     @router.get("/load")
     async def load() -> Response:
         """The number of open HTTP requests of this gateway, without this one."""
-        return json_response({"server_load": gateway.http_meters.num_open - 1})
+        return json_response({"server_load": gateway.requests.num_open - 1})
 
     @router.get("/version")
     async def version() -> Response:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.inbox import Inbox
+from tokenmesh.services.gateway.generation.delivery import Delivery, Inbox
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Head, Prompt
 from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.scale_out.derender_request import TokensChoice, TokensResponse

@@ -19,7 +19,6 @@ from tokenmesh.services.gateway.tenancy.ledger import (
     month_of,
     seconds_left,
 )
-from tokenmesh.services.gateway.tenancy.limits import Lease, LocalLimits, RateLimitStatus, refusal
 from tokenmesh.services.gateway.tenancy.redis_state import (
     Scripts,
     Sweeper,
@@ -28,7 +27,13 @@ from tokenmesh.services.gateway.tenancy.redis_state import (
     state_key,
     usage_key,
 )
-from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.services.gateway.tenancy.tenant import (
+    Lease,
+    LocalLimits,
+    RateLimitStatus,
+    Tenant,
+    refusal,
+)
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, TokenMeshError

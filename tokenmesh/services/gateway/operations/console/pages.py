@@ -10,8 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.http import sse
-from tokenmesh.services.gateway.http.client_watch import ClientWatch
-from tokenmesh.services.gateway.http.response_sender import ResponseSender
+from tokenmesh.services.gateway.http.response_sender import ClientWatch, ResponseSender
 from tokenmesh.services.gateway.operations.console.state import StateReader
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.mesh.session import SessionState
 from tokenmesh.services.gateway.mesh.streams import Stream
-from tokenmesh.services.gateway.operations.console.open_requests import OpenRequest
 from tokenmesh.services.gateway.operations.console.shapes import RunningRequest
 from tokenmesh.shared.membership import Member
 from tokenmesh.shared.messages.beat import WorkerLoad
@@ -103,13 +103,12 @@ class RequestProgress:
 
 
 def connected_row(
-    request: OpenRequest, progress: RequestProgress | None, now: float
+    context: RequestContext, progress: RequestProgress | None, now: float
 ) -> RunningRequest:
     """A request with a client that waits; `progress` is None before it has a stream."""
-    context = request.context
     return RunningRequest(
         id=context.request_id,
-        path=request.path,
+        path=context.path,
         tenant=context.access.tenant.name,
         model=context.model,
         phase="preparing" if progress is None else progress.phase,

@@ -10,10 +10,6 @@ from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.mesh.catalog import WORKER, Catalog
 from tokenmesh.services.gateway.mesh.streams import Streams
-from tokenmesh.services.gateway.operations.console.open_requests import (
-    WINDOW_S,
-    OpenRequests,
-)
 from tokenmesh.services.gateway.operations.console.running import (
     RequestProgress,
     TokenRates,
@@ -30,6 +26,7 @@ from tokenmesh.services.gateway.operations.console.shapes import (
     RunningRequests,
     WorkerState,
 )
+from tokenmesh.services.gateway.operations.open_requests import WINDOW_S, OpenRequests
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s
@@ -137,14 +134,14 @@ class StateReader:
     async def _running(self, access: Access, turns: Turns) -> RunningRequests:
         now, rows, total = monotonic_s(), list[RunningRequest](), 0
         others = dict(self._progress)
-        for request in self._requests.newest_first():
+        for context in self._requests.newest_first():
             await turns.rest()
-            progress = others.pop(request.context.request_id, None)
-            if not access.may_see(request.context.access.tenant.name):
+            progress = others.pop(context.request_id, None)
+            if not access.may_see(context.access.tenant.name):
                 continue
             total += 1
             if len(rows) < self._settings.max_console_rows:
-                rows.append(connected_row(request, progress, now))
+                rows.append(connected_row(context, progress, now))
         for progress in others.values():
             await turns.rest()
             if not access.may_see(progress.stream.job.tenant.name):
