@@ -159,6 +159,24 @@ def test_a_class_that_transformers_has_needs_no_code_of_the_checkpoint(directory
     EngineDriver(directory, model_impl="transformers")
 
 
+@pytest.mark.parametrize(
+    ("name", "rotary"),
+    [("deepseek_v2", "DeepseekV2RotaryEmbedding"), ("gpt_oss", "GptOssRotaryEmbedding")],
+)
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rope_by_length_of_another_form_is_refused_by_its_name(
+    tiny: Tiny, tmp_path: Path, name: str, rotary: str, kind: str
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny(name).directory, directory)
+    width = 8 if name == "deepseek_v2" else 16
+    factors = {f"{each}_factor": [1.5] * (width // 2) for each in ("short", "long")}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, **factors}
+    edit_config(directory, rope_parameters=rope, rope_scaling=None)
+    problem = f"its rope depends on the length ({kind}) and {rotary} has its own form"
+    assert refusal(directory).endswith(f"cannot be served: {problem}")
+
+
 def test_code_that_fails_is_a_refusal(own_code: Path) -> None:
     (own_code / "mine.py").write_text("import a_module_that_is_not_there")
     with pytest.raises(CheckpointError, match="a_module_that_is_not_there"):

@@ -33,3 +33,19 @@ def test_turns_that_depend_on_the_length_have_no_table(kind: RopeKind) -> None:
     factors = (1.0,) * 8
     config = replace(CONFIG, kind=kind, short_factor=factors, long_factor=factors)
     assert not Rotary(config).has_table
+
+
+@pytest.mark.parametrize("rotary_dim", [16, 128])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_turns_have_the_same_bits_in_batches_of_any_size(kind: RopeKind, rotary_dim: int) -> None:
+    factors = tuple(1 + pair / 7 for pair in range(rotary_dim // 2))
+    rotary = Rotary(
+        RopeConfig(
+            kind, 1e4, rotary_dim, 32, 32, factor=4.0, short_factor=factors, long_factor=factors
+        )
+    )
+    positions = torch.arange(20, 100)
+    whole = rotary.turns(positions, positions + 1)
+    for size in (1, 7, 33):
+        parts = [rotary.turns(part, part + 1) for part in torch.split(positions, size)]
+        assert torch.equal(torch.cat(parts), whole)

@@ -147,7 +147,8 @@ def _dynamic(config: RopeConfig, lengths: torch.Tensor) -> torch.Tensor:
     dim = config.rotary_dim
     length = lengths.clamp(min=config.max_position).unsqueeze(1)
     growth = (config.factor * length / config.max_position) - (config.factor - 1)
-    base = config.theta * growth ** (dim / (dim - 2))
+    # in float32 a power depends in its last bit on how many are computed together
+    base = config.theta * (growth.double() ** (dim / (dim - 2))).float()
     return 1.0 / (base ** _exponents(dim, lengths.device))
 
 

@@ -82,8 +82,21 @@ def by_row(body: torch.nn.Module, ropes: tuple[RopeConfig, ...], run: Run) -> No
             if getattr(module, "rope_type", None) in _BY_LENGTH:
                 like = next(body.parameters())
                 rope = RowRope(ropes[0], run, like.device)
+                _check_form(module, rope)
                 _compare(module, rope, like)
                 setattr(parent, name, rope)
+
+
+def _check_form(module: Any, rope: RowRope) -> None:
+    """Raise UnservedModel unless the tree's module, too, returns cosines and sines of each number.
+
+    It is made again, as one without memory cannot look at the positions.
+    """
+    out = type(module)(module.config)(torch.empty(1), torch.zeros(1, 1, dtype=torch.long))
+    parts = out if isinstance(out, tuple) else (out,)
+    if [each.shape[-1] for each in parts] != [rope.rotary.config.rotary_dim] * 2:
+        kind, name = module.rope_type, type(module).__name__
+        raise UnservedModel(f"its rope depends on the length ({kind}) and {name} has its own form")
 
 
 def _compare(module: Any, rope: RowRope, like: torch.Tensor) -> None:
