@@ -4,7 +4,7 @@ PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install dev dist site check test test-long test-clients test-gpu test-oldest-triton \
+.PHONY: install dev dist site check test test-long test-clients test-gpu test-kernels \
   test-console console bench docs FORCE
 .DEFAULT_GOAL := check
 # Processes that tests start would compile the whole package again, each time.
@@ -81,17 +81,20 @@ test-gpu: dev
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "no GPU"'
 	$(BIN)/python -m pytest -m gpu
 
-# The kernels once more, with the oldest Triton that we support laid over the environment. Commit
-# what it records, so that .ci/run does not have to repeat it.
+# Every compilation of the kernels for sm_90, then their tests and these once more with the oldest
+# Triton that we support laid over the environment. Commit what it records, so that .ci/run does not
+# have to repeat it.
 OLDEST := $(VENV)/oldest-triton
 $(OLDEST)/.installed: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --no-deps --target $(OLDEST) 'triton==3.6.*' 'numpy<2.4'
 	touch $@
 
-test-oldest-triton: $(OLDEST)/.installed
+test-kernels: $(OLDEST)/.installed
+	$(PYTEST) $(PARALLEL) tests/kernels/test_compile.py
 	PYTHONPATH=$(OLDEST) $(BIN)/python -c \
 	  'import triton; assert triton.__version__.startswith("3.6."), triton.__version__'
 	PYTHONPATH=$(OLDEST) $(PYTEST) $(PARALLEL) -m "not gpu and not slow" tests/kernels
+	PYTHONPATH=$(OLDEST) $(PYTEST) $(PARALLEL) -m slow tests/kernels/test_compile.py
 	.ci/kernel_inputs > .ci/kernel_inputs.sha256
 
 # The console's files for browsers, from their sources. Needs node 20.19 or newer, and npm.

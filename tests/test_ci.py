@@ -25,7 +25,7 @@ def kernel_inputs(folder: Path) -> str:
         ("Makefile", "pip install 'triton==3.7.*'\n"),
     ],
 )
-def test_the_oldest_triton_is_run_again_when_its_inputs_change(
+def test_the_kernels_are_tested_again_when_they_change(
     file: str, text: str, tmp_path: Path
 ) -> None:
     before = {

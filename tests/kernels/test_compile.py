@@ -15,13 +15,24 @@ from tests.kernels.discovery import cases_module, compilation_cases, compilation
 from tests.kernels.sass import compile_for_hopper
 
 CASES = list(compilation_cases())
+
+
+def _first_of_its_op(index: int) -> bool:
+    return index == 0 or CASES[index - 1][0] != CASES[index][0]
+
+
+# ptxas takes minutes for all: `make test-kernels` runs them when a kernel has changed.
+PARAMETERS = [
+    pytest.param(*case, id="-".join(case), marks=() if _first_of_its_op(i) else pytest.mark.slow)
+    for i, case in enumerate(CASES)
+]
 pytestmark = pytest.mark.skipif(
     os.environ.get(VARIABLE) == "1", reason="a process that interprets cannot compile"
 )
 
 
 @pytest.mark.timeout(120)  # ptxas takes seconds for the largest kernels
-@pytest.mark.parametrize(("op", "name"), CASES, ids=["-".join(case) for case in CASES])
+@pytest.mark.parametrize(("op", "name"), PARAMETERS)
 def test_compiled_kernel_keeps_its_limits(op: str, name: str) -> None:
     compilation = compilation_named(op, name)
     oldest = compilation.limits.oldest_triton
