@@ -163,11 +163,16 @@ async def test_an_unknown_model_is_loaded_from_the_directory(
     make_mesh: MakeMesh, tmp_path: Path
 ) -> None:
     write(tmp_path / "adapters" / "found")
+    write(tmp_path / "adapters" / "dora", use_dora=True)
     async with make_mesh(lora={"lora_dir": str(tmp_path / "adapters")}) as mesh:
         assert await text_of(mesh, "found")
         assert (await models(mesh))["found"] == mesh.model
         for name in ("lost", "../adapters/found", "..", "."):
             assert (await mesh.complete(model=name)).status_code == 404, name
+        answer = await mesh.complete(model="dora")
+        assert answer.status_code == 400
+        assert "adapter_config.json: use_dora is True" in answer.text
+        assert str(tmp_path) not in answer.text, "paths are for the operator"
 
 
 async def test_adapters_of_the_settings_are_there_from_the_start(

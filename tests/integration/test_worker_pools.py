@@ -165,6 +165,9 @@ async def test_pools_with_adapters_wait_their_turn(
             while store.num_waiting < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await rig.control(Cancel(gateway=GATEWAY, stream=2, attempt=0))
+        async with asyncio.timeout(8):
+            while store.num_waiting > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         rig.brakes.release()
         answers = {name: await task for name, task in tasks.items()}
         for name in "ac":

@@ -9,9 +9,11 @@ import pytest
 
 from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, SimMatrices
 from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
+from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.errors import (
+    Cancelled,
     ConfigError,
     Conflict,
     Forbidden,
@@ -114,6 +116,38 @@ async def test_a_stream_that_waits_too_long_or_leaves_makes_room(tmp_path: Path)
         await rig.store.lease(b)
     assert rig.store.num_waiting == 0
     held.release()
+    assert (await rig.store.lease(b)).adapter.content_hash == "b"
+
+
+async def test_a_stream_that_has_ended_gives_up_its_turn(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_loras=1)
+    a, b = await rig.load("a"), await rig.load("b")
+    held = await rig.store.lease(a)
+    turn = AdapterTurn()
+    waiting = asyncio.create_task(rig.store.lease(b, turn))
+    await asyncio.sleep(0)
+    assert rig.store.num_waiting == 1
+    turn.give_up()
+    with pytest.raises(Cancelled):
+        await waiting
+    assert rig.store.num_waiting == 0
+    assert rig.store.lease_now(a) is not None
+    held.release()
+
+
+async def test_a_stream_that_ends_while_its_adapter_is_read_takes_no_room(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_loras=1)
+    a, b = await rig.load("a"), await rig.load("b")
+    assert rig.in_memory == {"b"}
+    rig.source.may_read.clear()
+    turn = AdapterTurn()
+    reading = asyncio.create_task(rig.store.lease(a, turn))
+    await asyncio.sleep(0)
+    turn.give_up()
+    rig.source.may_read.set()
+    with pytest.raises(Cancelled):
+        await reading
+    assert (rig.store.num_active, rig.store.num_waiting) == (0, 0)
     assert (await rig.store.lease(b)).adapter.content_hash == "b"
 
 

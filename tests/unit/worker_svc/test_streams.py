@@ -2,6 +2,7 @@
 
 import pytest
 
+from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
 from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
 from tokenmesh.services.worker_svc.load import LoadBook
@@ -52,6 +53,18 @@ def test_ended_streams_are_kept_for_a_while_and_up_to_a_number() -> None:
     assert streams.get(GATEWAY, 1) is None
     assert streams.get(GATEWAY, 2) is not None
     assert streams.get(GATEWAY, 3) is not None
+
+
+def test_a_stream_that_ends_or_is_replaced_waits_for_no_adapter() -> None:
+    streams = WorkerStreams(SETTINGS)
+    turns = [AdapterTurn() for _ in range(3)]
+    for number, turn in enumerate(turns):
+        streams.open(key(number), 0).turn = turn
+    ended = streams.get(GATEWAY, 0)
+    assert ended is not None
+    streams.end(ended, now=0.0)
+    streams.open(key(1, attempt=1), 0)
+    assert [turn.is_given_up for turn in turns] == [True, True, False]
 
 
 def test_a_higher_attempt_takes_the_place_of_a_lower_one() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field, replace
 
-from tokenmesh.services.worker_svc.adapters.lease import AdapterLease
+from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTurn
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.admission import check_embeddings
 from tokenmesh.services.worker_svc.engine.request import Request
@@ -124,7 +124,9 @@ class RequestPreparation:
         try:
             await self._compile(request)
             if request.spec.lora is not None and stream.adapter is None:
-                lease = await self._adapter_store.lease(request.spec.lora)
+                stream.turn = AdapterTurn()
+                lease = await self._adapter_store.lease(request.spec.lora, stream.turn)
+                stream.turn = None
                 _set_adapter(request, stream, lease)
         except TokenMeshError as error:
             request.spec = replace(request.spec, refusal=to_failed(error))

@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tokenmesh.services.worker_svc.adapters.lease import AdapterLease
+from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTurn
 from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -33,6 +33,8 @@ class WorkerStream:
     num_items: int = 1
     """Requests of the engine that it consists of: several of a Pool."""
     adapter: AdapterLease | None = None
+    turn: AdapterTurn | None = None
+    """While it waits for its adapter."""
     is_submitted: bool = False
     """Whether the engine has it."""
     is_cancelled: bool = False
@@ -195,7 +197,9 @@ class WorkerStreams:
 def _release_adapter(stream: WorkerStream) -> None:
     if stream.adapter is not None:
         stream.adapter.release()
-    stream.adapter = None
+    if stream.turn is not None:
+        stream.turn.give_up()
+    stream.adapter = stream.turn = None
 
 
 class GatewayWatch:

@@ -65,7 +65,9 @@ class SimAdapters:
         config, path = read_config(directory), directory / WEIGHTS_FILE
         if config.rank > self._settings.max_lora_rank:
             limit = f"max_lora_rank allows {self._settings.max_lora_rank}"
-            raise InvalidInput(f"{config.file}: r is {config.rank}; {limit}", param="lora_path")
+            raise InvalidInput(
+                f"{config.file.name}: r is {config.rank}; {limit}", param="lora_path"
+            )
         digest, size = hashlib.sha256(repr((config.rank, config.alpha)).encode()), 0
         try:
             with path.open("rb") as file:
@@ -73,7 +75,7 @@ class SimAdapters:
                     digest.update(data)
                     size += len(data)
         except OSError as error:
-            what = f"{path}: cannot be read: {error.strerror}"
+            what = f"{path.name}: cannot be read: {error.strerror}"
             raise InvalidInput(what, param="lora_path") from error
         content_hash = digest.hexdigest()[:HASH_CHARS]
         return ReadAdapter(

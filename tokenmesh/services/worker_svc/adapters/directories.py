@@ -64,8 +64,8 @@ class AdapterDirectories:
         try:
             _check_files(found, [each.resolve() for each in self._roots])
         except Forbidden as error:
-            # any client may name a model: the paths are for the operator
-            logger.warning("%s", error.message)
+            # any client may name a model: why and where is for the operator
+            logger.warning("%s: %s", found, error.message)
             raise NotFound(f"this worker has no adapter {name!r}", param="lora_name") from error
         return found
 
@@ -76,6 +76,6 @@ def _check_files(directory: Path, roots: Sequence[Path]) -> None:
         target = (directory / name).resolve()
         if not any(target.is_relative_to(root) for root in roots):
             raise Forbidden(
-                f"{directory / name} is a link out of the directories that worker.lora allows",
+                f"{name} is a link out of the directories that worker.lora allows",
                 param="lora_path",
             )

@@ -1,4 +1,4 @@
-"""An adapter by its name, its matrices in memory, and a stream's use of them."""
+"""An adapter by its name, its matrices in memory, a stream's use of them, and its wait for that."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +30,21 @@ class ResidentAdapter:
 
     adapter: ReadAdapter
     num_leases: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class AdapterTurn:
+    """A stream's place among those that wait for an adapter."""
+
+    is_given_up: bool = False
+    on_give_up: "Callable[[AdapterTurn], None] | None" = None
+    """Set while the stream waits."""
+
+    def give_up(self) -> None:
+        """The stream has ended: it is not to take room, and none is to wait behind it."""
+        self.is_given_up = True
+        if self.on_give_up is not None:
+            self.on_give_up(self)
 
 
 @dataclass(slots=True, eq=False)

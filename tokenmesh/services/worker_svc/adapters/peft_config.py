@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 T = TypeVar("T")
 
@@ -124,29 +124,41 @@ def read_config(directory: Path) -> PeftConfig:
 
 
 def refusal(file: Path, key: str, what: str) -> InvalidInput:
-    """An error about a key or tensor of a file; the file's own words are cut."""
+    """An error about a key or tensor of a file; the file's own words are cut.
+
+    Any client may name an adapter, so that the error has the name of the file, not its path.
+    """
     name = key if key.isprintable() else repr(key)
-    return InvalidInput(f"{file}: {name[:_MAX_CHARS]} {what[: 2 * _MAX_CHARS]}", param="lora_path")
+    return InvalidInput(
+        f"{file.name}: {name[:_MAX_CHARS]} {what[: 2 * _MAX_CHARS]}", param="lora_path"
+    )
+
+
+def without_folder(file: Path, error: TokenMeshError) -> str:
+    """What an error about a file says, for any client."""
+    return error.message.replace(str(file), file.name)
 
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
         # opening a pipe would wait for its writer
         if file.exists() and not file.is_file():
-            raise InvalidInput(f"{file}: is not a file", param="lora_path")
+            raise InvalidInput(f"{CONFIG_FILE}: is not a file", param="lora_path")
         with file.open("rb") as stream:
             data = stream.read(_MAX_BYTES + 1)
     except OSError as error:
-        what = f"{file}: cannot be read: {error.strerror}"
+        what = f"{CONFIG_FILE}: cannot be read: {error.strerror}"
         raise InvalidInput(f"{what}; an adapter holds {CONFIG_FILE}", param="lora_path") from error
     if len(data) > _MAX_BYTES:
-        raise InvalidInput(f"{file}: is larger than {_MAX_BYTES} bytes", param="lora_path")
+        raise InvalidInput(f"{CONFIG_FILE}: is larger than {_MAX_BYTES} bytes", param="lora_path")
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{file}: is not valid JSON: {error}", param="lora_path") from error
+        raise InvalidInput(
+            f"{CONFIG_FILE}: is not valid JSON: {error}", param="lora_path"
+        ) from error
     if not isinstance(raw, dict):
-        raise InvalidInput(f"{file}: is not an object", param="lora_path")
+        raise InvalidInput(f"{CONFIG_FILE}: is not an object", param="lora_path")
     return raw
 
 

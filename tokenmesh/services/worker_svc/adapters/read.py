@@ -16,6 +16,7 @@ from tokenmesh.services.worker_svc.adapters.peft_config import (
     PeftConfig,
     read_config,
     refusal,
+    without_folder,
 )
 from tokenmesh.services.worker_svc.adapters.read_experts import (
     ExpertsParts,
@@ -170,13 +171,13 @@ def _open(directory: Path) -> TensorFile:
     if not path.is_file():
         for name in _PICKLED:
             if (directory / name).exists():
-                what = f"{directory / name}: is pickled, and such files can run code"
+                what = f"{name}: is pickled, and such files can run code"
                 raise InvalidInput(f"{what}; only {WEIGHTS_FILE} is read", param="lora_path")
-        raise InvalidInput(f"{directory}: holds no {WEIGHTS_FILE}", param="lora_path")
+        raise InvalidInput(f"the adapter holds no {WEIGHTS_FILE}", param="lora_path")
     try:
         return TensorFile(path, _MAX_HEADER_BYTES)
     except CheckpointError as error:
-        raise InvalidInput(error.message[:1000], param="lora_path") from error
+        raise InvalidInput(without_folder(path, error)[:1000], param="lora_path") from error
 
 
 def _trained_on(config: PeftConfig) -> str:

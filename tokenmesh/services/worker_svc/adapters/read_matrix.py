@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.services.worker_svc.adapters.peft_config import refusal
+from tokenmesh.services.worker_svc.adapters.peft_config import refusal, without_folder
 from tokenmesh.shared.clock import perf_s, process_cpu_s, sleep_s, thread_cpu_s
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
 from tokenmesh.shared.tensor_file import TensorFile
@@ -97,7 +97,8 @@ class MatrixReader:
             try:
                 self._file.read_into(name, memoryview(data), first * row_bytes)
             except CheckpointError as error:
-                raise InvalidInput(error.message, param="lora_path") from error
+                why = without_folder(self._file.path, error)
+                raise InvalidInput(why, param="lora_path") from error
             self._digest.update(data)
             piece = torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(count, -1)
             if not bool(torch.isfinite(piece).all()):

@@ -56,7 +56,7 @@ def split_names(file: TensorFile, saved: Container[str]) -> tuple[dict[str, Pair
             why = next(known, "it is not a matrix of a linear layer, as PEFT names them")
             raise refusal(file.path, name, f"is not served: {why}")
     if not pairs and not whole:
-        raise InvalidInput(f"{file.path}: holds no tensor", param="lora_path")
+        raise InvalidInput(f"{file.path.name}: holds no tensor", param="lora_path")
     return pairs, whole
 
 

@@ -1,4 +1,4 @@
-"""AdapterStore: the adapters that a worker serves by name, and those whose matrices are in memory.
+"""AdapterStore: the adapters that a worker serves by name.
 
 Reading happens in threads, beside running steps; nothing here waits for the engine. A stream holds
 a lease on the matrices that it began with, whatever becomes of the name.
@@ -16,12 +16,9 @@ from tokenmesh.services.worker_svc.adapters.adapter import (
     lower_priority,
 )
 from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
-from tokenmesh.services.worker_svc.adapters.lease import (
-    AdapterLease,
-    KnownAdapter,
-    ResidentAdapter,
-)
-from tokenmesh.shared.clock import monotonic_s, wall_s
+from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTurn, KnownAdapter
+from tokenmesh.services.worker_svc.adapters.memory import AdapterMemory
+from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.errors import (
     ConfigError,
@@ -52,10 +49,7 @@ class AdapterStore:
         self._known: dict[str, KnownAdapter] = {}
         self._versions: OrderedDict[str, int] = OrderedDict()
         """Of the latest command about each name, unloaded ones included."""
-        self._resident: OrderedDict[str, ResidentAdapter] = OrderedDict()
-        """Least recently used first."""
-        self._waiting: OrderedDict[object, asyncio.Future[None]] = OrderedDict()
-        """Streams that wait for room, in their order."""
+        self._memory = AdapterMemory(settings, self._is_named)
         self._threads = ThreadPoolExecutor(1, "adapters", lower_priority)
         self._reading: dict[str, asyncio.Future[ReadAdapter]] = {}
         """By path."""
@@ -74,7 +68,7 @@ class AdapterStore:
     @property
     def num_resident(self) -> int:
         """Adapters whose matrices are in memory."""
-        return len(self._resident)
+        return self._memory.num_resident
 
     @property
     def max_active(self) -> int:
@@ -84,12 +78,12 @@ class AdapterStore:
     @property
     def num_active(self) -> int:
         """Those of them that streams use."""
-        return sum(each.num_leases > 0 for each in self._resident.values())
+        return self._memory.num_active
 
     @property
     def num_waiting(self) -> int:
         """Streams that wait for room."""
-        return len(self._waiting)
+        return self._memory.num_waiting
 
     @property
     def known(self) -> list[KnownAdapter]:
@@ -103,7 +97,7 @@ class AdapterStore:
                 name=each.name,
                 content_hash=each.content_hash,
                 created_s=each.created_s,
-                is_in_memory=each.content_hash in self._resident,
+                is_in_memory=self._memory.holds(each.content_hash),
             )
             for each in self.known
         ]
@@ -157,7 +151,7 @@ class AdapterStore:
         known = KnownAdapter(name, directory, read.content_hash, wall_s(), version)
         self._known[name] = known
         self._note_version(name, version)
-        self._keep(read)
+        self._memory.keep(read)
         logger.info("adapter %s: rank %d, read from %s", name, read.rank, directory)
         return known, False
 
@@ -167,100 +161,33 @@ class AdapterStore:
         self._note_version(name, version)
         if known is None:
             return False
-        self._drop_unused(known.content_hash)
+        self._memory.drop_unused(known.content_hash)
         logger.info("adapter %s: unloaded", name)
         return True
 
     def lease_now(self, known: Adapter) -> AdapterLease | None:
         """Matrices that are in memory, if the stream need not wait for them."""
-        resident = self._resident.get(known.content_hash)
-        if resident is None or self._waiting:
-            return None
-        if not resident.num_leases and self.num_active >= self._settings.max_loras:
-            return None
-        return self._lease(resident)
+        return self._memory.lease_now(known.content_hash)
 
-    async def lease(self, wanted: Adapter) -> AdapterLease:
+    async def lease(self, wanted: Adapter, turn: AdapterTurn | None = None) -> AdapterLease:
         """Matrices of an adapter, read again if they are not in memory.
 
         Waits while streams of `max_loras` others run; in order, so that none waits forever. Raises
-        Overloaded after `load_timeout_s`, and Unavailable when the name has another content now.
+        Overloaded after `load_timeout_s`, Unavailable when the name has another content now, and
+        Cancelled when the stream gives up its turn.
         """
-        if (lease := self.lease_now(wanted)) is not None:
-            return lease
-        until_s = monotonic_s() + self._settings.load_timeout_s
-        ticket = object()
-        try:
-            while not self._may_go(ticket, wanted.content_hash):
-                await self._wait(ticket, until_s)
-            # until the lease is taken no one behind it may take the room
-            resident = self._resident.get(wanted.content_hash)
-            if resident is None:
-                known = self.find(wanted.name, wanted.content_hash)
-                read = await self._read(known.path)
-                if read.content_hash != wanted.content_hash:
-                    raise Unavailable(f"the files of the adapter {wanted.name!r} have changed")
-                resident = self._keep(read)
-            return self._lease(resident)
-        finally:
-            self._waiting.pop(ticket, None)
-            self._wake()
 
-    def _may_go(self, ticket: object, content_hash: str) -> bool:
-        self._waiting.setdefault(ticket, asyncio.get_running_loop().create_future())
-        if next(iter(self._waiting)) is not ticket:
-            return False
-        resident = self._resident.get(content_hash)
-        is_active = resident is not None and resident.num_leases > 0
-        return is_active or self.num_active < self._settings.max_loras
+        async def read() -> ReadAdapter:
+            known = self.find(wanted.name, wanted.content_hash)
+            read = await self._read(known.path)
+            if read.content_hash != wanted.content_hash:
+                raise Unavailable(f"the files of the adapter {wanted.name!r} have changed")
+            return read
 
-    async def _wait(self, ticket: object, until_s: float) -> None:
-        turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(max(0.0, until_s - monotonic_s())):
-                await turn
-        except TimeoutError as error:
-            what = f"streams of {self._settings.max_loras} other adapters are running"
-            raise Overloaded(f"{what}: no room for this one", retry_after_s=1.0) from error
+        return await self._memory.lease(wanted.content_hash, read, turn or AdapterTurn())
 
-    def _wake(self) -> None:
-        """Let the first that waits look again."""
-        if self._waiting:
-            turn = next(iter(self._waiting.values()))
-            if not turn.done():
-                turn.set_result(None)
-
-    def _lease(self, resident: ResidentAdapter) -> AdapterLease:
-        resident.num_leases += 1
-        self._resident.move_to_end(resident.adapter.content_hash)
-        return AdapterLease(resident.adapter, self._released)
-
-    def _released(self, content_hash: str) -> None:
-        self._resident[content_hash].num_leases -= 1
-        self._drop_unused(content_hash)
-        self._trim()
-        self._wake()
-
-    def _keep(self, read: ReadAdapter) -> ResidentAdapter:
-        """Have matrices in memory; the least recently used ones without streams make room."""
-        resident = self._resident.setdefault(read.content_hash, ResidentAdapter(read))
-        self._resident.move_to_end(read.content_hash)
-        self._trim()
-        return resident
-
-    def _trim(self) -> None:
-        surplus = len(self._resident) - self._settings.num_in_memory
-        unused = [each for each, held in self._resident.items() if not held.num_leases]
-        # the latest one was read for a stream that has no lease yet
-        for content_hash in unused[: max(0, min(surplus, len(unused) - 1))]:
-            del self._resident[content_hash]
-
-    def _drop_unused(self, content_hash: str) -> None:
-        """Forget matrices that neither a name nor a stream needs."""
-        resident = self._resident.get(content_hash)
-        is_named = any(each.content_hash == content_hash for each in self._known.values())
-        if resident is not None and not resident.num_leases and not is_named:
-            del self._resident[content_hash]
+    def _is_named(self, content_hash: str) -> bool:
+        return any(each.content_hash == content_hash for each in self._known.values())
 
     async def _read(self, directory: Path) -> ReadAdapter:
         """One read of a directory at a time; its deadline is `load_timeout_s`."""
@@ -276,7 +203,12 @@ class AdapterStore:
                 return await asyncio.shield(task)
         except TimeoutError as error:
             limit_s = self._settings.load_timeout_s
-            raise Unavailable(f"{directory}: not read within {limit_s:g} s") from error
+            logger.warning("%s: not read within %g s", directory, limit_s)
+            raise Unavailable(f"the adapter was not read within {limit_s:g} s") from error
+        except InvalidInput as error:
+            # any client may name an adapter: the path is for the operator
+            logger.warning("%s cannot be served: %s", directory, error.message)
+            raise
 
     def _check_room(self, name: str) -> None:
         limit = self._settings.max_adapters

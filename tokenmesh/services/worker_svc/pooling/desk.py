@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.services.worker_svc.admission import tenant_of
 from tokenmesh.services.worker_svc.engine.engine import ABORTED
@@ -148,7 +149,11 @@ class PoolDesk:
         Raises Overloaded where streams of too many others run, Unavailable for another content.
         """
         assert self._adapters is not None, "a Pool with an adapter was admitted without any"
-        stream.adapter = await self._adapters.lease(lora)
+        if stream.ended_s is not None:
+            return  # cancelled while its items were read
+        stream.turn = AdapterTurn()
+        stream.adapter = await self._adapters.lease(lora, stream.turn)
+        stream.turn = None
         matrices = stream.adapter.adapter.matrices
         for request in requests:
             request.spec = replace(request.spec, adapter=matrices)
