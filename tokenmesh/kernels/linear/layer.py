@@ -72,6 +72,21 @@ def pack_codes(
     return pack(codes.decoded().to(dtype), bias, native)
 
 
-def linear(x: torch.Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """x [T, I] -> [T, O], a new tensor in x's dtype, or in `out_dtype`: that or float32."""
-    return add_lora(x, layer.weight.product(x, out_dtype), layer.adapters)
+def linear(
+    x: torch.Tensor,
+    layer: Linear,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [T, I] -> [T, O] in x's dtype, or in `out_dtype`: that or float32.
+
+    out: where the result goes, contiguous and of that dtype; None: into a new tensor.
+    """
+    weight = layer.weight
+    if out is None:
+        out = weight.product(x, out_dtype)
+    elif isinstance(weight, NativeWeight | NativeCodes):
+        weight.product(x, out_dtype, out)
+    else:
+        out.copy_(weight.product(x, out_dtype))
+    return add_lora(x, out, layer.adapters)

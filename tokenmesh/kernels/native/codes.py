@@ -105,11 +105,19 @@ class NativeCodes:
         arguments.table[:] = codes.table or (0,) * len(arguments.table)
         return cls(packed, scales, offsets, channel, kept, order, outputs, inputs, arguments)
 
-    def product(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32."""
+    def product(
+        self,
+        x: torch.Tensor,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32; into `out`."""
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = x.new_empty((x.shape[0], self.out_features), dtype=out_dtype or x.dtype)
+        if out is None:
+            out = x.new_empty((x.shape[0], self.out_features), dtype=out_dtype or x.dtype)
+        assert out.is_contiguous()
+        assert out.shape == (x.shape[0], self.out_features)
         assert x.dtype in (torch.float32, torch.bfloat16)
         assert x.shape[1] == self.in_features
         assert out.dtype in (x.dtype, torch.float32)

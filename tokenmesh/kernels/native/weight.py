@@ -36,9 +36,14 @@ class NativeWeight:
         kept = None if bias is None else bias.contiguous()
         return cls(panels, kept, out_features, in_features)
 
-    def product(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32."""
-        return native_linear(x, self, out_dtype)
+    def product(
+        self,
+        x: torch.Tensor,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype or, without a rounding, in float32; into `out`."""
+        return native_linear(x, self, out_dtype, out)
 
     def product_into(self, x: torch.Tensor, out: torch.Tensor, has_gelu: bool = False) -> None:
         """x [T, I] -> out [T, O] of x's dtype, contiguous, with GELU applied or without."""

@@ -79,6 +79,8 @@ class TorchRunner:
         store.clear_blocks(torch.zeros(1, dtype=torch.int64))
         self._rows = rows
         self._sampler = sampler
+        self._logits = torch.empty(0, 0)
+        """Of the step that drew for the most rows."""
         self._compute = ComputeThread() if is_async else ComputeHere()
 
     def launch(self, plan: StepPlan) -> Task:
@@ -96,6 +98,7 @@ class TorchRunner:
     def drop_model(self) -> None:
         """Let go of the weights; nothing may be launched before `take_model`."""
         del self._model
+        self._logits = torch.empty(0, 0)
 
     def take_model(self, model: LanguageModel) -> None:
         """The same model again, loaded anew."""
@@ -154,8 +157,19 @@ class TorchRunner:
         if inputs.sampled_rows:
             if inputs.last_tokens is not None:
                 hidden = hidden.index_select(0, inputs.last_tokens)
-            sampled = self._model.logits(hidden)
+            sampled = self._logits_of(hidden)
         return StepLogits(sampled, prompt, self._alignments(inputs))
+
+    def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """In the memory of an earlier step's, which has been drawn from.
+
+        Some MiB of pages that were never touched cost more than the product: 20 ms for 32 rows of
+        150,000 numbers inside a virtual machine.
+        """
+        if len(hidden) <= len(self._logits):
+            return self._model.logits(hidden, self._logits[: len(hidden)])
+        self._logits = self._model.logits(hidden)
+        return self._logits
 
     def _alignments(self, inputs: StepInputs) -> dict[int, list[int]]:
         """Those of rows whose prompt is complete."""

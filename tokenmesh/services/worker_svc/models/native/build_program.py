@@ -175,10 +175,11 @@ class _Writer:
 
     def _mlp(self, source: int, mlp: Mlp, target: int) -> None:
         width = _native(mlp.down.weight).in_features
-        gate_up, active = self._buffer("gate_up", 2 * width), self._buffer("active", width)
+        gate_up = self._buffer("gate_up", 2 * width)
         self._linear(source, gate_up, mlp.gate_up)
-        self._op(_ACTIVATIONS[mlp.activation], gate_up, active, width=width)
-        self._linear(active, target, mlp.down)
+        # what is active takes the place of the gates
+        self._op(_ACTIVATIONS[mlp.activation], gate_up, gate_up, width=width)
+        self._linear(gate_up, target, mlp.down)
 
     def _experts(self, source: int, mlp: Experts) -> None:
         assert isinstance(mlp.w13, AnyExperts)

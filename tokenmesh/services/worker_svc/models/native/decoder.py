@@ -179,8 +179,8 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor."""
-        if out is None:
-            logits = linear(hidden, self.head, torch.float32)
+        if out is None or not out.is_cuda:
+            logits = linear(hidden, self.head, torch.float32, out)
         else:
             logits = out.copy_(linear(hidden, self.head))
         if self.config.logits_divisor != 1.0:
