@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.generation.usage import usage_of
 from tokenmesh.services.gateway.http.sse import error_frames
 from tokenmesh.services.gateway.openai.chat_writer import ChatStream, call_id
 from tokenmesh.services.gateway.openai.completion_writer import CompletionStream
-from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,

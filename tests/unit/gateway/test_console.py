@@ -111,14 +111,14 @@ def begun(requests: OpenRequests, status: int = 0, path: str = "/v1/completions"
 def test_requests_are_counted_by_their_outcome_for_a_minute() -> None:
     requests = OpenRequests(Metrics())
     for second, status in ((1000.2, 200), (1000.9, 503), (1001.0, 429), (1030.0, 200)):
-        requests.end(begun(requests, status), 0, second)
+        requests.end(begun(requests, status), second)
     still = begun(requests)
     assert requests.num_open == 1
     found = requests.outcomes(1030.0)
     assert (found.requests, found.errors, found.refused) == (4, 1, 1)
     assert requests.outcomes(1000.0 + WINDOW_S).requests == 2
     assert requests.outcomes(1001.0 + WINDOW_S).requests == 1
-    requests.end(still, 0, 1000.0 + 5 * WINDOW_S)
+    requests.end(still, 1000.0 + 5 * WINDOW_S)
     assert requests.outcomes(1000.0 + 5 * WINDOW_S).requests == 1
 
 
@@ -128,7 +128,7 @@ def test_the_newest_request_is_first_while_others_end() -> None:
     begun(requests, path="/b")
     listed = requests.newest_first()
     assert next(listed).path == "/b"
-    requests.end(first, 0)
+    requests.end(first)
     assert next(listed).path == "/a"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import tokenmesh.demo_model
 from tokenmesh.services.gateway.generation.parsing import Parsing
-from tokenmesh.services.gateway.openai.call_constraints import family_of
+from tokenmesh.services.gateway.openai.chat_builder import family_of
 from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import (

@@ -9,9 +9,8 @@ import pytest
 
 import tokenmesh.demo_model
 from tests.unit.gateway.parsers.harness import parse
-from tokenmesh.services.gateway.openai.call_constraints import strict_calls
 from tokenmesh.services.gateway.openai.structured_limits import check_structured
-from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
+from tokenmesh.services.gateway.openai.tools import Mode, ToolUse, strict_calls
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,

@@ -1,6 +1,6 @@
 """RequestContext: what is known of one HTTP request and its response."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -29,6 +29,8 @@ class RequestContext:
     """The tenant and the rights of the client's key."""
     method: str = ""
     path: str = ""
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Those of the request; of several with one name the last."""
     standing: RateLimitStatus | None = None
     """The tenant's rate limits, once they are known."""
     lease: Lease | None = None

@@ -80,7 +80,7 @@ class Edge:
             context, refusal = self._open(scope, headers), None
         except TokenMeshError as error:
             # Its traceback refers to this frame, which would keep the body in memory.
-            context, refusal = self._new_context(scope), error.with_traceback(None)
+            context, refusal = self._new_context(scope, headers), error.with_traceback(None)
         attach(scope, context)
         if scope["method"] != "POST":
             # Spans of scrapes, probes and listings would displace those of generation.
@@ -105,7 +105,7 @@ class Edge:
         except TokenMeshError as error:
             await error_response(error, scope)(scope, receive, send)
             return
-        context = self._new_context(scope)
+        context = self._new_context(scope, headers)
         context.access = access
         attach(scope, context)
         await self._app(scope, receive, send)
@@ -119,7 +119,7 @@ class Edge:
         """The context of an accepted request. Raises Unauthorized or InvalidInput."""
         access = self._keys.access(scope["path"], key_of(headers))
         given = headers.get(b"x-request-id")
-        context = self._new_context(scope)
+        context = self._new_context(scope, headers)
         context.access = access
         if given is not None:
             text = given.decode("latin-1")
@@ -127,7 +127,7 @@ class Edge:
             context.request_id, context.is_own_id = RequestId(text), True
         return context
 
-    def _new_context(self, scope: Scope) -> RequestContext:
+    def _new_context(self, scope: Scope, headers: dict[bytes, bytes]) -> RequestContext:
         path = scope["path"]
         return RequestContext(
             new_request_id(_PREFIX_BY_PATH.get(path, "req")),
@@ -135,6 +135,7 @@ class Edge:
             monotonic_s(),
             method=scope.get("method", ""),
             path=path,
+            headers=headers,
         )
 
     async def _answer(
@@ -172,13 +173,7 @@ class Edge:
             context.status = _CLIENT_CLOSED_REQUEST
         context.status = context.status or _NO_RESPONSE
         context.route = getattr(scope.get("route"), "path", context.route)
-        self._requests.end(context, _request_length(scope))
-
-
-def _request_length(scope: Scope) -> int:
-    """The Content-Length in bytes; 0 without one."""
-    length = dict(scope["headers"]).get(b"content-length", b"")
-    return int(length) if length.isdigit() else 0
+        self._requests.end(context)
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:

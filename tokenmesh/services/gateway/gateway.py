@@ -5,13 +5,16 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from starlette.types import Scope
-
 from tokenmesh.services.gateway.audio.service import Transcriptions
 from tokenmesh.services.gateway.batches.service import BatchService
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.extras.beam_search import BeamSearcher
 from tokenmesh.services.gateway.files.sweeper import FileSweeper
-from tokenmesh.services.gateway.generation.answer import BodyWriter, GenerationResponse
+from tokenmesh.services.gateway.generation.answer import (
+    BodyWriter,
+    GenerationResponse,
+    GenerationServices,
+)
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.http.body_budget import BodyBudget
@@ -35,6 +38,7 @@ from tokenmesh.services.gateway.operations.mesh_view import MeshView
 from tokenmesh.services.gateway.operations.open_requests import OpenRequests
 from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.operations.worker_metrics import (
+    LOAD_FORMAT,
     EngineMetrics,
     Headers,
     load_header,
@@ -108,12 +112,11 @@ class Gateway:
         )
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
-        self.meters = Meters(metrics)
         self.pool_builder = PoolBuilder(self.catalog, limits, self.adapters.resolve)
         self._pooling = self._make_pooling()
         self.responses = self._make_responses(journals.responses, settings)
         self.batches = BatchService(gateway_id, journals.batches, self.uploads, bus, settings)
-        self.transcriptions = self._make_transcriptions()
+        self.transcriptions = Transcriptions(self.builder, self.calls, self.generation)
         self._subscriptions: list[Subscription] = []
         self._measure()
 
@@ -147,6 +150,10 @@ class Gateway:
         )
         stages = Stages(self.calls, self.streams, launcher)
         self.pipeline = Pipeline(stages, BeamSearcher(stages).run)
+        self.meters = Meters(metrics)
+        self.generation = GenerationServices(
+            self.pipeline, self.admission, limits, self.meters, self.load_headers
+        )
 
     def _make_scale_out(self, settings: Settings) -> ScaleOut:
         scale_out = ScaleOut(
@@ -187,12 +194,7 @@ class Gateway:
             meters=self.meters,
             settings=limits,
             uploads=self.uploads,
-        )
-
-    def _make_transcriptions(self) -> Transcriptions:
-        pipeline, meters = self.pipeline, self.meters
-        return Transcriptions(
-            self.builder, self.calls, pipeline, self.admission, meters, self.load_headers
+            load_headers=self.load_headers,
         )
 
     def _make_responses(self, journal: Journal | None, settings: Settings) -> Responses:
@@ -227,39 +229,23 @@ class Gateway:
         self, request: GenerationRequest, writer: BodyWriter, headers: Headers = EVENTS_HEADERS
     ) -> GenerationResponse:
         """The HTTP response that runs the request; `headers` are those of a stream."""
-        return GenerationResponse(
-            request,
-            writer,
-            self.pipeline,
-            self.admission,
-            self.settings,
-            self.meters,
-            self.load_headers,
-            headers,
-        )
+        return GenerationResponse(request, writer, self.generation, headers)
 
     def respond_abortable(
         self, request: GenerationRequest, writer: GenerateWriter
     ) -> AbortableResponse:
         """The same for a request that its client may abort by its id."""
-        return AbortableResponse(
-            request,
-            writer,
-            self.pipeline,
-            self.admission,
-            self.settings,
-            self.meters,
-            self.load_headers,
-            self.scale_out.aborts,
-        )
+        return AbortableResponse(request, writer, self.generation, self.scale_out.aborts)
 
     def pool(self, job: PoolJob, compute: Compute) -> PoolingResponse:
         """The HTTP response that computes numbers."""
-        return PoolingResponse(job, compute, self._pooling, self.load_headers)
+        return PoolingResponse(job, compute, self._pooling)
 
-    def load_headers(self, scope: Scope, model: ModelName) -> Headers:
+    def load_headers(self, context: RequestContext, model: ModelName) -> Headers:
         """Further headers of a response, from the load of a model's workers."""
-        return load_header(scope, self.members.workers(model))
+        if LOAD_FORMAT not in context.headers:
+            return []
+        return load_header(context, self.members.workers(model))
 
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
         """Metrics of this process and of the engines of the mesh, and their media type."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fakes.back_end import eos_id, fake_tokenizer
 from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
 from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk
-from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
 from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.services.gateway.responses.events import ResponseEvents

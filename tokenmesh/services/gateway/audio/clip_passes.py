@@ -9,7 +9,7 @@ from typing import Final
 from tokenmesh.services.gateway.audio.prompts import SpeechTask, tokenized
 from tokenmesh.services.gateway.audio.segments import Transcript
 from tokenmesh.services.gateway.generation.choice import TextOptions
-from tokenmesh.services.gateway.generation.delivery import Delivery, deliver
+from tokenmesh.services.gateway.generation.delivery import Delivery, PromptRunner, deliver
 from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.services.gateway.generation.request import (
     ChunkOptions,
@@ -18,7 +18,6 @@ from tokenmesh.services.gateway.generation.request import (
     PromptJob,
 )
 from tokenmesh.services.gateway.generation.usage import Usage
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import BlobKey, RequestId
@@ -75,7 +74,7 @@ class ClipPasses:
     """Of one recording; `charges` grow with each pass but that of `align`."""
 
     recording: Recording
-    pipeline: Pipeline
+    pipeline: PromptRunner
     max_buffered_tokens: int
     charges: RecordingCharges = field(default_factory=RecordingCharges)
 

@@ -24,12 +24,12 @@ from tokenmesh.services.gateway.audio.shapes import (
     InputTokenDetails,
     TextDelta,
     TextDone,
+    TextStream,
     Transcription,
     TranscriptionSegment,
     TranscriptionWord,
     VerboseTranscription,
 )
-from tokenmesh.services.gateway.audio.text_stream import TextStream
 from tokenmesh.services.gateway.audio.transcriber import Transcriber
 from tokenmesh.services.gateway.audio.words import words_of
 from tokenmesh.services.gateway.context import RequestContext, context_of
@@ -65,7 +65,7 @@ class TranscriptionResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, transcriber = context_of(scope), self._transcriber
-        headers = partial(self._load_headers, scope, transcriber.recording.job.card.name)
+        headers = partial(self._load_headers, context, transcriber.recording.job.card.name)
         try:
             patience_s = transcriber.settings.write_timeout_s
             async with ClientWatch(receive, patience_s) as watch:

@@ -22,13 +22,10 @@ from tokenmesh.services.gateway.audio.speech import Speech
 from tokenmesh.services.gateway.audio.speech_transcriber import SpeechTranscriber
 from tokenmesh.services.gateway.audio.transcriber import Transcriber, stored_s
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.answer import LoadHeaders
-from tokenmesh.services.gateway.generation.usage import Meters
+from tokenmesh.services.gateway.generation.answer import GenerationServices
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder, head_of
-from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import BlobKey, new_request_id
 from tokenmesh.shared.messages.audio import SpeechFacts
@@ -48,10 +45,7 @@ class Transcriptions:
 
     builder: RequestBuilder
     calls: ServiceCalls
-    pipeline: Pipeline
-    admission: Admission
-    meters: Meters
-    load_headers: LoadHeaders
+    services: GenerationServices
 
     async def respond(
         self, form: SpeechForm, task: str, context: RequestContext
@@ -65,7 +59,7 @@ class Transcriptions:
         transcriber = await self._begin(recording, form.data, context)
         context.hand_on()
         on_end = partial(self._forget, recording.source)
-        return TranscriptionResponse(transcriber, fields, task, self.load_headers, on_end)
+        return TranscriptionResponse(transcriber, fields, task, self.services.load_headers, on_end)
 
     @asynccontextmanager
     async def running(
@@ -93,12 +87,12 @@ class Transcriptions:
         return SpeechTranscriber(
             recording,
             speech,
-            ClipPasses(recording, self.pipeline, settings.max_buffered_tokens),
+            ClipPasses(recording, self.services.pipeline, settings.max_buffered_tokens),
             self.calls,
-            self.admission,
+            self.services.admission,
             self.builder.blobs,
             settings,
-            self.meters.start(recording.head.model, context),
+            self.services.meters.start(recording.head.model, context),
         )
 
     async def _begin(
@@ -109,12 +103,12 @@ class Transcriptions:
         await blobs.put(data, key=recording.source, ttl_s=stored_s(settings))
         return Transcriber(
             recording,
-            ClipPasses(recording, self.pipeline, settings.max_buffered_tokens),
+            ClipPasses(recording, self.services.pipeline, settings.max_buffered_tokens),
             self.calls,
-            self.admission,
+            self.services.admission,
             blobs,
             settings,
-            self.meters.start(recording.head.model, context),
+            self.services.meters.start(recording.head.model, context),
         )
 
     async def _recording(

@@ -59,7 +59,13 @@ class LineRunner:
 
     async def _post(self, request: LineRequest, request_id: str) -> LocalResponse:
         def attach_context(scope: Scope) -> None:
-            context = RequestContext(RequestId(request_id), True, monotonic_s(), self.access)
+            context = RequestContext(
+                RequestId(request_id),
+                True,
+                monotonic_s(),
+                self.access,
+                headers=dict(scope["headers"]),
+            )
             attach(scope, context)
 
         attributes: dict[str, str | int] = {

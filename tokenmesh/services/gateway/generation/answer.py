@@ -6,6 +6,7 @@ stream that waits longer than the keep-alive interval begins without them.
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,7 +31,8 @@ from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
-LoadHeaders = Callable[[Scope, ModelName], list[tuple[bytes, bytes]]]
+LoadHeaders = Callable[[RequestContext, ModelName], Headers]
+"""Further headers of a response, from the load of a model's workers."""
 
 
 class BodyWriter(Protocol):
@@ -56,6 +58,17 @@ class BodyWriter(Protocol):
         """The body of a response that is not streamed, from all its chunks."""
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationServices:
+    """What every generation of a gateway runs with."""
+
+    pipeline: PromptRunner
+    admission: Admission
+    settings: GatewaySettings
+    meters: Meters
+    load_headers: LoadHeaders
+
+
 class GenerationResponse(Response):
     """Runs a GenerationRequest when it is called."""
 
@@ -63,47 +76,38 @@ class GenerationResponse(Response):
         self,
         request: GenerationRequest,
         writer: BodyWriter,
-        pipeline: PromptRunner,
-        admission: Admission,
-        settings: GatewaySettings,
-        meters: Meters,
-        load_headers: LoadHeaders,
+        services: GenerationServices,
         stream_headers: Headers = EVENTS_HEADERS,
     ) -> None:
-        """`load_headers`: further headers of a response, from the load of a model's workers;
-        `stream_headers`: those of a stream."""
         super().__init__()
         self._stream_headers = stream_headers
         self._request = request
         self._writer = writer
-        self._pipeline = pipeline
-        self._admission = admission
-        self._settings = settings
-        self._meters = meters
-        self._load_headers = load_headers
+        self._services = services
         self._has_begun = False
         self._flushing = Tally("flush")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context, jobs = context_of(scope), self._request.jobs
+        context, jobs, services = context_of(scope), self._request.jobs, self._services
         try:
             await context.widen(len(jobs), self._request.num_choices)
-            async with ClientWatch(receive, self._settings.write_timeout_s) as watch:
-                headers = partial(self._load_headers, scope, jobs[0].card.name)
+            async with ClientWatch(receive, services.settings.write_timeout_s) as watch:
+                headers = partial(services.load_headers, context, jobs[0].card.name)
                 sender = ResponseSender(send, watch, self._flushing, headers, self._stream_headers)
                 await self._run(sender, context)
         except Cancelled:
             context.has_client_left = True
 
     async def _run(self, sender: ResponseSender, context: RequestContext) -> None:
-        request, settings = self._request, self._settings
-        meter = self._meters.start(request.head.model, context)
+        request, services = self._request, self._services
+        settings = services.settings
+        meter = services.meters.start(request.head.model, context)
         if request.is_stream:
             sender.keep_alive(settings.sse_keep_alive_s, self._writer.keep_alive)
         try:
             with sender.until_draining():
                 async with deliver(
-                    self._pipeline, request, settings.max_buffered_tokens, self._admission
+                    services.pipeline, request, settings.max_buffered_tokens, services.admission
                 ) as delivery:
                     context.warnings.extend(_cuts(request, delivery))
                     send = self._stream if request.is_stream else self._collect
@@ -135,7 +139,7 @@ class GenerationResponse(Response):
         async for chunks in delivery.chunks():
             meter.flush(delivery.prompts)
             collected.extend(chunks)
-        if _num_logprobs(delivery, collected) > self._settings.inline_logprobs:
+        if _num_logprobs(delivery, collected) > self._services.settings.inline_logprobs:
             # Encoding megabytes of JSON here would delay the streams of other clients.
             body = await asyncio.to_thread(self._whole, delivery, collected)
         else:

@@ -10,11 +10,6 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.event_loop import off_loop
-from tokenmesh.services.gateway.openai.call_constraints import (
-    call_constraint,
-    clear_formats,
-    family_of,
-)
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
@@ -28,7 +23,10 @@ from tokenmesh.services.gateway.openai.request_builder import (
     shows_tokens_as_ids,
     text_options,
 )
-from tokenmesh.services.gateway.openai.tools import ToolUse, read_tools
+from tokenmesh.services.gateway.openai.tools import ToolUse, call_constraint, read_tools
+from tokenmesh.services.gateway.parsers.formats import FormatFamily, ToolFormat
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
+from tokenmesh.services.gateway.parsers.tools import json_calls
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.tokenize import ChatPrompt
@@ -44,7 +42,7 @@ async def build_chat(
     settings, given = builder.settings, body.max_completion_tokens
     max_tokens = body.max_tokens if given is None else given
     tools = read_tools(body, settings)
-    clear_formats(body, tools, context)
+    _clear_formats(body, tools, context)
     card, text = await builder.begin(body, context, max_tokens)
     if body.top_logprobs and not body.logprobs:
         raise InvalidInput("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -113,6 +111,35 @@ async def _prompt(
         add_special_tokens=body.add_special_tokens,
         mm_processor_kwargs_json=_json_or_none(body.mm_processor_kwargs or None),
     )
+
+
+def _clear_formats(body: ChatRequest, tools: ToolUse, context: RequestContext) -> None:
+    """Remove a format that a forced call replaces. Raises InvalidInput."""
+    if not tools.is_forced:
+        return
+    if body.structured_outputs is not None:
+        raise InvalidInput(
+            "structured_outputs cannot be combined with a tool_choice that forces a call",
+            param="structured_outputs",
+        )
+    if body.response_format is not None and body.response_format.type != "text":
+        body.response_format = None
+        context.warnings.append("response_format ignored: tool_choice forces a call")
+
+
+def family_of(own: FormatFamily, tools: ToolUse) -> FormatFamily:
+    """How the answer is written: in the model's own format, unless a call is forced."""
+    if not tools.is_forced:
+        return own if tools.schemas else FormatFamily(own.reasoning)
+    make_ids = None if own.tools is None else own.tools.make_ids
+
+    def make(context: ParseContext) -> Parser:
+        make_id = None if make_ids is None else make_ids(context)
+        if tools.mode == "named":
+            return json_calls.named_call(tools.schemas[0].name, make_id)
+        return json_calls.required_calls(make_id)
+
+    return FormatFamily(own.reasoning, ToolFormat(make=make))
 
 
 def _parsing(body: ChatRequest, tools: ToolUse, text: ModelText) -> Parsing:

@@ -11,8 +11,12 @@ from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import ChunkOptions, GenerationRequest, Head
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.chunk_stream import CHAT_CHUNK, NULL, ChunkStream
-from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.openai.response_parts import (
+    CHAT_CHUNK,
+    NULL,
+    ChunkStream,
+    LogprobShapes,
+)
 from tokenmesh.services.gateway.openai.shapes import (
     ChatChoice,
     ChatCompletion,

@@ -1,4 +1,10 @@
-"""ToolUse: which functions a chat may call and whether it must, from OpenAI's fields."""
+"""ToolUse: which functions a chat may call and whether it must, and what constrains the calls.
+
+A forced call is the whole answer: `json_calls.py` reads it. A strict function need not be
+called: the text is free, but once the model has written its marker of a call, the rest of the call
+is constrained to one of the functions and its arguments. Arguments of functions that are not strict
+may be any object.
+"""
 
 import re
 from collections.abc import Sequence
@@ -7,10 +13,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.services.gateway.openai.request import ChatRequest, Tool
+from tokenmesh.services.gateway.parsers.formats import CallFrame
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
+from tokenmesh.shared.messages.structured import Structured
 
 Mode = Literal["none", "auto", "required", "named"]
 
@@ -54,7 +64,7 @@ def read_tools(body: ChatRequest, limits: GatewaySettings) -> ToolUse:
         # The model must not see the tools at all.
         return ToolUse()
     if not tools and choice != "auto":
-        raise InvalidInput("tool_choice needs tools", param="tool_choice")
+        raise _wrong_choice("tool_choice needs tools")
     if isinstance(choice, str):
         return _use(_read_mode(choice, "tool_choice"), tools, schemas)
     return _read_choice(choice, tools, schemas)
@@ -67,10 +77,9 @@ def _use(mode: Mode, tools: Sequence[Tool], schemas: Sequence[ToolSchema]) -> To
 def _read_mode(value: object, place: str) -> Mode:
     if value == "auto" or value == "required":
         return value
-    raise InvalidInput(
+    raise _wrong_choice(
         f"{place} is {_shown(value)}; it must be none, auto, required, or an object that names a "
-        "function",
-        param="tool_choice",
+        "function"
     )
 
 
@@ -83,17 +92,14 @@ def _read_choice(
         return ToolUse(mode="named", shown=tuple(tools), schemas=(schemas[named],))
     if kind == "allowed_tools":
         return _read_allowed(choice.get("allowed_tools"), tools, schemas)
-    raise InvalidInput(
-        f"tool_choice.type is {_shown(kind)}; it must be function or allowed_tools",
-        param="tool_choice",
-    )
+    raise _wrong_choice(f"tool_choice.type is {_shown(kind)}; it must be function or allowed_tools")
 
 
 def _read_allowed(allowed: object, tools: Sequence[Tool], schemas: Sequence[ToolSchema]) -> ToolUse:
     place = "tool_choice.allowed_tools"
     entries = allowed.get("tools") if isinstance(allowed, dict) else None
     if not isinstance(allowed, dict) or not isinstance(entries, list) or not entries:
-        raise InvalidInput(f"{place}.tools must list at least one function", param="tool_choice")
+        raise _wrong_choice(f"{place}.tools must list at least one function")
     places = []
     for index, entry in enumerate(entries):
         where = f"{place}.tools[{index}]"
@@ -107,8 +113,12 @@ def _name_in(entry: object, place: str) -> str:
     function = entry.get("function") if isinstance(entry, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise InvalidInput(f"{place}.function.name must be a string", param="tool_choice")
+        raise _wrong_choice(f"{place}.function.name must be a string")
     return name
+
+
+def _wrong_choice(message: str) -> InvalidInput:
+    return InvalidInput(message, param="tool_choice")
 
 
 def _shown(value: object) -> str:
@@ -119,7 +129,7 @@ def _find(name: str, schemas: Sequence[ToolSchema], place: str) -> int:
     for index, schema in enumerate(schemas):
         if schema.name == name:
             return index
-    raise InvalidInput(f"{place}: {_shown(name)} is not among tools", param="tool_choice")
+    raise _wrong_choice(f"{place}: {_shown(name)} is not among tools")
 
 
 def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSchema]:
@@ -168,3 +178,110 @@ def _read_function(function: dict[str, Any], path: FieldPath) -> ToolSchema:
 
 def _invalid(path: FieldPath, problem: str) -> InvalidInput:
     return InvalidInput(f"{field_name(path)} {problem}", param="tools", path=path)
+
+
+def call_constraint(
+    body: ChatRequest,
+    tools: ToolUse,
+    text: ModelText,
+    context: RequestContext,
+    limits: GatewaySettings,
+) -> Structured | None:
+    """What constrains the calls of the answer, or None."""
+    if tools.mode == "named":
+        return named_call(tools.schemas[0])
+    if tools.mode == "required":
+        max_calls = 1 if body.parallel_tool_calls is False else limits.max_forced_calls
+        return required_calls(tools.schemas, max_calls=max_calls)
+    if tools.mode == "auto" and text.family.tools is None:
+        context.warnings.append("tools: the model has no tool_call_parser, calls stay text")
+    elif tools.has_strict:
+        structured = strict_calls(tools, text)
+        if structured is None:
+            context.warnings.append("tools: strict has no effect with this model's calls")
+        return structured
+    return None
+
+
+def named_call(tool: ToolSchema) -> Structured:
+    """The answer is the arguments of this function."""
+    return _json(tool.parameters)
+
+
+def required_calls(tools: Sequence[ToolSchema], *, max_calls: int) -> Structured:
+    """The answer is a list of 1 to `max_calls` objects {"name": ..., "parameters": ...}.
+
+    A schema that refers to its own root moves to the definitions of the whole schema.
+    """
+    definitions: dict[str, Any] = {}
+    calls = []
+    for index, tool in enumerate(tools):
+        parameters: Any = tool.parameters
+        key = f"call{index}"
+        moved = _move_references(parameters, f"#/$defs/{key}")
+        if moved != parameters:
+            definitions[key] = moved
+            parameters = {"$ref": f"#/$defs/{key}"}
+        calls.append(_call(tool.name, parameters))
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": max_calls,
+        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+    }
+    if definitions:
+        schema["$defs"] = definitions
+    return _json(schema)
+
+
+def strict_calls(tools: ToolUse, text: ModelText) -> Structured | None:
+    """The constraint; None: the format of this model's calls cannot be constrained."""
+    frame = None if text.family.tools is None else text.family.tools.frame
+    if frame is None or not _is_text(text, frame):
+        return None
+    tags = [_tag(tool, frame) for tool in tools.schemas]
+    tag = {"type": "structural_tag", "structures": tags, "triggers": [frame.marker]}
+    return Structured(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools")
+
+
+def _json(schema: dict[str, Any]) -> Structured:
+    text = msgspec.json.encode(schema).decode()
+    # If any whitespace were allowed, a weak model might write it without end.
+    return Structured(kind="json", text=text, any_whitespace=False, field="tools")
+
+
+def _call(name: str, parameters: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"enum": [name]}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _move_references(value: Any, root: str) -> Any:
+    """A copy of the schema whose references to its own root point to `root`."""
+    if isinstance(value, list):
+        return [_move_references(each, root) for each in value]
+    if not isinstance(value, dict):
+        return value
+    moved = {key: _move_references(each, root) for key, each in value.items()}
+    target = value.get("$ref")
+    if isinstance(target, str) and target.startswith("#"):
+        moved["$ref"] = root + target[1:]
+    return moved
+
+
+def _is_text(text: ModelText, frame: CallFrame) -> bool:
+    """Whether the frame has no special tokens: a grammar is over text."""
+    vocabulary = text.vocabulary
+    written = vocabulary.encode(frame.marker + frame.before) + vocabulary.encode(frame.end)
+    return vocabulary.special_ids.isdisjoint(written)
+
+
+def _tag(tool: ToolSchema, frame: CallFrame) -> dict[str, Any]:
+    return {
+        "begin": f"{frame.marker}{frame.before}{tool.name}{frame.after}",
+        "schema": tool.parameters if tool.strict else {"type": "object"},
+        "end": frame.end,
+    }

@@ -60,7 +60,7 @@ class OpenRequests:
         if context.method == "POST":
             self._posts[id(context)] = context
 
-    def end(self, context: RequestContext, request_bytes: int, now: float | None = None) -> None:
+    def end(self, context: RequestContext, now: float | None = None) -> None:
         """The response is complete; `now` is monotonic."""
         self.num_open -= 1
         now = monotonic_s() if now is None else now
@@ -76,7 +76,8 @@ class OpenRequests:
         if found is None:
             found = self._handlers[route, method] = _Handler(self._metrics, route, method)
         found.seconds.observe(now - context.started_s)
-        found.request_bytes.observe(request_bytes)
+        length = context.headers.get(b"content-length", b"")
+        found.request_bytes.observe(int(length) if length.isdigit() else 0)
         found.response_bytes.observe(context.response_bytes)
 
     def _count(self, status: int, second: int) -> None:

@@ -8,9 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from starlette.types import Scope
-
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
@@ -23,20 +21,18 @@ from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.metrics import ENGINE_METRICS, Metrics, Sample, join_samples
 from tokenmesh.shared.subjects import process_control
 
-_REQUEST_HEADER: Final = b"endpoint-load-metrics-format"
+LOAD_FORMAT: Final = b"endpoint-load-metrics-format"
+"""The request's header."""
 _HEADER: Final = b"endpoint-load-metrics"
 
 Headers = list[tuple[bytes, bytes]]
 
 
-def load_header(scope: Scope, workers: Sequence[Member]) -> Headers:
-    """The response header if the request wants one, as TEXT or JSON; empty if no load is known."""
-    wanted = dict(scope["headers"]).get(_REQUEST_HEADER)
-    if wanted is None:
-        return []
-    kind = wanted.upper()
+def load_header(context: RequestContext, workers: Sequence[Member]) -> Headers:
+    """The response header, as TEXT or JSON as the request wants; empty if no load is known."""
+    kind = context.headers[LOAD_FORMAT].upper()
     if kind not in (b"TEXT", b"JSON"):
-        context_of(scope).warnings.append("endpoint-load-metrics-format must be TEXT or JSON")
+        context.warnings.append("endpoint-load-metrics-format must be TEXT or JSON")
         return []
     metrics = _metrics(workers)
     if not metrics:

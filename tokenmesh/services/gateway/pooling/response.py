@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import context_of
-from tokenmesh.services.gateway.generation.answer import LoadHeaders
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.response_sender import ClientWatch, ResponseSender
 from tokenmesh.services.gateway.pooling.job import PoolJob
@@ -71,14 +70,11 @@ Compute = Callable[[PoolRun, NumbersBody], Awaitable[object]]
 class PoolingResponse(Response):
     """Runs a request for numbers when it is called."""
 
-    def __init__(
-        self, job: PoolJob, compute: Compute, services: PoolServices, load_headers: LoadHeaders
-    ) -> None:
+    def __init__(self, job: PoolJob, compute: Compute, services: PoolServices) -> None:
         super().__init__()
         self._job = job
         self._compute = compute
         self._services = services
-        self._load_headers = load_headers
         self._flushing = Tally("flush")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,7 +82,7 @@ class PoolingResponse(Response):
         run = PoolRun(self._services, self._job, context)
         try:
             async with ClientWatch(receive, self._services.settings.write_timeout_s) as watch:
-                headers = partial(self._load_headers, scope, self._job.card.name)
+                headers = partial(self._services.load_headers, context, self._job.card.name)
                 sender = ResponseSender(send, watch, self._flushing, headers)
                 with sender.until_draining():
                     await self._run(run, sender)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.files.uploads import Uploads
+from tokenmesh.services.gateway.generation.answer import LoadHeaders
 from tokenmesh.services.gateway.generation.usage import Meters, Usage, usage_of
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES, BodyBudget, Share
 from tokenmesh.services.gateway.pooling.batches import PoolBatch
@@ -44,6 +45,7 @@ class PoolServices:
     meters: Meters
     settings: GatewaySettings
     uploads: Uploads
+    load_headers: LoadHeaders
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.parsers.parser import (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
+from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.shared.text import Vocabulary, make_detokenizer

@@ -10,8 +10,8 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
-from tokenmesh.services.gateway.openai.logprobs import LogprobShapes
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
+from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import EventLog, Replay, encode_frames
 from tokenmesh.services.gateway.responses.events import ResponseEvents

@@ -122,7 +122,7 @@ class AdmittedRoutes:
                 context.release()
                 await self._app(scope, receive, send)
                 return
-            length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+            length = context.headers.get(b"content-length", b"").decode("latin-1")
             context.body = Body(self._bodies, context.access.tenant.name, length, receive)
             if endpoint is None or scope["method"] != "POST":
                 await self._app(scope, context.body.receive, send)

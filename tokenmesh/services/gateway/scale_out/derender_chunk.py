@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.generation.answer import BodyWriter
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Usage, usage_of
-from tokenmesh.services.gateway.openai.chunk_stream import ChunkStream
+from tokenmesh.services.gateway.openai.response_parts import ChunkStream
 from tokenmesh.services.gateway.scale_out.derender_request import (
     StreamState,
     TokensChoice,

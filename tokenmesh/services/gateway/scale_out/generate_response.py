@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.answer import GenerationResponse, LoadHeaders
+from tokenmesh.services.gateway.generation.answer import GenerationResponse, GenerationServices
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
-from tokenmesh.services.gateway.generation.delivery import Delivery, PromptRunner
+from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.generation.usage import Meter, Meters, Usage, usage_of
+from tokenmesh.services.gateway.generation.usage import Meter, Usage, usage_of
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.response_sender import ResponseSender
-from tokenmesh.services.gateway.openai.logprobs import LogprobShapes, chosen_first
+from tokenmesh.services.gateway.openai.response_parts import LogprobShapes, chosen_first
 from tokenmesh.services.gateway.scale_out.generate_request import GenerateRequest
 from tokenmesh.services.gateway.scale_out.scale_out import Aborts
 from tokenmesh.services.gateway.scale_out.shapes import (
@@ -25,8 +25,6 @@ from tokenmesh.services.gateway.scale_out.shapes import (
     TokenCandidate,
     TokenLogprob,
 )
-from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Draining, TokenMeshError
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
@@ -152,14 +150,10 @@ class AbortableResponse(GenerationResponse):
         self,
         request: GenerationRequest,
         writer: GenerateWriter,
-        pipeline: PromptRunner,
-        admission: Admission,
-        settings: GatewaySettings,
-        meters: Meters,
-        load_headers: LoadHeaders,
+        services: GenerationServices,
         aborts: Aborts,
     ) -> None:
-        super().__init__(request, writer, pipeline, admission, settings, meters, load_headers)
+        super().__init__(request, writer, services)
         self._generate_writer = writer
         self._aborts = aborts
         self._task: asyncio.Task[object] | None = None
