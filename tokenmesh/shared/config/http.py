@@ -117,7 +117,7 @@ class BodySettings(BaseModel):
     )
     max_json_depth: int = Field(default=64, ge=4, description="Deepest nesting of a JSON body.")
     max_json_values: int = Field(
-        default=262_144,
+        default=65_536,
         ge=16,
         description="Values in a JSON body: numbers, strings, lists and objects. Long lists of "
         "token ids are not counted.",
@@ -126,15 +126,15 @@ class BodySettings(BaseModel):
         default=524_288, ge=1, description="Token ids in the long lists of a JSON body."
     )
     max_json_strings: int = Field(
-        default=200_000, ge=16, description="Strings in a JSON body, names of fields included."
+        default=65_536, ge=16, description="Strings in a JSON body, names of fields included."
     )
     max_json_names: int = Field(
-        default=65_536,
+        default=20_480,
         ge=16,
         description="Names of fields in a JSON body: those that are unknown take most time.",
     )
     max_json_objects: int = Field(
-        default=50_000, ge=4, description="Objects and lists in a JSON body."
+        default=16_384, ge=4, description="Objects and lists in a JSON body."
     )
 
 

@@ -4,17 +4,17 @@ The bounds (depth, objects, names, strings, values) are counted before the text 
 are scanned in portions by C functions. In text that is not JSON the counts may be too high, but not
 too low for the part that a parser reads before it finds the error.
 
-
 Routes read their bodies themselves; `body_schema` describes them in the OpenAPI document.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from tokenmesh.services.gateway.context import context_of
@@ -23,6 +23,7 @@ from tokenmesh.services.gateway.http.errors import UnsupportedMediaType, invalid
 from tokenmesh.services.gateway.http.event_loop import OneByOne, Turns
 from tokenmesh.services.gateway.http.fields import Bounded, Conversions
 from tokenmesh.services.gateway.http.id_lists import IdLists
+from tokenmesh.services.gateway.http.long_strings import LongStrings, portions, without_escapes
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, InvalidInput, PayloadTooLarge
 
@@ -81,12 +82,40 @@ async def _checked(data: bytes, limits: GatewaySettings) -> tuple[bytes, IdLists
 async def _parse_large(
     data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
 ) -> _Body:
-    rest, lists = await _checked(data, limits)
-    body = _validated(model, rest, converted)
+    strings = LongStrings()
+    whole = await strings.cut(data)
+    rest, lists = await _checked(whole, limits)
+    is_shortened = len(rest) < len(data)
+    body = await _validated_in_steps(model, rest, strings, converted, is_shortened=is_shortened)
     if lists and not lists.fill(body):
-        await check_bounds(data, limits)
-        body = _validated(model, data, converted)
+        await check_bounds(whole, limits)
+        body = await _validated_in_steps(
+            model, whole, strings, converted, is_shortened=is_shortened
+        )
     return body
+
+
+async def _validated_in_steps(
+    model: type[_Body],
+    data: bytes,
+    strings: LongStrings,
+    converted: Conversions,
+    *,
+    is_shortened: bool,
+) -> _Body:
+    try:
+        given = from_json(data)
+    except ValueError as error:
+        # The place in a shortened text is not that in the body.
+        reason = str(error).partition(" at line ")[0] if is_shortened else str(error)
+        raise InvalidInput(f"the body is not valid JSON: {reason}") from None
+    await asyncio.sleep(0)
+    if strings:
+        given = await strings.fill(given)
+    try:
+        return model.model_validate(given, context=converted)
+    except ValidationError as error:
+        raise invalid_fields(error) from None
 
 
 def _validated(model: type[_Body], data: bytes, converted: Conversions) -> _Body:
@@ -164,7 +193,7 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-_PORTION_BYTES: Final = 64 * 1024
+_PORTION_BYTES: Final = 16 * 1024
 _BRACKETS: Final = b"[]{}"
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
 _STEP: Final = {char: 1 if char in b"[{" else -1 for char in _BRACKETS}
@@ -173,7 +202,7 @@ _STEP: Final = {char: 1 if char in b"[{" else -1 for char in _BRACKETS}
 async def check_bounds(data: bytes, limits: GatewaySettings) -> None:
     """Raises PayloadTooLarge, or InvalidInput for JSON that is nested too deep."""
     turns, counts = Turns(), _Counts(limits)
-    for portion in _portions(data):
+    for portion in portions(data, _PORTION_BYTES):
         counts.take(portion)
         await turns.rest()
 
@@ -181,21 +210,8 @@ async def check_bounds(data: bytes, limits: GatewaySettings) -> None:
 def check_bounds_now(data: bytes, limits: GatewaySettings) -> None:
     """The same without yielding to the event loop, for short texts."""
     counts = _Counts(limits)
-    for portion in _portions(data):
+    for portion in portions(data, _PORTION_BYTES):
         counts.take(portion)
-
-
-def _portions(data: bytes) -> Iterator[bytes]:
-    """Portions that do not end within an escape sequence."""
-    start = 0
-    while start < len(data):
-        end = start + _PORTION_BYTES
-        portion = data[start:end]
-        num_backslashes = len(portion) - len(portion.rstrip(b"\\"))
-        if num_backslashes % 2:
-            portion += data[end : end + 1]
-        start += len(portion)
-        yield portion
 
 
 class _Counts:
@@ -212,10 +228,7 @@ class _Counts:
 
     def take(self, portion: bytes) -> None:
         """Raises what `check_bounds` raises."""
-        if b"\\" in portion:
-            # Escaped backslashes first: in pairs from the left, as a parser reads them.
-            portion = portion.replace(b"\\\\", b"").replace(b'\\"', b"")
-        pieces = portion.split(b'"')
+        pieces = without_escapes(portion).split(b'"')
         outside = b"".join(pieces[self._is_in_string :: 2])
         self._is_in_string ^= len(pieces) % 2 == 0
         self._count(outside, len(pieces) - 1)

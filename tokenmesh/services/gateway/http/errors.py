@@ -31,6 +31,12 @@ _TYPE_BY_STATUS: Final = {
     504: "GatewayTimeoutError",
 }
 
+_MESSAGE_BY_TYPE: Final = {
+    "list_type": "Input should be a valid array",
+    "none_required": "Input should be null",
+    **dict.fromkeys(("dict_type", "model_type"), "Input should be an object"),
+}
+"""Large bodies are validated as Python's objects, which have other names."""
 _MAX_SHOWN: Final = 60
 _MAX_SENTENCES: Final = 5
 
@@ -100,7 +106,7 @@ def _field(detail: Any) -> str:
 
 
 def _sentence(detail: Any, name: str) -> str:
-    message = detail["msg"].removeprefix("Value error, ")
+    message = _MESSAGE_BY_TYPE.get(detail["type"], detail["msg"].removeprefix("Value error, "))
     if detail["type"] == "json_invalid":
         return f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}"
     if detail["type"] == "missing":
