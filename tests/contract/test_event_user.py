@@ -43,7 +43,7 @@ class Outside:
     async def until_denied(self, act: Callable[[], Any]) -> None:
         self.denied.clear()
         await act()
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(15):
             while not self.denied:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert "permissions violation" in self.denied[0].lower()

@@ -37,7 +37,7 @@ def times(timeout_s: float, patience_s: float, mute_s: float) -> ResponseSetting
 
 
 def journal_of(bus: MessageBus, spec: StreamSpec) -> JetStreamJournal:
-    return JetStreamJournal(bus, spec, times(1.0, 5.0, 5.0))
+    return JetStreamJournal(bus, spec, times(5.0, 15.0, 15.0))
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ async def test_a_watcher_is_notified_of_appends(journal: JetStreamJournal) -> No
     await fill(journal, key, 1)
     subscription = await journal.watch(key, notified.set)
     await journal.append(key, b"next", (await journal.read(key, 0, 9))[-1].sequence)
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(15):
         await notified.wait()
     await subscription.stop()
 

@@ -170,7 +170,7 @@ async def test_expired_responses_are_gone(
     bus: MessageBus, start_nats: Callable[[], Server]
 ) -> None:
     own = await connect(bus_settings_of(start_nats()), "test")
-    scene = Scene(own, retention_s=1.0)
+    scene = Scene(own, retention_s=2.0)
     writer = scene.writer()
     await writer.put(ENDED)
     await writer.settle()

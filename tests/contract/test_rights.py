@@ -146,7 +146,7 @@ async def test_a_heartbeat_is_published_under_the_own_name_only(nats: Server, se
 async def test_what_is_for_others_cannot_be_heard(nats: Server, thief: str, subject: str) -> None:
     async with user(nats, thief) as (bus, problems):
         await answers(bus, subject)
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(15):
             while not problems:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

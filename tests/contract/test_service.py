@@ -97,12 +97,12 @@ class Running:
         self.built.set_result(mesh)
 
     async def ready(self) -> Mesh:
-        mesh = await asyncio.wait_for(self.built, 5.0)
-        await asyncio.wait_for(mesh.ready.wait(), 5.0)
+        mesh = await asyncio.wait_for(self.built, 15.0)
+        await asyncio.wait_for(mesh.ready.wait(), 15.0)
         return mesh
 
     async def exit_code(self) -> int:
-        return await asyncio.wait_for(self.task, 10.0)
+        return await asyncio.wait_for(self.task, 15.0)
 
 
 @asynccontextmanager
@@ -130,7 +130,7 @@ async def collect_beats(bus: MessageBus) -> list[Heartbeat]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(15):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 
@@ -268,7 +268,7 @@ async def test_second_signal_leaves_at_once(settings: Settings) -> None:
         mesh = await service.ready()
         mesh.on_drain(hang)
         service.stops.stop("SIGINT")
-        await asyncio.wait_for(hanging.wait(), 5.0)
+        await asyncio.wait_for(hanging.wait(), 15.0)
         service.stops.stop("SIGINT")
         assert await service.exit_code() == ExitCode.CLEAN
 
@@ -299,7 +299,7 @@ async def test_stop_during_a_long_start_ends_the_start(settings: Settings) -> No
         await asyncio.sleep(60)
 
     service = asyncio.create_task(serve("worker", INSTANCE, settings, build, stops))
-    await asyncio.wait_for(started.wait(), 5.0)
+    await asyncio.wait_for(started.wait(), 15.0)
     stops.stop("SIGTERM")
     assert await asyncio.wait_for(service, 5.0) == ExitCode.CLEAN
 

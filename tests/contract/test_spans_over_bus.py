@@ -15,7 +15,7 @@ SETTINGS = TelemetrySettings(flush_interval_s=0.01)
 
 async def arrived(*stores: TraceStore, num_traces: int) -> None:
     """Return when each of the stores has that many traces."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while any(len(store) < num_traces for store in stores):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 

@@ -293,7 +293,7 @@ class BackEnd:
         await self._placing.stop(0.0)
         await self.bus.flush()
 
-    async def until(self, is_so: Callable[[], bool], seconds: float = 5.0) -> None:
+    async def until(self, is_so: Callable[[], bool], seconds: float = 15.0) -> None:
         """Return as soon as something is so."""
         async with asyncio.timeout(seconds):
             while not is_so():  # noqa: ASYNC110

@@ -124,7 +124,7 @@ class SmallMesh:
         assert member.beat.load is not None
         return member.beat.load
 
-    async def until(self, is_so: Callable[[], bool], seconds: float = 8.0) -> None:
+    async def until(self, is_so: Callable[[], bool], seconds: float = 15.0) -> None:
         """Return as soon as something is so."""
         async with asyncio.timeout(seconds):
             while not is_so():  # noqa: ASYNC110

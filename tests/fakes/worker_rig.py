@@ -60,7 +60,7 @@ class Brakes:
         self._released.set()
 
     def __call__(self, seconds: float) -> None:
-        self._released.wait(5.0)
+        self._released.wait(15.0)
 
     def hold(self) -> None:
         self._released.clear()
@@ -90,11 +90,11 @@ class Rig:
     async def generate(self, stream: int = 1, **changes: Any) -> Message:
         question = msgspec.structs.replace(request(stream), **changes)
         subject = subjects.worker_generate(WORKER)
-        return await self.bus.request(subject, question, deadline_s=now_s() + 5)
+        return await self.bus.request(subject, question, deadline_s=now_s() + 15)
 
     async def control(self, command: Message) -> Message:
         subject = subjects.worker_control(WORKER)
-        return await self.bus.request(subject, command, deadline_s=now_s() + 5)
+        return await self.bus.request(subject, command, deadline_s=now_s() + 15)
 
     def deltas(self, stream: int = 1) -> list[Delta]:
         return [
@@ -102,7 +102,7 @@ class Rig:
         ]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(15):
             while not condition():
                 self.arrived.clear()
                 await self.arrived.wait()

@@ -291,7 +291,7 @@ async def until_counted(mesh: SmallMesh, name: str) -> None:
         usage = (await mesh.client.get("/v1/usage")).json()
         return any(each["model"] == name and each["requests"] for each in usage["models"])
 
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(15):
         while not await is_counted():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

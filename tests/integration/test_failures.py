@@ -116,8 +116,8 @@ async def test_the_gap_after_a_killed_worker_is_short(servers: Servers) -> None:
         ):
             times = [loop.time() async for _ in response.aiter_bytes()]
         gap_s = max(after - before for before, after in pairwise(times))
-        # The promise is 100 ms on a quiet machine. A starved one may take a second more.
-        assert gap_s < 2.0
+        # The promise is 100 ms on a quiet machine. A starved one may take seconds more.
+        assert gap_s < 5.0
 
 
 async def test_a_worker_that_refuses_is_left_out(servers: Servers) -> None:
@@ -128,17 +128,17 @@ async def test_a_worker_that_refuses_is_left_out(servers: Servers) -> None:
 
 
 async def test_a_worker_that_never_answers_is_left_out(servers: Servers) -> None:
-    async with BackEnd(*servers, script=counting, accept_timeout_s=0.2) as mesh:
+    async with BackEnd(*servers, script=counting, accept_timeout_s=1.0) as mesh:
         await mesh.add_worker()
         mesh.workers[0].faults.is_deaf = True
         assert (await post(mesh)).json()["choices"][0]["token_ids"] == expected()
 
 
 async def test_the_wait_for_a_dead_worker_ends_early(servers: Servers) -> None:
-    async with BackEnd(*servers, script=counting, accept_timeout_s=8.0) as mesh:
+    async with BackEnd(*servers, script=counting, accept_timeout_s=30.0) as mesh:
         await mesh.add_worker()
         mesh.workers[0].faults.is_deaf = True
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(15):
             assert await ids_of_stream(mesh) == {0: expected()}
 
 
@@ -211,7 +211,7 @@ async def test_a_request_that_crashes_workers_reaches_only_a_few(servers: Server
 async def test_a_worker_that_fails_all_streams_is_left_out_until_it_works(
     servers: Servers,
 ) -> None:
-    limits: dict[str, Any] = {"breaker_failures": 2.5, "breaker_s": 1.5}
+    limits: dict[str, Any] = {"breaker_failures": 2.5, "breaker_s": 3.0}
     async with BackEnd(*servers, script=counting, **limits) as mesh:
         await mesh.add_worker()
         bad = mesh.workers[0]
@@ -221,7 +221,7 @@ async def test_a_worker_that_fails_all_streams_is_left_out_until_it_works(
         assert len(bad.generates) == 3
         assert b"workers_left_out 1.0" in mesh.metrics.render()
         bad.faults.breaks_off_after = None
-        await asyncio.sleep(1.6)
+        await asyncio.sleep(3.1)
         for _ in range(4):
             assert (await post(mesh)).status_code == 200
         assert len(bad.generates) == 7
@@ -236,12 +236,14 @@ async def test_the_deadline_ends_a_stream_with_an_error(servers: Servers) -> Non
         assert response.json()["error"]["code"] == "deadline_exceeded"
 
 
-async def leave(mesh: BackEnd, **fields: Any) -> None:
-    """Send a request and close the connection shortly after."""
+async def leave(mesh: BackEnd, has_come: Callable[[], object], **fields: Any) -> None:
+    """Send a request and close the connection once `has_come`."""
     body = ask(mesh, **fields)
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=0.3) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/completions", json=body)
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as client:
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        await mesh.until(has_come)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 def never_ending(generate: Generate) -> list[int]:
@@ -251,20 +253,21 @@ def never_ending(generate: Generate) -> list[int]:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_cancels_its_streams(servers: Servers, stream: bool) -> None:
     async with BackEnd(*servers, script=never_ending) as mesh:
-        mesh.workers[0].faults.drops = set(range(1, 10_000)) if stream else set()
-        await leave(mesh, stream=stream, n=2, max_tokens=240)
-        await mesh.until(lambda: len(mesh.workers[0].cancels) == 2)
-        assert len(mesh.gateway.streams) == 0
+        worker = mesh.workers[0]
+        worker.step_s = 0.05
+        await leave(mesh, lambda: len(worker.runs) == 2, stream=stream, n=2, max_tokens=240)
+        await mesh.until(lambda: len(worker.cancels) == 2)
+        await mesh.until(lambda: len(mesh.gateway.streams) == 0)
 
 
 async def test_a_client_that_leaves_while_waiting_for_a_place_starts_nothing(
     servers: Servers,
 ) -> None:
     async with BackEnd(*servers, script=counting) as mesh:
-        mesh.scheduler.delay_s = 0.6
-        await leave(mesh)
+        mesh.scheduler.delay_s = 1.0
+        await leave(mesh, lambda: mesh.scheduler.received)
         await mesh.until(lambda: b"cancelled_requests_total 1.0" in mesh.metrics.render())
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
         assert mesh.workers[0].generates == []
 
 
@@ -272,7 +275,8 @@ async def test_a_stream_that_outlives_its_cancel_is_cancelled_again(servers: Ser
     async with BackEnd(*servers, script=never_ending, stall_s=0.1) as mesh:
         worker = mesh.workers[0]
         worker.ignored_cancels = 1
-        await leave(mesh, max_tokens=240)
+        worker.step_s = 0.05
+        await leave(mesh, lambda: worker.runs, max_tokens=240)
         await mesh.until(lambda: len(worker.cancels) == 2)
         assert all(run.is_over for run in worker.runs.values())
 
@@ -317,15 +321,17 @@ async def test_an_old_restart_of_nats_does_not_delay_finding_a_dead_worker(
     start_nats: Callable[[], Server], redis_settings: RedisSettings
 ) -> None:
     server = start_nats()
-    limits: dict[str, Any] = {"bus_grace_s": 3.0}
+    limits: dict[str, Any] = {"bus_grace_s": 60.0}
     mesh = BackEnd(bus_settings_of(server), redis_settings, script=counting, **limits)
     async with mesh:
         await mesh.add_worker()
         server.stop()
         server.start()
-        await asyncio.sleep(3.3)
+        recovery = mesh.gateway.recovery
+        await mesh.until(lambda: recovery._grace_until_s > 0)
+        recovery._grace_until_s -= limits["bus_grace_s"]
         mesh.workers[0].faults.dies_after = 10
-        async with asyncio.timeout(2.5):
+        async with asyncio.timeout(15):
             assert await ids_of_stream(mesh) == {0: expected()}
 
 

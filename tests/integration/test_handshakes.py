@@ -22,9 +22,12 @@ def _address(mesh: BackEnd) -> tuple[str, int]:
     return host, int(port)
 
 
-@pytest.fixture
+@pytest.fixture(params=[60.0])
 async def tls(
-    bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
+    request: pytest.FixtureRequest,
+    bus_settings: BusSettings,
+    redis_settings: RedisSettings,
+    tmp_path: Path,
 ) -> AsyncIterator[Tls]:
     file = tmp_path / "certificate.pem"
     file.write_text(certificates.FIRST)
@@ -32,7 +35,7 @@ async def tls(
         bus_settings,
         redis_settings,
         max_handshakes=4,
-        handshake_timeout_s=1.0,
+        handshake_timeout_s=request.param,
         ssl_certfile=file,
     ) as back_end:
         yield back_end, ssl.create_default_context(cadata=certificates.FIRST)
@@ -41,7 +44,7 @@ async def tls(
 async def test_the_oldest_silent_handshake_is_closed_first(tls: Tls) -> None:
     mesh, context = tls
     silent = [await asyncio.open_connection(*_address(mesh)) for _ in range(8)]
-    async with asyncio.timeout(0.9):
+    async with asyncio.timeout(PATIENCE_S):
         ended = [await reader.read() for reader, _ in silent[:4]]
     assert ended == [b""] * 4
     reader, writer = await asyncio.open_connection(
@@ -118,6 +121,7 @@ async def test_a_connection_closed_before_its_handshake_is_forgotten(
     writer.transport.abort()
 
 
+@pytest.mark.parametrize("tls", [1.0], indirect=True)
 async def test_a_silent_handshake_times_out(tls: Tls) -> None:
     mesh, _ = tls
     reader, writer = await asyncio.open_connection(*_address(mesh))

@@ -103,7 +103,7 @@ async def test_tls_with_a_certificate_that_is_replaced(serving: Serving, tmp_pat
         assert await _peer_certificate(url) in certificates.FIRST
         file.write_text(certificates.SECOND)
         os.utime(file, (2, 2))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(15):
             while await _peer_certificate(url) not in certificates.SECOND:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 

@@ -104,7 +104,7 @@ async def test_the_spans_of_an_image_form_one_tree(
             await chat(bus)
         finally:
             await telemetry.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while len(spans_of(received)) < NUM_SPANS:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert tree_of(spans_of(received)) == TREE

@@ -93,7 +93,7 @@ async def text_of(mesh: SmallMesh, **fields: Any) -> str:
 
 async def opens(mesh: SmallMesh, num_requests: int) -> None:
     """Wait until the gateway has that many open requests."""
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(15):
         while (await mesh.client.get("/load")).json()["server_load"] != num_requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -227,7 +227,7 @@ async def test_the_deadline_of_a_request_holds(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     async with (
-        PoolMesh(bus_settings, redis_settings, "embed", request_timeout_s=0.5) as mesh,
+        PoolMesh(bus_settings, redis_settings, "embed", request_timeout_s=1.5) as mesh,
         httpx.AsyncClient(base_url=mesh.url) as client,
     ):
         mesh.workers[0].pool = lambda _: None

@@ -42,7 +42,7 @@ async def indexed(mesh: SmallMesh, num_blocks: int) -> None:
     """Wait until the workers together have written so many blocks."""
     redis, keys = open_redis(mesh.settings.redis), IndexKeys(mesh.model)
     names = [keys.blocks(each.instance_id, each.epoch) for each in mesh.workers]  # type: ignore[arg-type]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(15):
         while True:
             sizes = await redis.call_all([["SCARD", name] for name in names])
             if sum(int(str(size)) for size in sizes) >= num_blocks:
@@ -112,7 +112,7 @@ async def test_a_reservation_is_given_back_with_the_first_token(
 async def no_reservation_left(mesh: SmallMesh) -> None:
     redis, keys = open_redis(mesh.settings.redis), IndexKeys(mesh.model)
     names = [keys.reserved(each.instance_id, each.epoch) for each in mesh.workers]  # type: ignore[arg-type]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while True:
             left = [await redis.call("HLEN", name) for name in names]
             held = [await reserved(redis, name) for name in names]
@@ -162,7 +162,7 @@ async def test_a_killed_worker_is_chosen_no_more_and_its_keys_go(
             await mesh.until(lambda: len(mesh.loads()) == 2, seconds=30)
             texts = [prompt(f"p{number}") for number in range(12)]
             await asyncio.gather(*(mesh.complete(prompt=text) for text in texts))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(15):
                 while not await keys_of_strangers(mesh):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         finally:

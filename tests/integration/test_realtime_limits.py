@@ -324,8 +324,8 @@ async def test_sessions_end_in_time(
 async def test_a_response_keeps_a_session_from_being_idle(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
-    mesh = BackEnd(bus_settings, redis_settings, saying("a b c"), realtime_idle_timeout_s=0.2)
-    mesh.step_s = 0.15
+    mesh = BackEnd(bus_settings, redis_settings, saying("a b c"), realtime_idle_timeout_s=1.0)
+    mesh.step_s = 0.4
     async with mesh, session(mesh) as socket:
         await socket.send(json.dumps(respond(instructions="Say.")))
         kinds = []
@@ -338,10 +338,10 @@ async def test_a_client_that_does_not_answer_pings_is_disconnected(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
     mesh = BackEnd(
-        bus_settings, redis_settings, realtime_ping_interval_s=0.1, realtime_ping_timeout_s=0.2
+        bus_settings, redis_settings, realtime_ping_interval_s=0.2, realtime_ping_timeout_s=1.0
     )
     async with mesh, session(mesh, close_timeout=0.1) as socket:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
         await refused(socket, "{")
         socket.transport.pause_reading()
         gone = "websocket_connections_active 0.0"
@@ -352,7 +352,7 @@ async def test_a_client_that_does_not_answer_pings_is_disconnected(
 async def test_a_slow_client_is_disconnected(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
-    mesh = BackEnd(bus_settings, redis_settings, write_timeout_s=0.3)
+    mesh = BackEnd(bus_settings, redis_settings, write_timeout_s=1.0)
     async with mesh, session(mesh, close_timeout=0.1, ping_interval=None) as socket:
         text = user_item(type="input_text", text="x" * 500_000)
         await socket.send(json.dumps(text))

@@ -149,11 +149,12 @@ async def test_a_stopping_gateway_leaves_its_responses_to_others(
 
 
 async def test_a_resumed_gateway_cannot_append(
-    owner: GatewayProcess, adopter: ResponseClient
+    mesh: SmallMesh, owner: GatewayProcess, adopter: ResponseClient
 ) -> None:
-    queued = await owner.client.create(background=True, **REQUEST)
+    seen = await owner.client.stream(limit=20, background=True, **REQUEST)
+    queued = seen[0]["response"]
     following = asyncio.create_task(owner.client.events(queued["id"]))
-    await asyncio.sleep(0.4)
+    await mesh.until(lambda: mesh.loads()[0].running == 1)
     owner.stop()
     events = await adopter.events(queued["id"])
     owner.wake()
@@ -180,21 +181,20 @@ async def test_a_response_of_a_dead_gateway_is_cancelled(
 async def test_a_response_is_cancelled_at_another_gateway(
     owner: GatewayProcess, adopter: ResponseClient
 ) -> None:
-    queued = await owner.client.create(background=True, **REQUEST)
-    await asyncio.sleep(0.3)
-    answer = await adopter.http.post(f"/v1/responses/{queued['id']}/cancel")
+    seen = await owner.client.stream(limit=20, background=True, **REQUEST)
+    response_id = seen[0]["response"]["id"]
+    answer = await adopter.http.post(f"/v1/responses/{response_id}/cancel")
     assert answer.json()["status"] == "cancelled"
     # Its owner has recorded its progress.
     assert output_text(answer.json())
 
 
 async def test_a_response_outlives_a_restart_of_nats(nats: Server, adopter: ResponseClient) -> None:
-    queued = await adopter.create(background=True, **REQUEST)
-    await asyncio.sleep(0.4)
+    seen = await adopter.stream(limit=20, background=True, **REQUEST)
     nats.stop()
     await asyncio.sleep(0.3)
     nats.start()
-    await check_whole(adopter, await adopter.events(queued["id"]))
+    await check_whole(adopter, await adopter.events(seen[0]["response"]["id"]))
 
 
 async def test_a_deleted_response_is_not_adopted(
@@ -227,7 +227,7 @@ async def test_one_of_two_gateways_adopts_a_response(
         owner, other = await asyncio.gather(*map(stack.enter_async_context, starting))
         requested = [owner.client.create(background=True, **REQUEST) for _ in range(6)]
         ids = [response["id"] for response in await asyncio.gather(*requested)]
-        await asyncio.sleep(0.4)
+        await mesh.until(lambda: mesh.loads()[0].running == len(ids))
         await owner.kill()
         await asyncio.gather(*(check_adopters(adopter, other.client, each) for each in ids))
         await check_owners(mesh, [ResponseId(each) for each in ids])

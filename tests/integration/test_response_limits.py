@@ -14,7 +14,7 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 async def failed(client: ResponseClient, response_id: str) -> dict[str, Any]:
     """The response once it has failed; its events report the same."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(15):
         while (response := await client.get(response_id))["status"] != "failed":
             assert response["status"] in ("queued", "in_progress")
             await asyncio.sleep(0.05)
@@ -84,7 +84,9 @@ async def test_a_slow_journal_is_reported(
     async def slow_append(self: JetStreamJournal, key: str, data: bytes, after: int) -> int:
         if b"Prompted" in data:
             is_slow.set()
-            await asyncio.sleep(0.5)
+            while mesh.workers[0].num_messages < 40:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
         return await append(self, key, data, after)
 
     monkeypatch.setattr(JetStreamJournal, "append", slow_append)

@@ -51,7 +51,7 @@ class Scheduler:
         await self.bus.publish(subjects.beat("worker", InstanceId(name)), beat)
         await self.bus.flush()
 
-    async def ask(self, seconds: float = 5.0, seen: list[Message] | None = None) -> list[Message]:
+    async def ask(self, seconds: float = 15.0, seen: list[Message] | None = None) -> list[Message]:
         """All answers; `seen` gets each as it arrives."""
         seen = [] if seen is None else seen
         place = Place(request_id=RequestId("r"), model=MODEL, num_tokens=10, max_tokens=5)
@@ -60,6 +60,15 @@ class Scheduler:
         async for answer in answers:
             seen.append(answer)
         return seen
+
+    async def waiting(self) -> asyncio.Task[list[Message]]:
+        """A request that has heard twice that it waits."""
+        seen: list[Message] = []
+        asking = asyncio.create_task(self.ask(seen=seen))
+        async with asyncio.timeout(15):
+            while len(seen) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return asking
 
 
 @pytest.fixture
@@ -101,11 +110,7 @@ async def test_a_waiting_request_receives_its_position_until_there_is_room(
     scheduler: Scheduler,
 ) -> None:
     await scheduler.beat(running=5)
-    seen: list[Message] = []
-    asking = asyncio.create_task(scheduler.ask(seen=seen))
-    async with asyncio.timeout(5):
-        while len(seen) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    asking = await scheduler.waiting()
     await scheduler.beat(running=1)
     *waits, last = await asking
     assert all(answer == Queued(position=0) for answer in waits)
@@ -115,8 +120,7 @@ async def test_a_waiting_request_receives_its_position_until_there_is_room(
 
 async def test_past_the_bound_the_answer_is_overloaded(scheduler: Scheduler) -> None:
     await scheduler.beat(running=5)
-    first = asyncio.create_task(scheduler.ask())
-    await asyncio.sleep(0.05)
+    first = await scheduler.waiting()
     with pytest.raises(Overloaded) as refused:
         await scheduler.ask()
     assert refused.value.retry_after_s is not None
@@ -127,8 +131,7 @@ async def test_past_the_bound_the_answer_is_overloaded(scheduler: Scheduler) -> 
 
 async def test_requests_are_refused_while_every_worker_sleeps(scheduler: Scheduler) -> None:
     await scheduler.beat(running=5)
-    waiting = asyncio.create_task(scheduler.ask())
-    await asyncio.sleep(0.1)
+    waiting = await scheduler.waiting()
     await scheduler.beat(running=0, sleep_level=1)
     with pytest.raises(Asleep, match=r"every worker of .* sleeps") as refused:
         await waiting

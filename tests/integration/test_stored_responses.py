@@ -10,7 +10,13 @@ import openai
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tests.fakes.response_client import ResponseClient, numbers, output_text, text_of
+from tests.fakes.response_client import (
+    ResponseClient,
+    numbers,
+    output_text,
+    read_events,
+    text_of,
+)
 from tests.servers import Server, bus_settings_of
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
@@ -31,7 +37,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[ResponseClient]:
 
 async def ended(client: ResponseClient, response_id: str) -> dict[str, Any]:
     """The response once it has ended."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(15):
         while True:
             response = await client.get(response_id)
             if response["status"] not in ("queued", "in_progress"):
@@ -128,12 +134,12 @@ async def test_deleting_a_running_response_stops_it(mesh: BackEnd, client: Respo
     mesh.workers[0].step_s = 0.1
     first = await client.stream(limit=6, background=True)
     response_id = first[0]["response"]["id"]
-    following = asyncio.create_task(client.events(response_id))
-    await asyncio.sleep(0.1)
-    assert (await client.http.delete(f"/v1/responses/{response_id}")).status_code == 200
-    await mesh.until(lambda: len(mesh.workers[0].cancels) == 1)
-    await client.get(response_id, 404)
-    last = (await following)[-1]
+    path = f"/v1/responses/{response_id}"
+    async with client.http.stream("GET", path, params={"stream": "true"}) as following:
+        assert (await client.http.delete(path)).status_code == 200
+        await mesh.until(lambda: len(mesh.workers[0].cancels) == 1)
+        await client.get(response_id, 404)
+        last = (await read_events(following, None))[-1]
     assert (last["type"], last["code"]) == ("error", "not_found")
     assert response_id in last["message"]
     assert "deleted" in last["message"]

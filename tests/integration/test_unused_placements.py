@@ -46,13 +46,13 @@ async def test_a_client_that_leaves_during_placement_keeps_no_reservation(
 
     monkeypatch.setattr(mesh.scheduler.bus, "reply", late)
     asking = asyncio.create_task(mesh.complete())
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(15):
         await has_placed.wait()
     assert (await held(mesh) or (0, 0))[1] == 1
     asking.cancel()
     await mesh.until(lambda: not mesh.gateway.bus._pending._sink_by_token)
     may_answer.set()
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(15):
         while (await held(mesh) or (0, 0)) != (0, 0):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     text = mesh.gateway.metrics.render().decode()

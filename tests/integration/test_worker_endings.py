@@ -27,7 +27,7 @@ from tokenmesh.services.worker_svc.engine.sim import SimLaunch, SimRunner
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.intake import Identity
 from tokenmesh.services.worker_svc.loaded import SimModel
-from tokenmesh.services.worker_svc.thread import EngineThread
+from tokenmesh.services.worker_svc.thread import Command, EngineThread
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorRuntime
 from tokenmesh.shared.blobs import Blobs
@@ -66,12 +66,22 @@ async def test_streams_of_a_vanished_gateway_end(rig: Rig) -> None:
     rig.brakes.hold()
     await rig.generate(sampling=SamplingParams(seed=5, max_tokens=400))
     rig.alive.clear()
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(15):
+        while not all(each.is_cancelled for each in rig.actor._streams.live()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
     rig.brakes.release()
     assert (await rig.finished())[-1].finish == "abort"
 
 
-async def test_a_draining_worker_refuses_and_hands_over_what_is_left(rig: Rig) -> None:
+async def test_a_draining_worker_refuses_and_hands_over_what_is_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands_over, submit = asyncio.Event(), rig.actor._host.submit
+
+    def note(command: Command) -> None:
+        submit(command)
+        hands_over.set()
+
     assert await rig.control(Ping()) == Done()
     rig.brakes.hold()
     await rig.generate(sampling=SamplingParams(seed=5, max_tokens=400))
@@ -80,8 +90,10 @@ async def test_a_draining_worker_refuses_and_hands_over_what_is_left(rig: Rig) -
     # not for want of room: its client shall not get 429
     with pytest.raises(Draining):
         await rig.generate(2)
+    monkeypatch.setattr(rig.actor._host, "submit", note)
     draining = asyncio.create_task(rig.actor.drain(0.6))
-    await asyncio.sleep(0.15)
+    async with asyncio.timeout(15):
+        await hands_over.wait()
     rig.brakes.release()
     await draining
     last = (await rig.finished())[-1]
@@ -131,7 +143,7 @@ async def test_an_engine_that_keeps_failing_ends_the_service_and_every_stream(
     assert not fatal.is_set()
     await rig.generate(2)
     await rig.finished(2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await fatal.wait()
     await runtime.stop(grace_s=0.5)
     await subscription.stop()
@@ -150,7 +162,7 @@ async def test_a_step_that_never_ends_ends_the_service(bus: MessageBus, blobs: B
     runtime = ActorRuntime(actor, bus, ServiceSettings(), on_fatal=fatal.put_nowait)
     await runtime.listen(subjects.worker_generate(WORKER))
     await Rig(bus, actor, brakes, Metrics(), {GATEWAY}, []).generate()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         assert await fatal.get() == "watch engine"
     brakes.release()
     await runtime.stop(grace_s=0.5)
@@ -160,20 +172,21 @@ async def test_a_step_that_never_ends_ends_the_service(bus: MessageBus, blobs: B
 async def test_a_stream_waiting_for_its_media_ends_with_all_streams(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    fetching = asyncio.Event()
+    fetching, has_ended = asyncio.Event(), asyncio.Event()
 
     async def fetch(*_: object) -> dict[str, TensorBlob]:
         fetching.set()
-        await asyncio.sleep(0.3)
+        await has_ended.wait()
         return {}
 
     monkeypatch.setattr(preparation, "fetch_embeddings", fetch)
     asking = asyncio.create_task(rig.generate(media=[image(2, 3)]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await fetching.wait()
     ending = rig.control(Sleep(level=1, mode="abort")) if way == "sleep" else rig.actor.drain(0.2)
     ended = asyncio.create_task(ending)
     (delta,) = await rig.finished()
+    has_ended.set()
     assert delta.error is not None
     assert delta.error.code == {"drain": "draining", "sleep": "asleep"}[way]
     await asking

@@ -44,7 +44,7 @@ class Inbox:
         self._arrived.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(15):
             while not condition():
                 self._arrived.clear()
                 await self._arrived.wait()

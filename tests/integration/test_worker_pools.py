@@ -53,7 +53,7 @@ def pool(*prompts: list[int], **changes: Any) -> Pool:
     return Pool(**{**fields, **changes})
 
 
-async def ask(rig: Rig, message: Pool, timeout_s: float = 5.0) -> Message:
+async def ask(rig: Rig, message: Pool, timeout_s: float = 15.0) -> Message:
     subject = subjects.worker_generate(WORKER)
     try:
         return await rig.bus.request(subject, message, deadline_s=now_s() + timeout_s)
@@ -61,9 +61,16 @@ async def ask(rig: Rig, message: Pool, timeout_s: float = 5.0) -> Message:
         return to_failed(error)
 
 
+async def begun(rig: Rig) -> None:
+    """Wait until the engine was given a Pool."""
+    async with asyncio.timeout(15):
+        while not any(each.is_submitted for each in rig.actor._streams.live()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 async def emptied(rig: Rig) -> None:
     """Wait until the worker holds nothing."""
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(15):
         load = rig.actor.load()
         while load.running or load.queued_tokens:
             await asyncio.sleep(0.01)
@@ -161,7 +168,7 @@ async def test_pools_with_adapters_wait_their_turn(
             name: asyncio.create_task(ask(rig, pool([10, 11], stream=stream, lora=name)))
             for stream, name in enumerate("abc", 1)
         }
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(15):
             while store.num_waiting < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await rig.control(Cancel(gateway=GATEWAY, stream=2, attempt=0))
@@ -186,7 +193,7 @@ async def test_pools_with_adapters_wait_their_turn(
 async def test_a_cancelled_pool_frees_the_engine(rig: Rig) -> None:
     rig.brakes.hold()
     task = asyncio.create_task(ask(rig, pool(*[[10, 11]] * 50)))
-    await asyncio.sleep(0.05)
+    await begun(rig)
     await rig.control(Cancel(gateway=GATEWAY, stream=1, attempt=0))
     answer = await task
     assert isinstance(answer, Failed)
@@ -204,7 +211,9 @@ async def test_a_cancellation_may_come_first(rig: Rig) -> None:
 
 async def test_the_caller_gives_up(rig: Rig) -> None:
     rig.brakes.hold()
-    assert isinstance(await ask(rig, pool(*[[10, 11]] * 50), timeout_s=0.2), Failed)
+    task = asyncio.create_task(ask(rig, pool(*[[10, 11]] * 50), timeout_s=1.0))
+    await begun(rig)
+    assert isinstance(await task, Failed)
     rig.brakes.release()
     await emptied(rig)
 
@@ -212,7 +221,7 @@ async def test_the_caller_gives_up(rig: Rig) -> None:
 async def test_a_lost_gateway_ends_its_pools(rig: Rig) -> None:
     rig.brakes.hold()
     task = asyncio.create_task(ask(rig, pool(*[[10, 11]] * 50)))
-    await asyncio.sleep(0.05)
+    await begun(rig)
     rig.alive.clear()
     assert isinstance(await task, Failed)
     rig.brakes.release()
@@ -222,7 +231,7 @@ async def test_a_lost_gateway_ends_its_pools(rig: Rig) -> None:
 async def test_sleep_ends_pools_and_refuses_new_ones(rig: Rig) -> None:
     rig.brakes.hold()
     task = asyncio.create_task(ask(rig, pool([10, 11])))
-    await asyncio.sleep(0.05)
+    await begun(rig)
     asleep = asyncio.create_task(rig.control(Sleep(level=1, mode="abort")))
     answer = await task
     rig.brakes.release()
@@ -235,9 +244,9 @@ async def test_sleep_ends_pools_and_refuses_new_ones(rig: Rig) -> None:
 async def test_a_drained_worker_finishes_its_pools(rig: Rig) -> None:
     rig.brakes.hold()
     task = asyncio.create_task(ask(rig, pool([10, 11])))
-    await asyncio.sleep(0.05)
-    drained = asyncio.create_task(rig.actor.drain(5.0))
-    await asyncio.sleep(0.05)
+    await begun(rig)
+    drained = asyncio.create_task(rig.actor.drain(15.0))
+    await asyncio.sleep(0)
     assert isinstance(await ask(rig, pool([10], stream=2)), Failed)
     rig.brakes.release()
     assert isinstance(await task, PoolAnswer)
@@ -259,7 +268,7 @@ async def test_a_model_that_generates_does_not_pool(bus: MessageBus, blobs: Blob
 async def test_load_counts_pools_and_their_tokens(rig: Rig) -> None:
     rig.brakes.hold()
     task = asyncio.create_task(ask(rig, pool(*[[10] * 100] * 30)))
-    await asyncio.sleep(0.05)
+    await begun(rig)
     load = rig.actor.load()
     assert (load.running, load.waiting) == (1, 0)
     assert load.queued_tokens > 0

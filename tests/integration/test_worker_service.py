@@ -69,7 +69,7 @@ async def test_a_simulated_worker_beats_and_serves(
     subscription = await bus.subscribe(subjects.gateway_tokens(GATEWAY), take)
     settings = settings_of(checkpoint, bus_settings, redis_settings)
     async with running("worker", settings, build) as mesh:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while not (members := mesh.members.workers(ModelName("alias"))):
                 await mesh.beat_now()
                 await mesh.bus.flush()
@@ -91,7 +91,7 @@ async def test_a_simulated_worker_beats_and_serves(
             subjects.worker_generate(worker_id), question, deadline_s=now_s() + 5
         )
         assert answer == Accepted(worker_id=worker_id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await finished.wait()
         assert sum(count_ids(delta.token_ids) for delta in deltas) == 5
         await mesh.drain(1.0)
@@ -133,6 +133,6 @@ async def test_a_stopped_worker_says_goodbye_and_exits_with_0(
     subscription = await bus.subscribe(subjects.ALL_BEATS, see)
     settings = settings_of(checkpoint, bus_settings, redis_settings)
     assert await serve("worker", new_instance_id("worker"), settings, build, stops) == 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await has_left.wait()
     await subscription.stop()

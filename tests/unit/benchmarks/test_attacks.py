@@ -94,11 +94,11 @@ async def test_attackers_open_connection_after_connection() -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         requests = Requests(port, b"ab")
-        await attack(requests.again, 2, 0.2)
-        assert requests.num_answered > 5
+        await attack(requests.again, 2, 0.5)
+        assert requests.num_answered > 0
         silent = SilentConnections(port)
-        await attack(silent.again, 2, 0.2)
-        assert silent.num_answered > 5
+        await attack(silent.again, 2, 0.5)
+        assert silent.num_answered > 0
         await asyncio.sleep(0.05)
 
 

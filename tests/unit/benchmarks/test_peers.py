@@ -62,7 +62,7 @@ async def test_a_child_is_frozen_unless_it_is_measured(tmp_path: Path) -> None:
 
 
 async def status_of(process: psutil.Process, wanted: str) -> bool:
-    for _ in range(500):
+    for _ in range(1500):
         if process.status() == wanted:
             return True
         await asyncio.sleep(0.01)

@@ -127,7 +127,7 @@ async def test_a_child_that_lives_again_is_mentioned_and_its_deaths_forgotten(
 ) -> None:
     recovered: list[tuple[str, int]] = []
     deaths: list[int] = []
-    limits = LIMITS.model_copy(update={"restart_reset_s": 0.5})
+    limits = LIMITS.model_copy(update={"restart_reset_s": 2.0})
     supervisor = ProcessSupervisor(
         limits,
         lambda *_: None,
@@ -139,7 +139,7 @@ async def test_a_child_that_lives_again_is_mentioned_and_its_deaths_forgotten(
         f"import pathlib, sys, time; counter = pathlib.Path({str(counter)!r})\n"
         "lives = len(counter.read_text()) if counter.exists() else 0\n"
         "counter.write_text('x' * (lives + 1))\n"
-        "time.sleep(1.0 if lives == 2 else 0); sys.exit(7)"
+        "time.sleep(2.5 if lives == 2 else 0); sys.exit(7)"
     )
     await supervisor.start([spec(code)])
     while len(deaths) < 3:  # noqa: ASYNC110
@@ -186,7 +186,7 @@ async def test_a_child_that_does_not_leave_is_killed_after_the_grace(watched: Wa
     known = new_children(set())
     await watched.supervisor.start([spec(STUBBORN)])
     await watched.line()
-    await asyncio.wait_for(watched.supervisor.stop(0.05, asyncio.Event()), 5)
+    await asyncio.wait_for(watched.supervisor.stop(0.05, asyncio.Event()), 15)
     assert new_children(known) == set()
 
 
@@ -196,7 +196,7 @@ async def test_a_second_signal_ends_all_patience(watched: Watched) -> None:
     hurry = asyncio.Event()
     stopping = asyncio.create_task(watched.supervisor.stop(60.0, hurry))
     hurry.set()
-    await asyncio.wait_for(stopping, 5)
+    await asyncio.wait_for(stopping, 15)
 
 
 async def test_what_a_child_started_goes_with_it(watched: Watched) -> None:

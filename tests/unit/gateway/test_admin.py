@@ -111,6 +111,6 @@ async def test_the_response_waits_for_heartbeats_or_the_end_of_the_worker() -> N
     await asyncio.sleep(0.05)
     assert not waiting.done()
     fleet.beat("a", 1)
-    await asyncio.wait_for(waiting, 2)
+    await asyncio.wait_for(waiting, 15)
     with pytest.raises(Unavailable, match="beats"):
         await fleet.admin(FakeBus(), admin_timeout_s=0.05).wait_for_levels({WorkerId("a"): 0})

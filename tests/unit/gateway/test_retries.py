@@ -55,15 +55,15 @@ async def test_a_slow_first_answer_still_counts() -> None:
 
 
 async def test_requests_are_bounded_and_their_intervals_grow() -> None:
-    service = Service([0.3, 9.0, 9.0, 9.0, 9.0], [Done()] * 5)
+    service = Service([1.0, 9.0, 9.0, 9.0, 9.0], [Done()] * 5)
     began_s = time.perf_counter()
     assert await service.answer(max_requests=3) == Done()
-    assert time.perf_counter() - began_s >= 0.3
+    assert time.perf_counter() - began_s >= 1.0
     assert service.is_hedge == [False, True, True]
 
 
 async def test_a_failure_waits_for_the_open_request() -> None:
-    service = Service([0.06, 0.0], [Done(), Unavailable("busy")])
+    service = Service([0.5, 0.0], [Done(), Unavailable("busy")])
     assert await service.answer(max_requests=2) == Done()
     assert service.is_hedge == [False, True]
 
@@ -71,9 +71,8 @@ async def test_a_failure_waits_for_the_open_request() -> None:
 async def test_unreachable_requests_are_repeated_soon_while_one_may_be_lost() -> None:
     outcomes: list[Message | TokenMeshError] = [NoResponders("not yet")] * 20
     service = Service([60.0] + [0.0] * 21, [Done(), *outcomes, Ping()])
-    began_s = time.perf_counter()
-    assert await service.answer(max_requests=3) == Ping()
-    assert time.perf_counter() - began_s < 5
+    async with asyncio.timeout(15):
+        assert await service.answer(max_requests=3) == Ping()
 
 
 async def test_the_last_failure_is_raised_at_once() -> None:
@@ -106,10 +105,9 @@ async def outcome(service: Service) -> Message:
 
 async def test_a_process_that_died_with_a_request_is_found_by_the_next_one() -> None:
     service = Service([60.0, 0.0], [Done(), NoResponders("no subscriber")])
-    began = time.monotonic()
-    with pytest.raises(NoResponders):
-        await outcome(service)
-    assert time.monotonic() - began < 10
+    async with asyncio.timeout(15):
+        with pytest.raises(NoResponders):
+            await outcome(service)
     assert service.num_cancelled == 1
 
 

@@ -66,7 +66,7 @@ def made(text: str, **limits: Any) -> tuple[Vocabularies, Tokenizers]:
 
 
 async def until(vocabularies: Vocabularies, service: Tokenizers, num_requests: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while service.num_requests < num_requests:
             await vocabularies.get(MODEL)
             await asyncio.sleep(0.001)
@@ -111,7 +111,7 @@ async def test_a_changed_tokenizer_is_fetched(tokenizer_json: str) -> None:
     vocabularies, service = made(tokenizer_json, describe_ttl_s=0.001)
     await vocabularies.get(MODEL)
     service.fingerprint = "two"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while (await vocabularies.get(MODEL)).described.fingerprint != "two":  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert service.num_fetched == 2

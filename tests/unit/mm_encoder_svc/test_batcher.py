@@ -66,9 +66,9 @@ async def test_images_of_one_moment_share_batches_up_to_the_bound(
 async def test_an_image_alone_does_not_wait_for_a_full_batch(
     batcher: Batcher, tower: FakeTower
 ) -> None:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(15):
         await batcher.submit(pixels(7))
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(15):
         await batcher.submit(pixels(8))
     assert tower.batches == [[7], [8]]
 

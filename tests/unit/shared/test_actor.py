@@ -314,7 +314,7 @@ async def test_stop_waits_for_handlers_and_ends_subscriptions() -> None:
     await setup.runtime.listen("t.subject")
     await setup.send("slow", "inbox")
     stopping = asyncio.create_task(setup.runtime.stop(5.0))
-    await asyncio.wait_for(setup.bus.subscriptions[0].stopped.wait(), 5.0)
+    await asyncio.wait_for(setup.bus.subscriptions[0].stopped.wait(), 15.0)
     assert not stopping.done()
     setup.actor.release.set()
     await stopping
@@ -414,7 +414,7 @@ async def test_crashed_background_task_is_started_again(caplog: pytest.LogCaptur
     settings = ServiceSettings(restart_min_s=0.001, restart_max_s=0.002)
     runtime = ActorRuntime(actor, RecordingBus(), settings)
     await runtime.listen("t")
-    await asyncio.wait_for(actor.works.wait(), 5.0)
+    await asyncio.wait_for(actor.works.wait(), 15.0)
     assert actor.background.crashes == {"work": 3}
     assert "crashed" in caplog.text
     await runtime.stop(1.0)
@@ -431,7 +431,7 @@ async def test_fatal_background_task_tells_the_service_once() -> None:
     actor = Background(num_crashes=5, is_fatal=True)
     runtime = ActorRuntime(actor, RecordingBus(), ServiceSettings(), on_fatal=on_fatal)
     await runtime.listen("t")
-    await asyncio.wait_for(fatal.wait(), 5.0)
+    await asyncio.wait_for(fatal.wait(), 15.0)
     await runtime.stop(1.0)
     assert shown == ["work"]
     assert actor.left == 4

@@ -61,4 +61,4 @@ async def test_a_job_ends_with_its_last_caller_and_not_before() -> None:
     with pytest.raises(asyncio.CancelledError):
         await second
     assert len(jobs) == 0
-    await asyncio.wait_for(was_cancelled.wait(), 1)
+    await asyncio.wait_for(was_cancelled.wait(), 15)

@@ -242,7 +242,7 @@ async def test_spans_leave_by_themselves_within_the_flush_interval(
 ) -> None:
     with span("http"):
         pass
-    await asyncio.wait_for(stub.has_published.wait(), timeout=5)
+    await asyncio.wait_for(stub.has_published.wait(), timeout=15)
     assert [each.name for each in stub.spans()] == ["http"]
 
 
@@ -315,9 +315,8 @@ async def test_a_tally_is_one_span_over_all_its_stretches(
     (flush,) = stub.spans()
     facts = {each.key: each.value for each in flush.attributes}
     assert facts["count"].int_value == 3
-    assert 6 <= facts["busy_ms"].double_value < 100
-    length_ns = flush.end_time_unix_nano - flush.start_time_unix_nano
-    assert length_ns >= 26_000_000
+    length_ms = (flush.end_time_unix_nano - flush.start_time_unix_nano) / 1e6
+    assert 6 <= facts["busy_ms"].double_value <= length_ms - 20
     assert flush.start_time_unix_nano >= before_ns
     assert flush.parent_span_id.hex() == "b" * 16
 

@@ -141,7 +141,7 @@ async def test_it_ends_by_itself_after_its_time(tmp_path: Path) -> None:
 
 
 async def until_written(count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while FakeTrace.written < count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
