@@ -4,7 +4,7 @@ PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install dev dist site check test test-long test-clients test-gpu test-kernels \
+.PHONY: install dev dist site check test test-failed test-long test-clients test-gpu test-kernels \
   test-console console bench docs FORCE
 .DEFAULT_GOAL := check
 # Processes that tests start would compile the whole package again, each time.
@@ -56,6 +56,10 @@ PARALLEL := -n $(PROCESSES) --dist worksteal
 # Every test but those that need a GPU and the long runs.
 test: dev
 	$(PYTEST) $(PARALLEL) -m "not gpu and not slow"
+
+# The tests that failed in the last run, once more in one process, where they are five or fewer.
+test-failed: dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.again
 
 # And the long runs: everything that needs no GPU.
 test-long: dev

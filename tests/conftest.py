@@ -8,6 +8,12 @@ from pathlib import Path
 import certifi
 import pytest
 
+from tests.again import (  # noqa: F401 - hooks of pytest
+    pytest_collectreport,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_sessionstart,
+)
 from tests.servers import Server, bus_settings_of, make_nats, make_redis, redis_settings_of
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus, connect

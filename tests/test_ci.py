@@ -1,7 +1,10 @@
 """What CI runs, and what it may leave out."""
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +59,102 @@ def test_every_file_with_a_long_run_is_listed_for_contributors() -> None:
     assert [name for name in found if f"`{name}`" not in page] == []
     listed = re.findall(r"^\| `(tests/[\w/]+\.py)`", page, re.M)
     assert [name for name in listed if name not in found] == []
+
+
+HOOKS = (
+    "from tests.again import (pytest_collectreport, pytest_runtest_logreport,"
+    " pytest_sessionfinish, pytest_sessionstart)\n"
+)
+FLAKY = """
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("text", ["a", "b c::d[e]"])
+def test_flaky(text, tmp_path):
+    tried = Path(f"tried-{ord(text[0])}")
+    was_tried = tried.exists()
+    tried.touch()
+    assert was_tried
+
+
+def test_sound():
+    pass
+"""
+BAD = "def test_bad():\n    assert False\n"
+
+
+def in_project(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("source", "again", "said"),
+    [
+        pytest.param(
+            FLAKY,
+            True,
+            "passed on the second try: test_it.py::test_flaky[b c::d[e]]\n",
+            id="flaky",
+        ),
+        pytest.param(FLAKY + BAD, False, "1 failed, 2 passed", id="bad"),
+        pytest.param(
+            "".join(BAD.replace("bad", f"bad{n}") for n in range(6)),
+            False,
+            "no test is run again: 6 failed, more than 5",
+            id="many",
+        ),
+        pytest.param(FLAKY + "1 / 0\n", False, "no test is run again", id="not collected"),
+        pytest.param(
+            FLAKY + "def test_stop():\n    raise KeyboardInterrupt\n",
+            False,
+            "no test is run again",
+            id="interrupted",
+        ),
+    ],
+)
+def test_few_tests_that_fail_are_run_once_more(
+    source: str, again: bool, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text(HOOKS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(source)
+    assert in_project(tmp_path, "tests.again").returncode == 1, "nothing has run"
+    first = in_project(tmp_path, "pytest", "-p", "xdist", "-n", "2", "--dist", "worksteal")
+    assert first.returncode, first.stdout
+    second = in_project(tmp_path, "tests.again")
+    assert (second.returncode == 0) is again, second.stdout
+    assert said in second.stdout
+    assert second.stdout.count("second try: ") == 2 * again
+
+
+@pytest.mark.parametrize(
+    ("failing", "status", "targets"),
+    [
+        ((), 0, ["check", "test", "test-kernels"]),
+        (("test",), 0, ["check", "test", "test-failed", "test-kernels"]),
+        (("test", "test-failed"), 2, ["check", "test", "test-failed"]),
+        (("check",), 2, ["check"]),
+    ],
+)
+def test_ci_tries_failed_tests_again(
+    failing: tuple[str, ...], status: int, targets: list[str], tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    (tmp_path / ".ci/kernel_inputs").write_text("#!/bin/sh\necho other\n")
+    make = tmp_path / "bin/make"
+    make.parent.mkdir()
+    checks = "".join(f'[ "$1" != {each} ] || exit 2\n' for each in failing)
+    make.write_text(f'#!/bin/sh\necho "$1"\n{checks}')
+    make.chmod(0o755)
+    environment = os.environ | {"PATH": f"{make.parent}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        [tmp_path / ".ci/run"], env=environment, capture_output=True, text=True, timeout=20
+    )
+    assert (ran.returncode, ran.stdout.split()) == (status, targets)

@@ -236,7 +236,7 @@ async def test_the_deadline_ends_a_stream_with_an_error(servers: Servers) -> Non
         assert response.json()["error"]["code"] == "deadline_exceeded"
 
 
-async def leave(mesh: BackEnd, has_come: Callable[[], object], **fields: Any) -> None:
+async def leave(mesh: BackEnd, has_come: Callable[[], bool], **fields: Any) -> None:
     """Send a request and close the connection once `has_come`."""
     body = ask(mesh, **fields)
     async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as client:
@@ -265,7 +265,7 @@ async def test_a_client_that_leaves_while_waiting_for_a_place_starts_nothing(
 ) -> None:
     async with BackEnd(*servers, script=counting) as mesh:
         mesh.scheduler.delay_s = 1.0
-        await leave(mesh, lambda: mesh.scheduler.received)
+        await leave(mesh, lambda: bool(mesh.scheduler.received))
         await mesh.until(lambda: b"cancelled_requests_total 1.0" in mesh.metrics.render())
         await asyncio.sleep(1.0)
         assert mesh.workers[0].generates == []
@@ -276,7 +276,7 @@ async def test_a_stream_that_outlives_its_cancel_is_cancelled_again(servers: Ser
         worker = mesh.workers[0]
         worker.ignored_cancels = 1
         worker.step_s = 0.05
-        await leave(mesh, lambda: worker.runs, max_tokens=240)
+        await leave(mesh, lambda: bool(worker.runs), max_tokens=240)
         await mesh.until(lambda: len(worker.cancels) == 2)
         assert all(run.is_over for run in worker.runs.values())
 

@@ -32,7 +32,7 @@ def test_the_error_of_a_used_port_names_the_setting() -> None:
 
 
 async def until_refused(url: str) -> None:
-    """Until nobody listens."""
+    """Until the port is closed."""
     while True:
         try:
             async with httpx.AsyncClient(base_url=url) as client:
