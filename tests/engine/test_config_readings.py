@@ -111,6 +111,11 @@ REFUSED: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         "rope_type",
     ),
+    "a rope of half a pair": (
+        "GlmForCausalLM",
+        {"head_dim": 12, "partial_rotary_factor": 0.25},
+        "partial_rotary_factor turns 3 of",
+    ),
     "olmo3 in the old style with another theta": (
         "Olmo3ForCausalLM",
         {"sliding_window": 8, "rope_theta": 10000.0},

@@ -182,7 +182,14 @@ class TensorShards:
         return self._file_by_name[name]
 
     def _open_indexed(self, index: Path, wants: Callable[[str], bool]) -> None:
-        shard_by_name = {name: shard for name, shard in _read_index(index).items() if wants(name)}
+        all_shards = _read_index(index)
+        if (self.directory / SINGLE_FILE).is_file() and SINGLE_FILE not in all_shards.values():
+            # transformers reads the one and vLLM the other: nothing says which is the newer
+            raise CheckpointError(
+                f"{self.directory}: holds {SINGLE_FILE} and {INDEX_FILE}, which names other "
+                "files; remove one of the two"
+            )
+        shard_by_name = {name: shard for name, shard in all_shards.items() if wants(name)}
         # a shard lies beside its index, whatever path is written there
         file_by_shard = {
             shard: TensorFile(self.directory / Path(shard).name)

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from tokenmesh.shared import tensor_file
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.tensor_file import INDEX_FILE, TensorFile, TensorShards
+from tokenmesh.shared.tensor_file import INDEX_FILE, SINGLE_FILE, TensorFile, TensorShards
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 TYPES = st.sampled_from(["float32", "float16", "float64", "int8", "int64", "bool", "uint8"])
@@ -174,3 +174,14 @@ def test_of_two_files_with_the_same_tensor_the_index_chooses(tmp_path: Path) -> 
         (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": a, "b": b}}))
         shards = TensorShards(tmp_path)
         assert [shards.file_of(name).path.name for name in "ab"] == [a, b]
+
+
+def test_an_index_of_other_files_beside_a_single_file_is_refused(tmp_path: Path) -> None:
+    some_file(tmp_path).rename(tmp_path / "one.safetensors")
+    some_file(tmp_path).rename(tmp_path / SINGLE_FILE)
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"holds model\.safetensors and .*remove one"):
+        TensorShards(tmp_path)
+    weight_map = {"a": SINGLE_FILE, "b": "one.safetensors"}
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    assert "a" in TensorShards(tmp_path)

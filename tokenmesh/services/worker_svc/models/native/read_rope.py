@@ -145,10 +145,12 @@ def _read(raw: RawConfig, parameters: RawConfig, rules: RopeRules, head_dim: int
         if kind != "default" and fraction != 1.0:
             raise parameters.error("partial_rotary_factor", f"is {fraction}; supported is 1.0")
         fraction = 1.0
-    # An odd partial dimension is rounded up to whole pairs.
-    rotary_dim = 2 * ((int(head_dim * fraction) + 1) // 2)
+    rotary_dim = int(head_dim * fraction)
     if head_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise raw.error("head_dim", f"is {head_dim}; rope needs an even number of at least 2")
+    if rotary_dim % 2:
+        problem = f"turns {rotary_dim} of a head's {head_dim} numbers; supported are whole pairs"
+        raise parameters.error("partial_rotary_factor", problem)
     rope = RopeConfig(
         kind=kind,
         theta=parameters.number("rope_theta", _THETA),
