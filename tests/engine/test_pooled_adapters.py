@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fakes.adapters import PREFIX, AdapterSpec, merge, write_adapter, write_tensors
-from tests.fakes.pool_driver import PoolDriver
+from tests.fakes.pool_driver import PoolDriver, encoder_drivers
 from tests.fakes.poolers import (
     DECODERS,
     ENCODERS,
@@ -36,15 +35,7 @@ Made = tuple[PoolDriver, Any]
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    @cache
-    def get(name: str) -> Made:
-        directory = tmp_path_factory.mktemp(name)
-        model = make_pooler(ENCODERS[name], "Model")
-        model.save_pretrained(directory)
-        write_modules(directory)
-        return PoolDriver(directory, max_num_batched_tokens=64, lora=LORA), model
-
-    return get
+    return encoder_drivers(tmp_path_factory.mktemp, lora=LORA)
 
 
 def linear_names(body: torch.nn.Module) -> dict[str, None]:

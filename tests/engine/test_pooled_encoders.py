@@ -1,7 +1,6 @@
 """Encoders answer as transformers does with each prompt alone, whatever they are computed with."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fakes.pool_driver import PoolDriver
+from tests.fakes.pool_driver import PoolDriver, encoder_drivers
 from tests.fakes.poolers import (
     ENCODERS,
     make_pooler,
@@ -29,17 +28,7 @@ Made = tuple[PoolDriver, Any]
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    """An engine, and the same model of transformers."""
-
-    @cache
-    def get(name: str) -> Made:
-        directory = tmp_path_factory.mktemp(name)
-        model = make_pooler(ENCODERS[name], "Model")
-        model.save_pretrained(directory)
-        write_modules(directory)
-        return PoolDriver(directory, max_num_batched_tokens=64), model
-
-    return get
+    return encoder_drivers(tmp_path_factory.mktemp)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

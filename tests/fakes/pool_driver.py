@@ -1,6 +1,7 @@
 """PoolDriver: the real engine and runner of a model that pools, prompts in, numbers out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.fakes.engine_driver import MAX_STEPS
+from tests.fakes.poolers import ENCODERS, make_pooler, write_modules
 from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, RequestSpec, StreamKey
@@ -126,3 +128,19 @@ def numbers_of(request: Request) -> Numbers:
     pooled = request.output.pooled
     assert pooled is not None
     return np.frombuffer(pooled.data, np.dtype("<f4")).reshape(pooled.shape)
+
+
+def encoder_drivers(
+    make_directory: Callable[[str], Path], **settings: Any
+) -> Callable[[str], tuple[PoolDriver, Any]]:
+    """For the name of an encoder an engine, and the same model of transformers; made once."""
+
+    @cache
+    def get(name: str) -> tuple[PoolDriver, Any]:
+        directory = make_directory(name)
+        model = make_pooler(ENCODERS[name], "Model")
+        model.save_pretrained(directory)
+        write_modules(directory)
+        return PoolDriver(directory, max_num_batched_tokens=64, **settings), model
+
+    return get

@@ -6,13 +6,8 @@ from typing import Any, Final
 
 import httpx
 
-from tests.fakes.service_mesh import running
+from tests.fakes.five_services import five_services
 from tests.servers import free_port
-from tokenmesh.services.gateway.main import build as build_gateway
-from tokenmesh.services.mm_encoder_svc.main import build as build_encoder
-from tokenmesh.services.scheduler_svc.main import build as build_scheduler
-from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
-from tokenmesh.services.worker_svc.main import build as build_worker
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
@@ -23,7 +18,6 @@ from tokenmesh.shared.config.model import (
     TokenizerSettings,
 )
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.service import Mesh
 
 NAME: Final = "whisper-tiny"
 
@@ -57,19 +51,8 @@ class SpeechMesh:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "SpeechMesh":
-        self.services: dict[str, Mesh] = {}
-        for name, build in (
-            ("tokenizer", build_tokenizer),
-            ("encoder", build_encoder),
-            ("scheduler", build_scheduler),
-            ("worker", build_worker),
-            ("gateway", build_gateway),
-        ):
-            service = running(name, self.settings, build)
-            self.services[name] = await self._stack.enter_async_context(service)
-        self.client = await self._stack.enter_async_context(
-            httpx.AsyncClient(base_url=self.url, timeout=30)
-        )
+        services = five_services(self.settings)
+        self.services, self.client = await self._stack.enter_async_context(services)
         return self
 
     async def __aexit__(self, *_: object) -> None:

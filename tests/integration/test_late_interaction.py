@@ -1,7 +1,6 @@
 """ColQwen2 through real services: texts and images on either side, as transformers scores them."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,10 @@ import pytest_asyncio
 import torch
 
 from tests.fakes.colqwen2 import SIZE, Oracle, colqwen2
+from tests.fakes.five_services import five_services
 from tests.fakes.images import data_uri, image_file, picture
 from tests.fakes.pool_mesh import post, refused
-from tests.fakes.service_mesh import running
 from tests.servers import Server, bus_settings_of, free_port, redis_settings_of
-from tokenmesh.services.gateway.main import build as build_gateway
-from tokenmesh.services.mm_encoder_svc.main import build as build_encoder
-from tokenmesh.services.scheduler_svc.main import build as build_scheduler
-from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
-from tokenmesh.services.worker_svc.main import build as build_worker
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.model import EncoderSettings, ModelSettings
@@ -54,7 +48,6 @@ def oracle(checkpoint: Path) -> Oracle:
 async def client(
     checkpoint: Path, nats_server: Server, redis_server: Server
 ) -> AsyncIterator[httpx.AsyncClient]:
-    port = free_port()
     settings = Settings(
         models=(
             ModelSettings(
@@ -66,21 +59,12 @@ async def client(
         ),
         bus=bus_settings_of(nats_server),
         redis=redis_settings_of(redis_server),
-        gateway=GatewaySettings(port=port, max_pool_media=3),
+        gateway=GatewaySettings(port=free_port(), max_pool_media=3),
         worker=WorkerSettings(device="cpu", max_num_batched_tokens=32, num_gpu_blocks_override=64),
         encoder=EncoderSettings(device="cpu"),
     )
-    async with AsyncExitStack() as stack:
-        for service, build in (
-            ("worker", build_worker),
-            ("encoder", build_encoder),
-            ("scheduler", build_scheduler),
-            ("tokenizer", build_tokenizer),
-            ("gateway", build_gateway),
-        ):
-            await stack.enter_async_context(running(service, settings, build))
-        url = f"http://127.0.0.1:{port}"
-        yield await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+    async with five_services(settings) as (_, client):
+        yield client
 
 
 def close(found: Any, expected: torch.Tensor) -> None:

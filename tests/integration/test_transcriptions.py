@@ -224,7 +224,7 @@ async def test_bad_forms_and_files_are_refused_by_name(mesh: SpeechMesh) -> None
         (sound, {"temperatures": "hot"}, 400, "temperatures"),
         (sound, {"n": "2"}, 400, "n is not supported"),
         (sound, {"use_beam_search": "true"}, 400, "use_beam_search is not supported"),
-        (sound, {"stream": "true", "response_format": "srt"}, 400, "stream goes with"),
+        (sound, {"stream": "true", "response_format": "srt"}, 400, "stream needs response_format"),
         (sound, {"timestamp_granularities[]": "segment"}, 400, "needs response_format"),
         (sound, {"timestamp_granularities[]": "word"}, 400, "needs response_format"),
         (sound, {"prompt": "a <|translate|> b"}, 400, "special tokens"),

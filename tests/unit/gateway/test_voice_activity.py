@@ -92,7 +92,7 @@ def test_without_detection_the_client_commits() -> None:
     buffer.clear()
     with pytest.raises(EmptyBuffer):
         buffer.commit()
-    with pytest.raises(InvalidInput, match="half a sample"):
+    with pytest.raises(InvalidInput, match="ends within a sample"):
         list(buffer.append(b"x"))
 
 

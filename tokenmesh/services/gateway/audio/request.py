@@ -109,7 +109,7 @@ class SpeechFields(Bounded):
                 raise NotSupported(f"{name} {hint}", param=name)
         if self.stream and self.response_format in TIMED:
             raise InvalidInput(
-                f"stream goes with response_format json and text, not {self.response_format}",
+                f"stream needs response_format json or text, not {self.response_format}",
                 param="stream",
             )
         if self.temperatures is not None and self.temperature:
@@ -119,7 +119,7 @@ class SpeechFields(Bounded):
             )
         if self.stream and len(self.temperatures or ()) > 1:
             raise InvalidInput(
-                "temperatures holds several, of which a stream takes one: sent text stays",
+                "temperatures: a stream takes one value, since text that was sent is final",
                 param="temperatures",
             )
 

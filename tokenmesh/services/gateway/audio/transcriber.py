@@ -109,7 +109,7 @@ class Transcriber:
                     hedge_after_s=self.settings.audio_timeout_s / 2,
                 )
             except NotFound as error:
-                raise Unavailable(f"the recording is gone: {error.message}") from error
+                raise Unavailable(f"the recording is no longer stored: {error.message}") from error
             except InvalidInput as error:
                 raise type(error)(f"file: {error.message}", param="file") from error
             current.set_attribute("tokenmesh.audio_s", prepared.duration_s)

@@ -47,7 +47,7 @@ async def move_inline_media(messages: Sequence[Any], uploads: Uploads, access: A
         await turns.rest()
         url = holder[key]
         if url.startswith(BLOB_SCHEME):
-            raise _invalid(path, "the scheme blob: is not for clients")
+            raise _invalid(path, "the scheme blob: is internal: send a URL or a data URI")
         if url.startswith(f"{ID_PREFIX}-"):
             await _lend(url, path, uploads, access)
         is_uri = url.startswith(_DATA_SCHEME)

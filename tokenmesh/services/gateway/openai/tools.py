@@ -150,7 +150,7 @@ def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSc
     for index, schema in enumerate(schemas):
         if schema.name in names:
             path = ("tools", index, "function", "name")
-            raise _invalid(path, f"{schema.name!r} is there twice")
+            raise _invalid(path, f"{schema.name!r} is used twice")
         names.add(schema.name)
     return schemas
 

@@ -137,7 +137,7 @@ class Adapters:
         task = self._resolving.get(name)
         if task is None:
             if len(self._resolving) >= _MAX_RESOLVING:
-                raise Overloaded("too many unknown models are looked for", retry_after_s=1.0)
+                raise Overloaded("too many unknown models are being looked up", retry_after_s=1.0)
             task = asyncio.create_task(self._resolve(name))
             self._resolving[name] = task
             task.add_done_callback(lambda _: self._resolving.pop(name, None))

@@ -85,7 +85,7 @@ class NumbersAnswer:
         limit = run.services.settings.max_described_inputs
         if self._request.encoding_format == "bytes" and len(items) > limit:
             raise InvalidInput(
-                f"the header of encoding_format bytes describes at most {limit} inputs, this are "
+                f"encoding_format bytes describes at most {limit} inputs in its header, not "
                 f"{len(items)}: use bytes_only",
                 param="encoding_format",
             )

@@ -81,7 +81,7 @@ class InputBuffer:
     def append(self, data: bytes) -> Iterator[SpeechStarted | SpeechStopped | None]:
         """What happens in the audio; None after each measured frame. Raises InvalidInput."""
         if len(data) % BYTES_PER_SAMPLE:
-            raise InvalidInput("audio holds half a sample of 16 bits", param="audio")
+            raise InvalidInput("audio ends within a sample of 16 bits", param="audio")
         most = int(self.max_s * self.rate) * BYTES_PER_SAMPLE
         if len(data) > most or (self.detection is None and len(self._data) + len(data) > most):
             raise InvalidInput(
