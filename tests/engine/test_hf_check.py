@@ -58,8 +58,8 @@ def test_in_half_precision_a_model_may_err_as_its_own_rounding_makes_it() -> Non
 def test_other_logits_are_refused_with_both_numbers() -> None:
     torch.manual_seed(0)
     expected = reference(cast("Any", Waves(1.0, torch.bfloat16)), VOCAB)
-    assert check(expected, expected.logits * 1.1) == pytest.approx(0.1, rel=1e-4)
+    assert check(expected, expected.results * 1.1) == pytest.approx(0.1, rel=1e-4)
     with pytest.raises(UnservedModel, match=r"are 0\.3 away .* more than 0\.2 is not rounding"):
-        check(expected, expected.logits * 1.3)
+        check(expected, expected.results * 1.3)
     with pytest.raises(UnservedModel, match="are nan away"):
-        check(expected, expected.logits * float("nan"))
+        check(expected, expected.results * float("nan"))

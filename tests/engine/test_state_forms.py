@@ -1,6 +1,7 @@
 """Mixers over flat tokens against the modules' own forward, row by row."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,10 +21,13 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from tokenmesh.kernels.state_rows import StateRows
-from tokenmesh.services.worker_svc.models.hf.state_forms import (
-    FlatMixer,
-    MixerStates,
-    has_flat_form,
+from tokenmesh.services.worker_svc.models.hf.mixers import FORMS, MixerPort, has_flat_form, wrap
+from tokenmesh.services.worker_svc.models.hf.run import (
+    CONV,
+    RECURRENT,
+    ModulePlace,
+    Run,
+    RunCache,
 )
 
 HIDDEN, LAYERS = 32, 2
@@ -95,15 +99,26 @@ def states_of(module: Any, slots: int) -> tuple[torch.Tensor, torch.Tensor | Non
     return kept, torch.full((slots, *shape), float("nan"))
 
 
+def port_of(module: torch.nn.Module, conv: torch.Tensor, recurrent: Any) -> MixerPort:
+    """Runs the module by kernels, over these states."""
+    run = Run(store=cast("Any", SimpleNamespace(layers=[[conv, recurrent]])))
+    port = wrap(module, run, RunCache(run))
+    port.places[CONV, 0] = ModulePlace(run, 0, 0)
+    if recurrent is not None:
+        port.places[RECURRENT, 0] = ModulePlace(run, 0, 1)
+    port.take_form(FORMS[0])
+    return port
+
+
 @pytest.mark.parametrize("name", MIXERS)
 @torch.inference_mode()
 def test_flat_mixer_equals_the_module_row_by_row(name: str) -> None:
     module = mixer(name)
-    flat = FlatMixer(module)
     lengths, slots = (70, 3, 12), [4, 0, 2]
     hidden = [torch.randn(length, HIDDEN) for length in lengths]
     expected = [module(each[None])[0] for each in hidden]
     conv, recurrent = states_of(module, 5)
+    port = port_of(module, conv, recurrent)
     parts: list[list[torch.Tensor]] = [[] for _ in hidden]
     starts = [0, 0, 0]
     for counts in ((66, 1, 5), (1, 1, 0), (2, 0, 6), (1, 1, 1)):  # chunks, decoding, both
@@ -114,7 +129,8 @@ def test_flat_mixer_equals_the_module_row_by_row(name: str) -> None:
             ]
         )
         rows = StateRows.of(slots, starts, list(counts))
-        out = flat(tokens, MixerStates(rows, conv, recurrent))
+        port.run.step = cast("Any", SimpleNamespace(state_rows=rows))
+        out = port.forward(tokens[None], {})[0]
         for row, part in enumerate(torch.split(out, list(counts))):
             parts[row].append(part)
             starts[row] += counts[row]
@@ -124,9 +140,7 @@ def test_flat_mixer_equals_the_module_row_by_row(name: str) -> None:
     assert conv[[1, 3]].isnan().all()
 
 
-def test_a_mixer_with_another_recurrence_is_refused() -> None:
+def test_a_mixer_with_another_recurrence_has_no_kernels() -> None:
     config = transformers.MambaConfig(hidden_size=HIDDEN, num_hidden_layers=1, state_size=8)
     module = MambaMixer(config, 0)
     assert not has_flat_form(type(module))
-    with pytest.raises(ValueError, match="MambaMixer keeps a state that no kernel computes"):
-        FlatMixer(module)

@@ -97,8 +97,7 @@ class Port:
     ) -> torch.Tensor:
         heads = torch.cat([each[0].transpose(0, 1) for each in (query, key, value)], dim=1)
         tables = [step.tables(self.place.group)]
-        store = self.place.run.store
-        assert store is not None
+        store = self.place.store
         scales = None if store.scale_table is None else store.scale_table[self.place.layer]
         inputs = ProgramInputs(
             *(step.starts, step.counts, step.numbers, tables, (), None), page_scales=scales

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
-from transformers import PreTrainedModel
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.services.worker_svc.adapters.tree_sites import (
@@ -19,10 +19,11 @@ from tokenmesh.services.worker_svc.models.api import LanguageModel, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.check import (
+    Compute,
     Reference,
     Waits,
     check,
-    paged_logits,
+    paged_results,
     prompts,
     reference,
 )
@@ -32,7 +33,7 @@ from tokenmesh.services.worker_svc.models.hf.media.cross import (
     take_alignment_heads,
 )
 from tokenmesh.services.worker_svc.models.hf.media.language import stand_in
-from tokenmesh.services.worker_svc.models.hf.mixers import FORMS
+from tokenmesh.services.worker_svc.models.hf.mixers import FORMS, in_fastest_form
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
 from tokenmesh.services.worker_svc.models.hf.quantized.codes import offer_stored, round_weights
 from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
@@ -86,7 +87,7 @@ def build_hf(
             return promoted
         if not model.is_whole:
             model, expected = read()
-        return _as_tree(model, expected, has_kernels)
+        replace_parts(model, expected, has_kernels)
     except UnservedModel as error:
         raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
     except (CheckpointError, MemoryError, torch.OutOfMemoryError):
@@ -94,6 +95,10 @@ def build_hf(
     except Exception as error:  # whatever a model class raises about what it is given
         what = f"its code fails: {type(error).__name__}: {error}"
         raise CheckpointError(f"{facts.architecture} cannot be served: {what}") from error
+    if model.device.type != "cpu" and not model.takes_graphs:
+        why = model.waits_for or "its indexer, which goes from row to row"
+        logger.warning("%s decodes without CUDA graphs: %s", facts.architecture, why)
+    return model
 
 
 def _as_decoder(model: HfModel, expected: Reference, has_kernels: bool) -> Decoder | None:
@@ -106,7 +111,7 @@ def _as_decoder(model: HfModel, expected: Reference, has_kernels: bool) -> Decod
         return None
     model.is_whole = False
     try:
-        _check(promoted, expected)
+        _check(promoted, partial(_logits, promoted), expected)
     except UnservedModel as error:
         logger.warning("%s as a native decoder: %s", name, error.message)
         return None
@@ -114,49 +119,38 @@ def _as_decoder(model: HfModel, expected: Reference, has_kernels: bool) -> Decod
     return promoted
 
 
-def _as_tree(model: HfModel, expected: Reference, has_kernels: bool) -> HfModel:
-    """With the parts replaced that ours are faster than. Raises UnservedModel."""
-    experts.take_over(model.tree.body, has_kernels)
-    mixers = model.tree.mixers
+def replace_parts(model: HfModel, expected: Reference, has_kernels: bool) -> None:
+    """Replace the parts of a tree that ours are faster than, and check it in the fastest form.
+
+    Raises UnservedModel.
+    """
+    tree, on_gpu = model.tree, uses_triton(expected.results)
+    experts.take_over(tree.body, has_kernels)
     # the others go from row to row on the host
-    forms = FORMS if mixers and not uses_triton(expected.logits) else FORMS[:1]
-    if len(forms) == 1:
-        for port in mixers:
+    forms = FORMS if tree.mixers and not on_gpu else FORMS[:1]
+    if on_gpu:
+        for port in tree.mixers:
             port.take_form(forms[0])
-    modules = [*model.tree.body.modules(), *model.tree.model.modules()]
+    modules = list(dict.fromkeys((*tree.body.modules(), *tree.model.modules())))
     calls = _record(model, modules)
-    ports = [*mixers, *model.tree.indexers]
-    problems = site_problems(model.tree.body, ports, calls)
+    problems = site_problems(tree.body, [*tree.mixers, *tree.indexers], calls)
     swap(modules, calls, has_kernels)
     model.sites.former = former_names(model.sites_prefix)
-    add_sites(model.sites, model.tree.body, model.sites_prefix, problems)
-    for form in forms:
-        for port in mixers:
-            port.take_form(form)
-        try:
-            model.waits_for = _check(model, expected)
-        except UnservedModel as error:
-            if form == forms[-1]:
-                raise
-            logger.info("mixers of %s %s: %s", model.facts.architecture, form, error.message)
-        else:
-            break
-    if uses_triton(expected.logits) and not model.takes_graphs:
-        why = model.waits_for or "its indexer, which goes from row to row"
-        logger.warning("%s decodes without CUDA graphs: %s", model.facts.architecture, why)
-    return model
+    add_sites(model.sites, tree.body, model.sites_prefix, problems)
+    check_form = partial(_check, model, model.results, expected)
+    model.waits_for = in_fastest_form(tree.mixers, forms, check_form)
 
 
 @torch.inference_mode()
 def _record(model: HfModel, modules: list[torch.nn.Module]) -> Calls:
-    """The calls of one pass over a few tokens, the head included."""
+    """The calls of one pass over a few tokens, with what is behind the states."""
     step = first_step(model.device)
     store = make_store(model.keeps, 3, FIRST_PAGE, 1, model.dtype, model.device)
     store.clear_blocks(torch.arange(3, device=model.device))
     if model.write_cross is not None:
-        model.write_cross(_states(model.facts, model)[0], store, 0)
+        model.write_cross(states_for_check(model.facts, model.dtype, model.device)[0], store, 0)
     ids = prompts(model.facts.vocab_size, model.device)[0][:FIRST_TOKENS]
-    return record(modules, lambda: model.logits(model.forward(model.embed(ids), step, store)))
+    return record(modules, lambda: model.results(ids, step, store))
 
 
 def _deferred(
@@ -184,7 +178,7 @@ def read_tree(
     if facts.rounding is not None:
         round_weights(model, model.get_output_embeddings(), facts.rounding)
         experts.round_all(model, facts.rounding)
-    expected = reference(model, facts.vocab_size, _states(facts, model))
+    expected = reference(model, facts.vocab_size, states_for_check(facts, dtype, model.device))
     tree = adapt(model, facts.ropes)
     take_alignment_heads(tree.crosses, tree.run, facts.directory, facts.config)
     body = Computed(tree.body)
@@ -193,25 +187,20 @@ def read_tree(
     return HfModel(facts, keeps, tree, body), expected
 
 
-def _states(facts: HfFacts, model: HfModel | PreTrainedModel) -> list[torch.Tensor]:
-    """What an encoder could have computed for each prompt of the check; empty without one."""
-    if not facts.encoder_states:
-        return []
-    shape = (facts.encoder_states, facts.hidden_size)
-    return states_for_check(shape, torch.empty(0, dtype=model.dtype, device=model.device))
+def _logits(model: Decoder, ids: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+    return model.logits(model.forward(model.embed(ids), step, store))
 
 
-def _check(model: LanguageModel, expected: Reference) -> str | None:
+@torch.inference_mode()
+def _check(model: HfModel | Decoder, compute: Compute, expected: Reference) -> str | None:
     """See `check`; an operation that would wait for a GPU, if there is one."""
-    waits = Waits()
+    waits, device = Waits(), expected.results.device
 
-    def logits(ids: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+    def watched(ids: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
         with waits.watching():
-            return model.logits(model.forward(model.embed(ids), step, store))
+            return compute(ids, step, store)
 
-    with torch.inference_mode():
-        states = _states(model.facts, model) if isinstance(model, HfModel) else []
-        ours = paged_logits(logits, model, expected.logits.device, states)
-    error = check(expected, ours)
+    states = states_for_check(model.facts, model.dtype, device)
+    error = check(expected, paged_results(watched, model, device, states))
     logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)
     return waits.seen

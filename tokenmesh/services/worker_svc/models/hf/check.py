@@ -20,7 +20,6 @@ from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
-from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
 
 _READS: Final = frozenset(
     {
@@ -88,7 +87,8 @@ _CUTS: Final = ((0, 9, 10, 17, 22, 23), (0, 5, 6, 12, 13, 14))
 _TABLES: Final = ((7, 2, 11, 4, 9, 1), (3, 10, 5, 8, 0, 0))
 _NUM_BLOCKS: Final = 12
 
-Forward = Callable[[torch.Tensor, Step, KvStore], torch.Tensor]
+Compute = Callable[[torch.Tensor, Step, KvStore], torch.Tensor]
+"""Token ids [T], their step and a store -> results for each of them."""
 
 
 def prompts(vocab_size: int, device: torch.device) -> list[torch.Tensor]:
@@ -102,10 +102,11 @@ def prompts(vocab_size: int, device: torch.device) -> list[torch.Tensor]:
 class Reference:
     """What transformers' own code computes from whole prompts."""
 
-    logits: torch.Tensor
-    """float32 [tokens, V]"""
+    results: torch.Tensor
+    """float32 [tokens, V] logits, or [tokens, H] states"""
     limit: float
     """The largest relative error of ours."""
+    what: str = "logits"
 
 
 @torch.inference_mode()
@@ -164,23 +165,23 @@ def _distance(ours: torch.Tensor, expected: torch.Tensor) -> float:
 
 def check(expected: Reference, ours: torch.Tensor) -> float:
     """The relative error; raises UnservedModel where it is too large."""
-    error = _distance(ours, expected.logits)
+    error = _distance(ours, expected.results)
     if not error <= expected.limit:
         raise UnservedModel(
-            f"in chunks and batched its logits are {error:.2g} away from those of the whole "
-            f"prompt, and more than {expected.limit:.2g} is not rounding"
+            f"in chunks and batched its {expected.what} are {error:.2g} away from those of the "
+            f"whole prompt, and more than {expected.limit:.2g} is not rounding"
         )
     return error
 
 
 @torch.inference_mode()
-def paged_logits(
-    forward: Forward,
-    model: LanguageModel | PoolModel,
+def paged_results(
+    compute: Compute,
+    model: LanguageModel,
     device: torch.device,
     states: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """float32 [tokens, V] of the same prompts over a store; forward: ids, step, store -> logits."""
+    """float32 [tokens, *]: results for the same prompts over a store."""
     grouping, vocab_size = model.grouping, model.facts.vocab_size
     num_blocks = _NUM_BLOCKS * len(grouping.windows)
     store = make_store(model.keeps, num_blocks, _PAGE, len(_LENGTHS), model.dtype, device, grouping)
@@ -189,9 +190,8 @@ def paged_logits(
             tensor.fill_(float("nan"))
     for row in range(len(_LENGTHS)):
         store.clear_row(row)
-        write_cross = getattr(model, "write_cross", None)  # no model that pools has one
-        if write_cross is not None:
-            write_cross(states[row], store, row)
+        if model.write_cross is not None:
+            model.write_cross(states[row], store, row)
     ids, tables = prompts(vocab_size, device), torch.tensor(_TABLES)
     windowed = [tables + _NUM_BLOCKS * group for group in range(1, len(grouping.windows))]
     found: list[list[torch.Tensor]] = [[], []]
@@ -208,8 +208,8 @@ def paged_logits(
             windowed_tables=windowed,
         )
         tokens = torch.cat([ids[row][start:end] for row, start, end in spans])
-        logits = forward(tokens, on_device(step, device), store)
-        pieces = torch.split(logits, list(step.counts))
+        results = compute(tokens, on_device(step, device), store)
+        pieces = torch.split(results, list(step.counts))
         for (row, _, _), piece in zip(spans, pieces, strict=True):
             found[row].append(piece)
     return torch.cat([piece for row in found for piece in row]).float()

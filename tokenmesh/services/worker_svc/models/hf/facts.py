@@ -16,8 +16,8 @@ from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
 from tokenmesh.services.worker_svc.models.hf.media.cross import DECODERS, ENCODERS
 from tokenmesh.services.worker_svc.models.hf.media.language import media_facts, without_towers
+from tokenmesh.services.worker_svc.models.hf.mixers import has_flat_form
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
-from tokenmesh.services.worker_svc.models.hf.state_forms import has_flat_form
 from tokenmesh.services.worker_svc.models.hf.tree import adapt, length_ropes
 from tokenmesh.services.worker_svc.models.keeps import Cross, Kept, Latent, LayerKeeps, Pages
 from tokenmesh.services.worker_svc.models.native.read_rope import stretched

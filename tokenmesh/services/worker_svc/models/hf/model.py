@@ -68,6 +68,10 @@ class HfModel:
     def aligner(self) -> RowAlignments | None:
         return self.tree.run.alignments
 
+    def results(self, ids: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+        """What is compared with transformers: the logits of all tokens."""
+        return self.logits(self.forward(self.embed(ids), step, store))
+
     def _write_cross(self, states: torch.Tensor, store: KvStore, row: int) -> None:
         states = states.to(self.device, self.dtype)
         for port in self.tree.crosses:

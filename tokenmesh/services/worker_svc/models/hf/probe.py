@@ -7,7 +7,6 @@ refused here, by name, before any weight is read.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
@@ -46,30 +45,27 @@ class MaskSeen:
 
 @dataclass(slots=True)
 class Seen:
-    """What one probe has found, by layer_idx."""
+    """What one probe has found."""
 
     run: Run
     keeps: dict[int, list[Kept]] = field(default_factory=dict)
-    ports: list[tuple[torch.nn.Module, int, int, Callable[[ModulePlace], Any]]] = field(
-        default_factory=list
-    )
-    """Module, layer_idx, item, and what makes its port."""
-    mixers: list[tuple[MixerPort, int, int, tuple[str, int]]] = field(default_factory=list)
+    """By layer_idx."""
+    places: list[ModulePlace] = field(default_factory=list)
 
-    def add(self, layer: int, kept: Kept) -> int:
-        """The item's number within its layer."""
+    def place_of(self, module: torch.nn.Module, kept: Kept) -> ModulePlace:
+        """Where a module has what it keeps; the layer is its layer_idx until `number`."""
+        layer = _layer_of(module)
         items = self.keeps.setdefault(layer, [])
         items.append(kept)
-        return len(items) - 1
+        self.places.append(ModulePlace(self.run, layer, len(items) - 1))
+        return self.places[-1]
 
-    def attach(self) -> tuple[LayerKeeps, ...]:
-        """Give every module its port; what the layers keep, in the order of the store."""
-        numbers = {layer: number for number, layer in enumerate(sorted(self.keeps))}
-        for module, layer, item, make in self.ports:
-            setattr(module, PORT, make(ModulePlace(self.run, numbers[layer], item)))
-        for port, layer, item, state in self.mixers:
-            port.places[state] = (numbers[layer], item)
-        return tuple(tuple(self.keeps[layer]) for layer in sorted(self.keeps))
+    def number(self) -> tuple[LayerKeeps, ...]:
+        """What the layers keep, in the order of the store, whose numbers the places get."""
+        order = sorted(self.keeps)
+        for place in self.places:
+            place.layer = order.index(place.layer)
+        return tuple(tuple(self.keeps[layer]) for layer in order)
 
 
 _seen: Seen | None = None
@@ -82,8 +78,9 @@ def probe(
     indexers: list[IndexerPort],
     crosses: list[CrossPort],
     forward: Callable[[], object],
-) -> Seen:
-    """Run `forward`, whose attention is PROBE; what the layers keep."""
+) -> tuple[LayerKeeps, ...]:
+    """Run `forward`, whose attention is PROBE, and give every module its port or place; what the
+    layers keep."""
     global _seen
     seen = _seen = Seen(run)
     run.cached_layers.clear()
@@ -91,27 +88,22 @@ def probe(
         forward()
     finally:
         _seen = None
-    if own := run.cached_layers - {layer for _, layer, _, _ in seen.ports}:
+    if own := run.cached_layers - seen.keeps.keys():
         raise UnservedModel(f"layer {min(own)} attends with its own code")
     for mixer in mixers:
-        layer = _layer_of(mixer.module)
         for key, state in mixer.probed.items():
             # recurrences lose too much in half precision
             dtype = torch.float32 if key[0] == RECURRENT else state.dtype
-            item = seen.add(layer, State(tuple(state.shape[1:]), dtype))
-            seen.mixers.append((mixer, layer, item, key))
+            kept = State(tuple(state.shape[1:]), dtype)
+            mixer.places[key] = seen.place_of(mixer.module, kept)
         mixer.probed = {}
     for port in indexers:
-        layer = _layer_of(port.module)
-        item = seen.add(layer, Latent(port.width, 0))
-        seen.ports.append((port.module, layer, item, lambda place: place))
+        setattr(port.module, PORT, seen.place_of(port.module, Latent(port.width, 0)))
     for cross in crosses:
-        layer = _layer_of(cross.module)
-        item = seen.add(layer, Cross(cross.heads, cross.head_dim, cross.length))
-        seen.ports.append((cross.module, layer, item, cross.place_at))
+        cross.place = seen.place_of(cross.module, Cross(cross.heads, cross.head_dim, cross.length))
     if not seen.keeps:
         raise UnservedModel("no layer keeps anything between steps")
-    return seen
+    return seen.number()
 
 
 def _layer_of(module: torch.nn.Module) -> int:
@@ -139,7 +131,7 @@ def _attention(
         raise UnservedModel(f"{kind} attends with {what}")
     if mask.refusal is not None:
         raise UnservedModel(mask.refusal)
-    if any(each is module for each, *_ in _seen.ports):
+    if PORT in vars(module):
         raise UnservedModel(f"{kind} of layer {layer} attends twice in one pass")
     known = _KNOWN | _HARMLESS | ({"indices"} if is_latent(module) else set())
     for name, given in named.items():
@@ -147,23 +139,19 @@ def _attention(
             raise UnservedModel(f"{kind} passes {name} to attention, which is not supported")
     if named.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise UnservedModel(f"{kind} looks at later tokens")
-    heads, width = query.shape[1], int(value.shape[-1])
-    make: Callable[[ModulePlace], Any]
-    kept: Pages | Latent
+    softcap, has_sinks = named.get("softcap"), named.get("s_aux") is not None
+    width = int(value.shape[-1])
+    port: Port | LatentPort
     if is_latent(module):
-        width = int(module.v_head_dim)  # type: ignore[arg-type]
-        if mask.window is not None or named.get("softcap") or named.get("s_aux") is not None:
+        if mask.window is not None or softcap or has_sinks:
             raise UnservedModel(f"{kind} has latents with a window, softcap or sinks")
-        kept = Latent(key.shape[-1], value.shape[-1])
-        make = partial(LatentPort, module=module)
+        port = LatentPort(_seen.place_of(module, Latent(key.shape[-1], width)), module)
+        width = int(module.v_head_dim)  # type: ignore[arg-type]
     else:
-        kept = Pages(key.shape[1], key.shape[-1], value.shape[-1], mask.window)
-        softcap, has_sinks = named.get("softcap"), named.get("s_aux") is not None
-        make = partial(
-            Port, window=mask.window, softcap=softcap, has_sinks=has_sinks, value_dim=width
-        )
-    _seen.ports.append((module, layer, _seen.add(layer, kept), make))
-    return query.new_empty(1, query.shape[2], heads, width), None
+        kept = Pages(key.shape[1], key.shape[-1], width, mask.window)
+        port = Port(_seen.place_of(module, kept), mask.window, softcap, has_sinks, width)
+    setattr(module, PORT, port)
+    return query.new_empty(1, query.shape[2], query.shape[1], width), None
 
 
 def _mask(

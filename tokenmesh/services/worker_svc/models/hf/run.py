@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from tokenmesh.kernels.native import Program
+from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.alignment import RowAlignments
 from tokenmesh.services.worker_svc.models.kv_store import KvScale, KvStore
@@ -17,7 +18,8 @@ from tokenmesh.shared.errors import CheckpointError
 CONV: Final = "conv"
 RECURRENT: Final = "recurrent"
 """The kinds of states that transformers' caches know."""
-_CACHE_NAMES: Final = ("past_key_values", "cache_params", "past_key_value")
+StateKey = tuple[str, int]
+"""Kind and index of a state within its module."""
 
 
 class UnservedModel(CheckpointError):
@@ -27,7 +29,8 @@ class UnservedModel(CheckpointError):
 def cache_argument(forward: Callable[..., object]) -> str | None:
     """The name by which `forward` takes a cache; None: it takes none."""
     parameters = inspect.signature(forward).parameters
-    return next((name for name in _CACHE_NAMES if name in parameters), None)
+    names = ("past_key_values", "cache_params", "past_key_value")
+    return next((name for name in names if name in parameters), None)
 
 
 @dataclass(slots=True)
@@ -36,8 +39,10 @@ class Run:
 
     step: Step | None = None
     store: KvStore | None = None
-    states: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
-    """Those of the rows that a mixer computes now: (kind, index) -> [n, ...]."""
+    states: dict[StateKey, torch.Tensor] = field(default_factory=dict)
+    """Those [n, ...] of the rows that a mixer computes now through its own forward."""
+    rows: StateRows | None = None
+    """The rows that a mixer computes now by kernels, which read and write states themselves."""
     index: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Of the indexer at work: keys [1, n, D] of its tokens -> those they are scored against."""
     cached_layers: set[int] = field(default_factory=set)
@@ -56,7 +61,7 @@ class Run:
         self.step = self.store = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModulePlace:
     """Where one module's memory is in the store."""
 
@@ -65,30 +70,37 @@ class ModulePlace:
     item: int
 
     @property
+    def store(self) -> KvStore:
+        """The store at work."""
+        assert self.run.store is not None
+        return self.run.store
+
+    @property
     def tensor(self) -> torch.Tensor:
         """The layer's tensor, see `KvStore.layers`."""
-        assert self.run.store is not None
-        return self.run.store.layers[self.layer][self.item]
+        return self.store.layers[self.layer][self.item]
 
     @property
     def scale(self) -> KvScale:
         """Of the layer's pages."""
-        assert self.run.store is not None
-        return self.run.store.scale_of(self.layer)
+        return self.store.scale_of(self.layer)
 
     @property
     def group(self) -> int:
         """The layer's KV group."""
-        assert self.run.store is not None
-        return self.run.store.grouping.group_of[self.layer]
+        return self.store.grouping.group_of[self.layer]
 
 
 class RunCache(Cache):  # type: ignore[misc]
     """Keys and values pass through to the attention function, which writes them to pages.
 
-    States are those of the rows at work, which `mixers` puts into the run. What a module asks for
-    beyond that has no meaning over a paged store and is refused.
+    States are those of the rows at work, which `mixers` puts into the run. All else of a cache
+    works on its `layers`, which a paged store does not have.
     """
+
+    is_sliding = is_linear = is_dummy = (False,)
+    """By layer: no tokens are dropped by this object."""
+    is_compileable = False
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -96,13 +108,14 @@ class RunCache(Cache):  # type: ignore[misc]
     def __len__(self) -> int:
         return 1 << 30
 
+    @property
+    def layers(self) -> NoReturn:
+        """Refused: there are none."""
+        what = "its code uses the cache's layers, which a paged store does not have"
+        raise UnservedModel(what)
+
     def update(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        layer_idx: int,
-        *_args: object,
-        **_named: object,
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_args: Any, **_named: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What was given: the new tokens' keys and values alone."""
         self._run.cached_layers.add(layer_idx)
@@ -123,18 +136,16 @@ class RunCache(Cache):  # type: ignore[misc]
         """States are never rolled back here."""
         return False
 
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
+    def has_previous_state(self, *_args: Any, **_named: Any) -> bool:
         """Always: a new row's state is zero, which is what no state means."""
         return True
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """[rows at work, channels, width]; None while the probe does not know it."""
+        """[rows at work, channels, width]; None for the probe, and where kernels read it."""
         return self._run.states.get((CONV, state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """[rows at work, ...]; None while the probe does not know it."""
+        """[rows at work, ...]; None as above."""
         return self._run.states.get((RECURRENT, state_idx))
 
     def update_conv_state(
@@ -143,9 +154,11 @@ class RunCache(Cache):  # type: ignore[misc]
         layer_idx: int,
         state_idx: int = 0,
         conv_kernel_size: int | None = None,
-        **_named: object,
+        **_named: Any,
     ) -> torch.Tensor:
         """The state and the new inputs after it; its last ones are the new state."""
+        if self._run.rows is not None:
+            return conv_states
         key = (CONV, state_idx)
         state = self._run.states.get(key)
         if state is None:
@@ -156,38 +169,13 @@ class RunCache(Cache):  # type: ignore[misc]
         return whole
 
     def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_named: object
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_named: Any
     ) -> torch.Tensor:
         """Keep the new state."""
-        self._run.states[RECURRENT, state_idx] = recurrent_states
+        if self._run.rows is None:
+            self._run.states[RECURRENT, state_idx] = recurrent_states
         return recurrent_states
 
     def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        if self._run.index is None:
-            _refuse("update_indexer")
+        assert self._run.index is not None, "called by indexers only, see `IndexerPort`"
         return self._run.index(keys)
-
-    @property
-    def layers(self) -> Any:
-        """Refused: there are none."""
-        _refuse("layers")
-
-    is_sliding = is_linear = is_dummy = (False,)
-    """By layer: no tokens are dropped by this object."""
-    is_compileable = False
-
-
-def _refuse(name: str) -> NoReturn:
-    raise UnservedModel(f"its code uses the cache's {name}, which a paged store does not have")
-
-
-def _refusal(name: str) -> Any:
-    def refuse(*_args: object, **_named: object) -> NoReturn:
-        _refuse(name)
-
-    return refuse
-
-
-for _name in set(vars(Cache)) - set(vars(RunCache)):
-    if not _name.startswith("_"):
-        setattr(RunCache, _name, _refusal(_name))

@@ -152,14 +152,14 @@ class Tree:
         self._run_by(PROBE, PROBE)
         try:
             forward = partial(self.hidden_of, embeddings, positions)
-            seen = probe(self.run, self.mixers, self.indexers, self.crosses, forward)
+            return probe(self.run, self.mixers, self.indexers, self.crosses, forward)
         except UnservedModel:
             raise
         except Exception as error:
             logger.info("the probe failed", exc_info=error)
             raise UnservedModel(_reason_of(error)) from error
-        self._run_by(ATTENTION, experts.NAME)
-        return seen.attach()
+        finally:
+            self._run_by(ATTENTION, experts.NAME)
 
     def _run_by(self, attention: str, experts_name: str) -> None:
         """Name the functions to every module: each reads its own config object."""

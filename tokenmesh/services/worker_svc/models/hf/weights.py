@@ -122,7 +122,8 @@ def read_weights(
     tree: PreTrainedModel = model.eval()
     defer(tree, deferred)
     if checkpoint.device.type != "cpu":
-        _move(tree, checkpoint.device)
+        # in place, one tensor after the other; those without memory stay so
+        tree._apply(lambda each: each if each.is_meta else each.to(checkpoint.device))
     return tree
 
 
@@ -147,26 +148,6 @@ def _loaded(
         )
     own = {f"{path}.{name}" for path, each in deferred.items() for name in each.parameters}
     return model, {**found, "missing_keys": set(found["missing_keys"]) - own}
-
-
-def _move(tree: torch.nn.Module, device: torch.device) -> None:
-    """One tensor after the other, so that what has moved leaves the host's memory at once.
-
-    Those that several modules share stay one, and those without memory stay so.
-    """
-    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for module in tree.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and not parameter.is_meta:
-                if id(parameter) not in moved:
-                    there = torch.nn.Parameter(parameter.to(device), requires_grad=False)
-                    # the old one stays alive, without memory, and so does its id
-                    parameter.data = torch.empty(0)
-                    moved[id(parameter)] = parameter, there
-                module._parameters[name] = moved[id(parameter)][1]  # type: ignore[assignment]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
 
 
 def _place_of(checkpoint: Checkpoint, names: Iterable[str]) -> Path:

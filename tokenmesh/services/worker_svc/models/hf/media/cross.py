@@ -12,6 +12,7 @@ import torch
 
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.alignment import RowAlignments, read_heads
+from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.hf.run import ModulePlace, Run
 from tokenmesh.services.worker_svc.models.kv_store import KvStore
 
@@ -43,11 +44,6 @@ class CrossPort:
     @property
     def head_dim(self) -> int:
         return int(self.module.head_dim)
-
-    def place_at(self, place: ModulePlace) -> "CrossPort":
-        """The port itself, which reads and writes there from now on."""
-        self.place = place
-        return self
 
     def forward(self, hidden: torch.Tensor, **_named: Any) -> tuple[torch.Tensor, None]:
         """hidden [1, T, H] -> the same shape; in place of the module's own forward."""
@@ -129,7 +125,11 @@ def take_alignment_heads(ports: list[CrossPort], run: Run, directory: Path, conf
         run.alignments = RowAlignments(config.median_filter_width, heads)
 
 
-def states_for_check(shape: tuple[int, int], like: torch.Tensor) -> list[torch.Tensor]:
-    """Random states [length, H] for each prompt of the check, the same on every device."""
+def states_for_check(
+    facts: ModelFacts, dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """What an encoder could have computed for each prompt of the check; empty without one."""
     generator = torch.Generator().manual_seed(1)
-    return [torch.randn(shape, generator=generator).to(like) for _ in range(NUM_PROMPTS)]
+    shape = (facts.encoder_states, facts.hidden_size)
+    prompts = range(NUM_PROMPTS if facts.encoder_states else 0)
+    return [torch.randn(shape, generator=generator).to(device, dtype) for _ in prompts]
