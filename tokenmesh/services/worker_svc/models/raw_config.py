@@ -158,6 +158,14 @@ class RawConfig:
         return value
 
 
+def architecture_of(raw: RawConfig) -> str:
+    """The first of `architectures`. Raises CheckpointError."""
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise raw.error("architectures", "is missing: it is not the config of a language model")
+    return names[0]
+
+
 def read_config(directory: Path) -> RawConfig:
     """config.json of what is served of a checkpoint. Raises CheckpointError."""
     whole = read_json(directory / "config.json")

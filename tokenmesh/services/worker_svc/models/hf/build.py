@@ -21,13 +21,12 @@ from tokenmesh.services.worker_svc.models.hf import experts
 from tokenmesh.services.worker_svc.models.hf.check import (
     Compute,
     Reference,
-    Waits,
     check,
     paged_results,
     prompts,
     reference,
 )
-from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
+from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.media.cross import (
     states_for_check,
     take_alignment_heads,
@@ -35,12 +34,8 @@ from tokenmesh.services.worker_svc.models.hf.media.cross import (
 from tokenmesh.services.worker_svc.models.hf.media.language import stand_in
 from tokenmesh.services.worker_svc.models.hf.mixers import FORMS, in_fastest_form
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
-from tokenmesh.services.worker_svc.models.hf.quantized.codes import offer_stored, round_weights
-from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
-    DeferredExperts,
-    find_deferred,
-)
-from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import offer_stored_experts
+from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import DeferredExperts
+from tokenmesh.services.worker_svc.models.hf.quantized.offers import experts_to_defer, offer_codes
 from tokenmesh.services.worker_svc.models.hf.recognise import (
     FIRST_PAGE,
     FIRST_TOKENS,
@@ -56,6 +51,7 @@ from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.promotion.promote import promote
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
+from tokenmesh.services.worker_svc.runner.cuda.waits import Waits
 from tokenmesh.shared.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -78,7 +74,7 @@ def build_hf(
         return read_tree(facts, checkpoint, dtype, progress, deferred)
 
     try:
-        deferred = _deferred(facts, checkpoint, dtype, has_kernels)
+        deferred = experts_to_defer(facts, checkpoint, dtype, has_kernels)
         model, expected = read()
         promoted = None
         if not model.tree.crosses and facts.media == TEXT_ONLY:
@@ -153,16 +149,6 @@ def _record(model: HfModel, modules: list[torch.nn.Module]) -> Calls:
     return record(modules, lambda: model.results(ids, step, store))
 
 
-def _deferred(
-    facts: HfFacts, checkpoint: Checkpoint, dtype: torch.dtype, has_kernels: bool
-) -> dict[str, DeferredExperts]:
-    """Experts that become codes, where all of them as plain weights would fill memory."""
-    is_coded = facts.quantization is not None or facts.rounding is not None
-    if not is_coded or not (has_kernels or checkpoint.device.type == "cuda"):
-        return {}
-    return find_deferred(empty_tree(facts.config, facts.kind), checkpoint, dtype)
-
-
 def read_tree(
     facts: HfFacts,
     checkpoint: Checkpoint,
@@ -172,12 +158,7 @@ def read_tree(
 ) -> tuple[HfModel, Reference]:
     """The tree over our memory, and the logits that it has to come to."""
     model = read_weights(facts, checkpoint, dtype, progress, deferred=deferred)
-    if facts.quantization is not None:
-        offer_stored(model, checkpoint)
-        offer_stored_experts(model, checkpoint)
-    if facts.rounding is not None:
-        round_weights(model, model.get_output_embeddings(), facts.rounding)
-        experts.round_all(model, facts.rounding)
+    offer_codes(model, checkpoint, facts)
     expected = reference(model, facts.vocab_size, states_for_check(facts, dtype, model.device))
     tree = adapt(model, facts.ropes)
     take_alignment_heads(tree.crosses, tree.run, facts.directory, facts.config)

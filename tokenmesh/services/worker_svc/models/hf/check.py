@@ -1,18 +1,14 @@
 """A loaded tree is compared with itself as transformers runs it, before it serves requests.
 
 Module trees may mix tokens in ways that no probe sees. Two prompts, cut into chunks and batched,
-over shuffled blocks full of NaN, have to come out as each does alone and whole. `Waits` watches the
-same pass for operations that wait for a GPU, which no recorded step can do.
+over shuffled blocks full of NaN, have to come out as each does alone and whole.
 """
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.layers.device_step import on_device
@@ -20,55 +16,6 @@ from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
-
-_READS: Final = frozenset(
-    {
-        *("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "bincount"),
-        *("_unique", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"),
-    }
-)
-"""Operations whose result, or its size, depends on numbers."""
-_INDEXED: Final = frozenset({"index", "index_put", "index_put_", "_unsafe_index"})
-_MASKS: Final = (torch.bool, torch.uint8)
-_SYNCHRONIZING: Final = "synchronizing CUDA operation"
-"""What torch warns of."""
-
-
-class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what would wait, on any device; on a GPU also what torch itself sees waiting."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: str | None = None
-        """The first of them."""
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        has_mask = name in _INDEXED and any(
-            each is not None and each.dtype in _MASKS for each in args[1]
-        )
-        if self.seen is None and (name in _READS or has_mask):
-            self.seen = name
-        return func(*args, **(kwargs or {}))
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note what happens within."""
-        if not torch.cuda.is_available():
-            with self:
-                yield
-            return
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as caught, self:
-                warnings.simplefilter("always")
-                yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-        if self.seen is None and any(_SYNCHRONIZING in str(each.message) for each in caught):
-            self.seen = "a copy between host and device"
-
 
 TOLERANCE: Final = 2e-3
 """Largest relative error of all logits in float32."""

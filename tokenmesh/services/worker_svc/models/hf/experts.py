@@ -13,16 +13,13 @@ from typing import Any, Final
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from tokenmesh.kernels.linear.formats.round import Rounding
 from tokenmesh.kernels.lora.experts import experts_with_lora
 from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec, activated, pack
-from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import deferred_of, settle
+from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import settle
 from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import (
     expert_codes,
     first_name,
     is_experts,
-    offer,
-    round_numbers,
 )
 from tokenmesh.services.worker_svc.models.hf.recognise import gates, is_same_gate
 from tokenmesh.shared.allocator import trim_heap
@@ -44,25 +41,6 @@ def take_over(tree: torch.nn.Module, native: bool) -> None:
             except ValueError as error:
                 logger.warning("%s; they run as transformers has them", error)
             trim_heap()
-
-
-def round_all(tree: torch.nn.Module, rounding: Rounding) -> None:
-    """Round the weights of all experts that our op runs; the others stay plain."""
-    for module in tree.modules():
-        if is_experts(module):
-            try:
-                _round(module, spec_of(module), rounding)
-            except ValueError as error:
-                logger.warning("%s; they are not rounded", error)
-
-
-def _round(module: torch.nn.Module, spec: ExpertsSpec, rounding: Rounding) -> None:
-    deferred = deferred_of(module)
-    if deferred is None:
-        round_numbers(module, spec, rounding)
-    else:
-        deferred.rounding = rounding, spec
-    offer(module, rounding)
 
 
 def prepare(module: Any, native: bool) -> None:

@@ -23,7 +23,7 @@ from tokenmesh.services.worker_svc.models.keeps import Cross, Kept, Latent, Laye
 from tokenmesh.services.worker_svc.models.native.read_rope import stretched
 from tokenmesh.services.worker_svc.models.quantization import Quantization, read_quantization
 from tokenmesh.services.worker_svc.models.quantization.read import KEYS
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig, architecture_of
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.messages.media import AUDIO
 
@@ -87,7 +87,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
 
     trust_remote_code: code that config.json names in `auto_map` is imported.
     """
-    architecture = _architecture(raw)
+    architecture = architecture_of(raw)
     quantization = read_quantization(raw)
     is_known = raw.get("model_type") in CONFIG_MAPPING and hasattr(transformers, architecture)
     if raw.get("auto_map") is not None and not trust_remote_code and not is_known:
@@ -145,13 +145,6 @@ def build_empty(
         raise UnservedModel(
             f"transformers cannot build it: {type(error).__name__}: {error}"
         ) from error
-
-
-def _architecture(raw: RawConfig) -> str:
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise raw.error("architectures", "is missing: it is not the config of a language model")
-    return names[0]
 
 
 def forget_quantization(config: PreTrainedConfig) -> None:

@@ -13,7 +13,7 @@ from tokenmesh.services.worker_svc.layers.step import Patch, Step
 from tokenmesh.services.worker_svc.models.alignment import RowAlignments
 from tokenmesh.services.worker_svc.models.api import CrossWriter
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
-from tokenmesh.services.worker_svc.models.hf.media.language import prompt_positions
+from tokenmesh.services.worker_svc.models.hf.media.language import media_arguments, prompt_positions
 from tokenmesh.services.worker_svc.models.hf.tree import Tree
 from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps, window_groups
 from tokenmesh.services.worker_svc.models.kv_store import KvStore
@@ -99,7 +99,7 @@ class HfModel:
         self.tree.run.begin(step, store)
         self.sites.step.rows = step.adapters
         try:
-            positions, more = media_arguments(hidden, step, self.facts)
+            positions, more = media_arguments(hidden, step, self.facts.media)
             return self.tree.hidden_of(hidden[None], positions, **more)[0]
         finally:
             self.tree.run.end()
@@ -111,27 +111,6 @@ class HfModel:
         logits: torch.Tensor = self.tree.model(inputs_embeds=hidden[None], use_cache=False).logits
         self.body.hidden = None
         return logits[0].float() if out is None else out.copy_(logits[0])
-
-
-def media_arguments(
-    hidden: torch.Tensor, step: Step, facts: HfFacts
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Positions [1, T] or [rows, 1, T] of a step, and what the tree adds to the outputs of its
-    first layers, by its own names."""
-    rows = step.media.positions
-    positions = step.positions[None] if rows is None else rows[:, None]
-    count = facts.media.num_deepstack
-    width = (1 + count) * hidden.shape[1]
-    deep = [patch for patch in step.media.patches if patch.values.shape[1] == width]
-    if not count or not deep:
-        return positions, {}
-    # the tree adds to tokens by index; here to the whole row, which needs no count of them
-    layers = hidden.new_zeros(count, 1, *hidden.shape)
-    for patch in deep:
-        parts = patch.values[:, hidden.shape[1] :].to(hidden)
-        layers[:, 0, patch.tokens] = parts.view(len(parts), count, -1).transpose(0, 1)
-    row = torch.zeros(1, dtype=torch.int64, device=hidden.device)
-    return positions, {"visual_pos_masks": row, "deepstack_visual_embeds": list(layers)}
 
 
 class Computed(torch.nn.Module):

@@ -18,6 +18,7 @@ from tokenmesh.services.worker_svc.models.quantization import read_quantization
 from tokenmesh.services.worker_svc.models.raw_config import (
     REFUSED_IN_CONFIG,
     RawConfig,
+    architecture_of,
     refuse_keys,
 )
 from tokenmesh.shared.messages.media import IMAGE
@@ -87,10 +88,7 @@ _VISION_NAMES = (
 
 
 def _architecture(raw: RawConfig) -> str:
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise raw.error("architectures", "is missing: it is not the config of a language model")
-    name = names[0]
+    name = architecture_of(raw)
     if name not in FAMILIES and name not in IMAGE_ARCHITECTURES:
         supported = ", ".join([*FAMILIES, *IMAGE_ARCHITECTURES])
         raise raw.error("architectures", f"names {name}, which is not supported; {supported} are")

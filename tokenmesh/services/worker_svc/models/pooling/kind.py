@@ -17,7 +17,7 @@ from tokenmesh.services.worker_svc.models.pooling.modules import (
     SentenceModules,
     read_modules,
 )
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig, architecture_of, read_json
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.pooling import PoolTask
@@ -35,14 +35,6 @@ _GENERATORS: Final = (
     "LMHeadModel",
     "ForImageTextToText",
 )
-
-
-def architecture_of(raw: RawConfig) -> str:
-    """The first of `architectures`. Raises CheckpointError."""
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise raw.error("architectures", "is missing: it is not the config of a language model")
-    return names[0]
 
 
 def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
+from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.omni_positions import OMNI, omni_positions
@@ -211,3 +212,24 @@ def prompt_positions(
         raise ValueError(f"the media do not fit the prompt: {error}") from error
     found: torch.Tensor = positions[:, 0]
     return found
+
+
+def media_arguments(
+    hidden: torch.Tensor, step: Step, media: MediaFacts
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Positions [1, T] or [rows, 1, T] of a step, and what the tree adds to the outputs of its
+    first layers, by its own names."""
+    rows = step.media.positions
+    positions = step.positions[None] if rows is None else rows[:, None]
+    count = media.num_deepstack
+    width = (1 + count) * hidden.shape[1]
+    deep = [patch for patch in step.media.patches if patch.values.shape[1] == width]
+    if not count or not deep:
+        return positions, {}
+    # the tree adds to tokens by index; here to the whole row, which needs no count of them
+    layers = hidden.new_zeros(count, 1, *hidden.shape)
+    for patch in deep:
+        parts = patch.values[:, hidden.shape[1] :].to(hidden)
+        layers[:, 0, patch.tokens] = parts.view(len(parts), count, -1).transpose(0, 1)
+    row = torch.zeros(1, dtype=torch.int64, device=hidden.device)
+    return positions, {"visual_pos_masks": row, "deepstack_visual_embeds": list(layers)}

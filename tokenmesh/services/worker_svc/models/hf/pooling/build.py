@@ -44,11 +44,10 @@ from tokenmesh.services.worker_svc.models.pooling.kind import (
     COLBERT,
     COLQWEN2,
     ENCODERS,
-    architecture_of,
     modules_of,
 )
 from tokenmesh.services.worker_svc.models.quantization import read_quantization
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig, architecture_of
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.messages.media import IMAGE, VIDEO
 
