@@ -13,7 +13,6 @@ from tokenmesh.services.worker_svc.grammar.matcher import (
     CannotCompile,
     Masks,
     Matcher,
-    fill_along,
     num_words,
 )
 from tokenmesh.shared.config.worker import GrammarBackend
@@ -145,27 +144,6 @@ def test_a_rollback_leads_back_to_where_it_was(
         del seen[-count:]
         assert not matcher.is_terminated()
         assert next_of(matcher) == seen[-1]
-
-
-def test_drafts_get_a_mask_each_and_leave_nothing_behind(
-    grammars: Grammars, setting: GrammarBackend
-) -> None:
-    matcher = grammars.compile(Structured(kind="regex", text="abc"), setting).start()
-    a, b, c = grammars.ids("abc")
-    begin = next_of(matcher)
-    masks = empty(5)
-    assert fill_along(matcher, [a, b, c, EOS], masks) == 4
-    assert a in allowed(masks, 0)
-    assert b in allowed(masks, 1)
-    assert allowed(masks, 3) == {EOS}
-    assert allowed(masks, 4) == set()
-    assert next_of(matcher) == begin
-    assert fill_along(matcher, [a, a, b, c], masks) == 1
-    assert allowed(masks, 1) >= {b}
-    assert all(allowed(masks, index) == set() for index in (2, 3, 4))
-    assert next_of(matcher) == begin
-    assert fill_along(matcher, [], masks[:1]) == 0
-    assert allowed(masks) == begin
 
 
 def test_matchers_of_one_grammar_know_nothing_of_each_other(

@@ -311,7 +311,7 @@ class Schedule:
         holds = Counter(block for table in tables for block in table)
         assert output.stats.kv_blocks_used == len(holds), "a block is leaked or lost"
         pool = self.engine._pool
-        free = pool.free_blocks()
+        free = list(pool._free)
         assert len(free) == len(set(free)) == pool.num_free
         assert all(pool.ref_count(block) == holds[block] for block in range(pool.num_blocks))
         assert holds.keys().isdisjoint(free)
@@ -346,7 +346,7 @@ class Schedule:
             )
             fresh.kv.is_long = request.kv.is_long
             cache._hash_up_to(fresh, num_full)
-            hashes = [pool.hash_of(block) for block in request.kv.blocks]
+            hashes = [pool._hashes[block] for block in request.kv.blocks]
             assert not any(hashes[num_full:]), "a block without known tokens can be found"
             assert all(
                 found in (None, expected)
@@ -354,8 +354,8 @@ class Schedule:
             ), "a block is found under a wrong hash"
             for mark, table in zip(cache._marks, request.kv.windowed, strict=False):
                 for block, expected in zip(table, fresh.kv.hashes, strict=False):
-                    assert pool.hash_of(block) in (None, expected + mark)
-                assert not any(pool.hash_of(block) for block in table[num_full:])
+                    assert pool._hashes[block] in (None, expected + mark)
+                assert not any(pool._hashes[block] for block in table[num_full:])
 
     def _check_outcome(self, case: Case) -> None:
         """Ended once, with the tokens of an unbatched run."""

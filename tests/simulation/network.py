@@ -13,7 +13,7 @@ from functools import partial
 
 from tokenmesh.shared.bus.base import Envelope, Headers, RawReceiver, Receiver
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.codec import decode, decode_tokens, encode, encode_tokens
+from tokenmesh.shared.codec import decode, decode_tokens, encode
 from tokenmesh.shared.errors import DeadlineExceeded, NoResponders
 from tokenmesh.shared.messages import Failed, Message, Queued, Tokens
 from tokenmesh.shared.messages.failed import from_failed
@@ -175,7 +175,7 @@ class SimBus:
         if not self.connected:
             return
         if isinstance(message, Tokens):
-            copy: Message | Tokens = decode_tokens(encode_tokens(message))
+            copy: Message | Tokens = decode_tokens(encode(message))
         else:
             copy = decode(encode(message))
         delivered = self.network.deliver(Envelope(subject, copy, headers, reply_to))

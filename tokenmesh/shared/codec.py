@@ -45,11 +45,6 @@ def decode(data: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Message:
         raise ProtocolError(f"undecodable message: {error}") from error
 
 
-def encode_tokens(tokens: Tokens, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """The bytes of one step's tokens. Raises PayloadTooLarge above `max_bytes`."""
-    return encode(tokens, max_bytes)
-
-
 def decode_tokens(data: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Tokens:
     """The tokens in `data`. Raises ProtocolError for anything else."""
     _check_size(data, max_bytes)

@@ -55,7 +55,7 @@ def test_message_survives_the_wire(message: Message) -> None:
 
 @given(TOKENS)
 def test_tokens_survive_the_wire(tokens: Tokens) -> None:
-    data = codec.encode_tokens(tokens)
+    data = codec.encode(tokens)
     assert codec.decode_tokens(data) == tokens
     assert codec.decode_any(data) == tokens
 

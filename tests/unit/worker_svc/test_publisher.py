@@ -34,7 +34,7 @@ class SmallBus:
         self, subject: str, message: Message | Tokens, *, headers: Headers | None = None
     ) -> None:
         assert isinstance(message, Tokens)
-        codec.encode_tokens(message, MAX_BYTES)
+        codec.encode(message, MAX_BYTES)
         if self.is_lost:
             raise BusLost("the server is away")
         self.sent.append((subject, message))

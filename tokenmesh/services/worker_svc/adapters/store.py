@@ -53,7 +53,6 @@ class AdapterStore:
         self._threads = ThreadPoolExecutor(1, "adapters", lower_priority)
         self._reading: dict[str, asyncio.Future[ReadAdapter]] = {}
         """By path."""
-        self.num_loads = 0
         """Times that matrices were read."""
 
     @property
@@ -197,7 +196,6 @@ class AdapterStore:
             task = loop.run_in_executor(self._threads, self._source.read, directory)
             self._reading[str(directory)] = task
             task.add_done_callback(lambda _: self._reading.pop(str(directory), None))
-            self.num_loads += 1
         try:
             async with asyncio.timeout(self._settings.load_timeout_s):
                 return await asyncio.shield(task)

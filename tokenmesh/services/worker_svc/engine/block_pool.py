@@ -20,12 +20,8 @@ HASH_BYTES: Final = 16
 NO_PARENT: Final = bytes(HASH_BYTES)
 
 
-def hash_block(parent: bytes, token_ids: list[int], extras: bytes) -> bytes:
-    """The hash of a full block after `parent` (all zero for the first)."""
-    return digest(parent + block_packer(len(token_ids))(*token_ids) + extras)
-
-
 def digest(content: bytes) -> bytes:
+    """The hash of a full block: of its parent's (NO_PARENT for the first), ids and extra keys."""
     return blake2b(content, digest_size=HASH_BYTES).digest()
 
 
@@ -72,14 +68,6 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         """How many requests hold the block."""
         return self._ref_counts[block]
-
-    def hash_of(self, block: int) -> bytes | None:
-        """Under which hash the block can be found, if it can."""
-        return self._hashes[block]
-
-    def free_blocks(self) -> list[int]:
-        """First evicted first. For tests and displays: O(n)."""
-        return list(self._free)
 
     def allocate(self, count: int) -> list[int]:
         """Take blocks with a count of 1 each and no content; the caller checks `num_free`."""

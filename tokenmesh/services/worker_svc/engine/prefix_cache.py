@@ -261,7 +261,7 @@ class PrefixCache:
                 extras = extra_keys_for_block(
                     start, end, lora=spec.lora, salt=salt, media=spec.media, kv_code=self._kv_code
                 )
-            # as `hash_block`, but every stream does this at the end of every block
+            # every stream does this at the end of every block
             parent = digest(parent + self._pack(*token_ids[start:end]) + extras)
             hashes.append(parent)
 

@@ -4,7 +4,6 @@ A backend compiles in a child process, where it may take for ever, and loads the
 worker. A grammar is shared by all streams that use it; each stream has its own matcher.
 """
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -59,27 +58,6 @@ class Backend(Protocol):
 
     def load(self, data: bytes) -> Grammar:
         """In the worker; takes milliseconds."""
-
-
-def fill_along(matcher: Matcher, drafts: Sequence[int], masks: Masks) -> int:
-    """Fill masks [len(drafts) + 1] for drafted tokens, one after the other, and what follows them.
-
-    Returns how many of the drafts the grammar takes; past the first that it does not take nothing
-    is allowed. The matcher is where it was. Raises GrammarFailed.
-    """
-    masks[:] = 0
-    num_taken = 0
-    try:
-        for index, token_id in enumerate((*drafts, None)):
-            if matcher.is_terminated():
-                break
-            matcher.fill(masks, index)
-            if token_id is None or not matcher.accept(token_id):
-                break
-            num_taken += 1
-    finally:
-        matcher.rollback(num_taken)
-    return num_taken
 
 
 def num_words(vocab_size: int) -> int:
