@@ -12,7 +12,8 @@ from tokenmesh.services.worker_svc.engine.outputs import StepOutput
 from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.engine.speculating import Proposer
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
-from tokenmesh.services.worker_svc.runner.build import RunnableModel, build_runner
+from tokenmesh.services.worker_svc.runner.build import build_runner
+from tokenmesh.services.worker_svc.runner.loaded_model import RunnableModel
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter

@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenmesh.kernels.native import CodedExperts
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.runner.build import RunnableModel
+from tokenmesh.services.worker_svc.runner.loaded_model import RunnableModel
 
 
 def stacks_of(model: RunnableModel) -> list[Any]:

@@ -14,7 +14,7 @@ from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.request import Ending, Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.runner.build import build
-from tokenmesh.services.worker_svc.runner.pool_build import LoadedPooler
+from tokenmesh.services.worker_svc.runner.loaded_model import LoadedPooler
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter

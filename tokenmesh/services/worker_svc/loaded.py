@@ -92,7 +92,7 @@ class KvBytes:
 
 
 class Loaded(Protocol):
-    """A model that is ready to run. `runner.build.LoadedModel` is the one with weights."""
+    """A model that is ready to run. `runner.loaded_model.LoadedModel` is the one with weights."""
 
     @property
     def runner(self) -> Runner:

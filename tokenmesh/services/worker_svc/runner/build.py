@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,8 +13,7 @@ from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
 from tokenmesh.kernels.page_codes import FP8
 from tokenmesh.services.worker_svc.adapters.read import AdapterReader
-from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
-from tokenmesh.services.worker_svc.media_facts import MediaFacts
+from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.kv_scales import NO_SCALES, read_kv_scales
 from tokenmesh.services.worker_svc.models.kv_store import KvStore
@@ -28,12 +26,11 @@ from tokenmesh.services.worker_svc.runner.cuda.graphs import GraphProgress
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes, warm_up
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device import device_of
+from tokenmesh.services.worker_svc.runner.loaded_model import RunnableModel
 from tokenmesh.services.worker_svc.runner.maker import LoadTimes, RunnerMaker, gpu_budget
 from tokenmesh.services.worker_svc.runner.page_dtype import page_dtype_of
 from tokenmesh.services.worker_svc.runner.pool_build import build_pool_runner
-from tokenmesh.services.worker_svc.runner.profile_run import AnyRunner
 from tokenmesh.services.worker_svc.runner.resident import TorchResident
-from tokenmesh.services.worker_svc.runner.runner import TorchTrace
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -46,55 +43,6 @@ _HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPES: Final = {"float32": torch.float32, **_HALVES}
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RunnableModel:
-    """A loaded model and what the rest of the worker needs of it."""
-
-    runner: AnyRunner
-    facts: ModelFacts
-    dtype: str
-    """"float32", "bfloat16" or "float16"."""
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-    resident: TorchResident
-    times: LoadTimes
-    pool_s: float
-    """Seconds to measure memory and make the KV pool."""
-    kv_bytes: KvBytes
-    adapters: AdapterReader
-    """Reads adapters for the model."""
-    make_trace: type[TorchTrace] = TorchTrace
-    has_grammars: bool = True
-    pooling: None = None
-
-    @property
-    def vocab_size(self) -> int:
-        return self.facts.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.facts.hidden_size
-
-    @property
-    def media(self) -> MediaFacts:
-        return self.facts.media
-
-    @property
-    def encoder_states(self) -> int:
-        return self.facts.encoder_states
-
-    @property
-    def weight_format(self) -> str:
-        return self.facts.weight_format
-
-    @property
-    def rope_boundary(self) -> int | None:
-        return self.facts.rope_boundary
-
-    def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
-        return self.facts.cache_salt(salt, num_prompt)
 
 
 def build(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> Loaded:

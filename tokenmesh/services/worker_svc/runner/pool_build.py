@@ -14,19 +14,19 @@ from tokenmesh.services.worker_svc.adapters.read import AdapterReader
 from tokenmesh.services.worker_svc.layers.device_step import on_device
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.loaded import KvBytes
-from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.keeps import row_bytes
 from tokenmesh.services.worker_svc.models.kv_scales import NO_SCALES, KvScales, read_kv_scales
 from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
-from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.kind import read_pooling, stated_length
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.services.worker_svc.models.token_ids import check_tokenizer_ids
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
 from tokenmesh.services.worker_svc.runner.device import available_host_bytes
+from tokenmesh.services.worker_svc.runner.loaded_model import LoadedPooler
 from tokenmesh.services.worker_svc.runner.maker import gpu_budget
 from tokenmesh.services.worker_svc.runner.memory import (
     GpuBudget,
@@ -40,7 +40,6 @@ from tokenmesh.services.worker_svc.runner.page_dtype import page_dtype_of
 from tokenmesh.services.worker_svc.runner.pool_runner import PoolRunner
 from tokenmesh.services.worker_svc.runner.resident import TorchResident
 from tokenmesh.services.worker_svc.runner.rows import HostRows
-from tokenmesh.services.worker_svc.runner.runner import TorchTrace
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
@@ -48,47 +47,6 @@ from tokenmesh.shared.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 ChooseDtype = Callable[[ModelSettings, ModelFacts, Path, torch.device], torch.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedPooler:
-    """A loaded model that pools. Implements `Loaded`."""
-
-    runner: PoolRunner
-    facts: ModelFacts
-    pooling: PoolingFacts
-    max_model_len: int
-    resident: TorchResident
-    kv_bytes: KvBytes
-    adapters: AdapterReader
-    """Reads adapters for the model."""
-    make_trace: type[TorchTrace] = TorchTrace
-    has_grammars: bool = False
-    encoder_states: int = 0
-    eos_token_ids: frozenset[int] = frozenset()
-
-    @property
-    def media(self) -> MediaFacts:
-        return self.facts.media
-
-    @property
-    def vocab_size(self) -> int:
-        return self.facts.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.facts.hidden_size
-
-    @property
-    def weight_format(self) -> str:
-        return self.facts.weight_format
-
-    @property
-    def rope_boundary(self) -> int | None:
-        return self.facts.rope_boundary
-
-    def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
-        return self.facts.cache_salt(salt, num_prompt)
 
 
 def build_pool_runner(
