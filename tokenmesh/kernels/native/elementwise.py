@@ -1,19 +1,35 @@
 """rms_norm and silu_mul in C."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 
 from tokenmesh.kernels.native.start import library
 
-_DTYPES: Final = (torch.float32, torch.bfloat16)
+DTYPES: Final = (torch.float32, torch.bfloat16)
+
+
+def call(
+    kernel: str, tensors: Sequence[torch.Tensor | None], sizes: Sequence[int], *numbers: float
+) -> None:
+    """Call a kernel, which takes its arguments in this order and last whether the first tensor is
+    bfloat16."""
+    first = tensors[0]
+    assert first is not None
+    getattr(library(), kernel)(
+        *(ctypes.c_void_p(None if each is None else each.data_ptr()) for each in tensors),
+        *map(ctypes.c_long, sizes),
+        *map(ctypes.c_float, numbers),
+        ctypes.c_int(first.dtype == torch.bfloat16),
+    )
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor | None = None) -> bool:
     """Whether the kernels know the dtype, and all rows have one weight, of float32."""
     is_one = weight is None or (weight.ndim == 1 and weight.dtype == torch.float32)
-    return x.dtype in _DTYPES and is_one
+    return x.dtype in DTYPES and is_one
 
 
 def native_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,15 +37,7 @@ def native_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
     x, weight = x.contiguous(), weight.contiguous()
     out, width = torch.empty_like(x), len(weight)
     assert x.shape[-1] == width
-    library().tm_norm(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(weight.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_long(x.numel() // width),
-        ctypes.c_long(width),
-        ctypes.c_float(eps),
-        ctypes.c_int(x.dtype == torch.bfloat16),
-    )
+    call("tm_norm", (x, weight, out), (x.numel() // width, width), eps)
     return out
 
 
@@ -38,11 +46,5 @@ def native_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
-    library().tm_silu_mul(
-        ctypes.c_void_p(gate_up.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_long(rows),
-        ctypes.c_long(width),
-        ctypes.c_int(gate_up.dtype == torch.bfloat16),
-    )
+    call("tm_silu_mul", (gate_up, out), (rows, width))
     return out

@@ -5,9 +5,9 @@ from typing import ClassVar, Final
 
 import torch
 
+from tokenmesh.kernels.native.elementwise import DTYPES, call
 from tokenmesh.kernels.native.start import library
 
-_DTYPES: Final = (torch.float32, torch.bfloat16)
 _LANES: Final = 16
 
 
@@ -28,7 +28,7 @@ class _Rows(ctypes.Structure):
 def fits_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether `native_row_attention` takes them: dtypes, head sizes and memory layouts."""
     return (
-        query.dtype in _DTYPES
+        query.dtype in DTYPES
         and query.dtype == key.dtype == value.dtype
         and not query.shape[3] % _LANES
         and not value.shape[3] % _LANES
@@ -82,17 +82,7 @@ def native_layer_norm(
     x = x.contiguous()
     out = torch.empty_like(x) if out is None else out
     width = x.shape[-1]
-    library().tm_layer_norm(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(None if added is None else added.data_ptr()),
-        ctypes.c_void_p(None if weight is None else weight.data_ptr()),
-        ctypes.c_void_p(None if bias is None else bias.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_long(x.numel() // width),
-        ctypes.c_long(width),
-        ctypes.c_float(eps),
-        ctypes.c_int(x.dtype == torch.bfloat16),
-    )
+    call("tm_layer_norm", (x, added, weight, bias, out), (x.numel() // width, width), eps)
     return out
 
 
@@ -103,10 +93,5 @@ def native_gelu(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tenso
     """
     x = x.contiguous()
     out = torch.empty_like(x) if out is None else out
-    library().tm_gelu(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_long(x.numel()),
-        ctypes.c_int(x.dtype == torch.bfloat16),
-    )
+    call("tm_gelu", (x, out), (x.numel(),))
     return out
