@@ -11,6 +11,7 @@ from tokenmesh.kernels.native.codes import NativeCodes
 from tokenmesh.kernels.native.elementwise import native_norm, native_silu_mul
 from tokenmesh.kernels.native.experts import AnyExperts, Gate, NativeExperts, native_experts
 from tokenmesh.kernels.native.noise import native_noise
+from tokenmesh.kernels.native.paged import PagedAttention, fits_pages
 from tokenmesh.kernels.native.program import Program, ProgramInputs, RopeTurns
 from tokenmesh.kernels.native.routed import Routed, RoutedTokens
 from tokenmesh.kernels.native.rows import (
@@ -45,12 +46,14 @@ __all__ = [
     "NativeShorts",
     "NativeWeight",
     "Op",
+    "PagedAttention",
     "Program",
     "ProgramInputs",
     "ProgramModel",
     "RopeTurns",
     "Routed",
     "RoutedTokens",
+    "fits_pages",
     "fits_rows",
     "has_started",
     "native_conv",

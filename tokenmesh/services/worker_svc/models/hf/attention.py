@@ -10,17 +10,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tokenmesh.kernels.kv_write import kv_write
-from tokenmesh.kernels.native import (
-    MAX_HEAD_DIM,
-    MAX_QUERIES,
-    PAGE_TYPES,
-    Kind,
-    Op,
-    Program,
-    ProgramInputs,
-    ProgramModel,
-    has_started,
-)
+from tokenmesh.kernels.native import ProgramInputs, fits_pages, has_started
 from tokenmesh.kernels.page_codes import head_width
 from tokenmesh.kernels.paged_attention import paged_attention, variant_of
 from tokenmesh.services.worker_svc.layers.step import HostStep
@@ -57,8 +47,16 @@ class Port:
         """
         step, pages = self.place.run.step, self.place.tensor
         assert step is not None
-        if isinstance(step, HostStep) and self._fits(query, key, pages, step):
-            return self._attend_in_c(query, key, value, scale, step)
+        if isinstance(step, HostStep) and self._runs_in_c(query, key, pages, step):
+            tables, place = [step.tables(self.place.group)], self.place
+            table = place.store.scale_table
+            inputs = ProgramInputs(
+                *(step.starts, step.counts, step.numbers, tables, (), None),
+                page_scales=None if table is None else table[place.layer],
+            )
+            return place.run.attention.attend(
+                *(query, key, value, pages, inputs, scale, self.window, self.softcap)
+            )
         keys_values = torch.cat([padded(key[0], pages), padded(value[0], pages)]).transpose(0, 1)
         group = self.place.group
         kv_write(keys_values.contiguous(), pages, step.slots(pages, group), *self.place.scale)
@@ -70,59 +68,12 @@ class Port:
         heads = query.shape[1]
         return mixed.view(1, query.shape[2], heads, -1)[..., : self.value_dim]
 
-    def _fits(
+    def _runs_in_c(
         self, query: torch.Tensor, key: torch.Tensor, pages: torch.Tensor, step: HostStep
     ) -> bool:
         """Whether the C kernels have been started and do all that this layer does."""
-        dim = head_width(pages)
-        return (
-            has_started()
-            and not self.has_sinks
-            and not step.media.spans
-            and query.shape[-1] == self.value_dim == dim
-            and dim % 16 == 0
-            and dim <= MAX_HEAD_DIM
-            and query.shape[1] // key.shape[1] <= MAX_QUERIES
-            and (pages.dtype == query.dtype or pages.dtype in PAGE_TYPES)
-            and query.dtype in (torch.float32, torch.bfloat16)
-        )
-
-    def _attend_in_c(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        step: HostStep,
-    ) -> torch.Tensor:
-        heads = torch.cat([each[0].transpose(0, 1) for each in (query, key, value)], dim=1)
-        tables = [step.tables(self.place.group)]
-        store = self.place.store
-        scales = None if store.scale_table is None else store.scale_table[self.place.layer]
-        inputs = ProgramInputs(
-            *(step.starts, step.counts, step.numbers, tables, (), None), page_scales=scales
-        )
-        program = self._program(query.shape[1], key.shape[1], heads, scale)
-        program.run(heads.flatten(1), inputs, self.place.tensor[None])
-        # the results have taken the queries' place
-        return heads[None, :, : query.shape[1]]
-
-    def _program(
-        self, num_heads: int, num_kv_heads: int, heads: torch.Tensor, scale: float
-    ) -> Program:
-        """Of layers that attend as this one does; heads [T, H + 2 * K, D]."""
-        programs, dim = self.place.run.attention, heads.shape[2]
-        shape = (heads.dtype == torch.bfloat16, num_heads, num_kv_heads, dim)
-        window, softcap = self.window or 0, self.softcap or 0.0
-        kind = (*shape, window, scale, softcap)
-        if kind not in programs:
-            queries, keys_values = num_heads * dim, 2 * num_kv_heads * dim
-            ops = [
-                Op(kind=Kind.KV_WRITE, width=keys_values, offset=queries),
-                Op(kind=Kind.ATTENTION, window=window, value=scale, softcap=softcap),
-            ]
-            programs[kind] = Program(ProgramModel(*shape), ops, [queries + keys_values], [])
-        return programs[kind]
+        is_plain = not self.has_sinks and not step.media.spans
+        return has_started() and is_plain and fits_pages(query, key, pages, self.value_dim)
 
 
 def padded(heads: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 import torch
 from transformers.cache_utils import Cache
 
-from tokenmesh.kernels.native import Program
+from tokenmesh.kernels.native import PagedAttention
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.models.alignment import RowAlignments
@@ -47,8 +47,7 @@ class Run:
     """Of the indexer at work: keys [1, n, D] of its tokens -> those they are scored against."""
     cached_layers: set[int] = field(default_factory=set)
     """Layers that gave keys and values to the cache."""
-    attention: dict[tuple[float, ...], Program] = field(default_factory=dict)
-    """C programs of attention, one for all layers that attend alike."""
+    attention: PagedAttention = field(default_factory=PagedAttention)
     alignments: RowAlignments | None = None
     """Of rows whose transcripts are aligned; None: the model has no heads for it."""
 

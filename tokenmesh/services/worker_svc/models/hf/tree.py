@@ -126,8 +126,8 @@ class Tree:
     """The language model without its head: all of `shell`, or a part of it."""
     embedding: torch.nn.Module
     run: Run
-    cache: RunCache
-    cache_name: str
+    cache: dict[str, RunCache]
+    """By the name of the body's argument."""
     mixers: list[MixerPort]
     indexers: list[IndexerPort]
     crosses: list[CrossPort]
@@ -138,8 +138,8 @@ class Tree:
         """embeddings [1, T, H], positions [1, T] or [rows, 1, T] -> final hidden states [1, T, H].
 
         more: what only this tree takes, by the names of its arguments."""
-        named: dict[str, Any] = {self.cache_name: self.cache, **more}
-        out = self.body(inputs_embeds=embeddings, position_ids=positions, use_cache=True, **named)
+        named = {"inputs_embeds": embeddings, "position_ids": positions, **self.cache, **more}
+        out = self.body(use_cache=True, **named)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
     def probe(self) -> tuple[LayerKeeps, ...]:
@@ -189,8 +189,8 @@ def adapt(model: PreTrainedModel, ropes: tuple[RopeConfig, ...] = ()) -> Tree:
     name = cache_argument(body.forward)
     if name is None:
         raise UnservedModel("its code in transformers has no cache")
-    shell = model.base_model
-    return Tree(model, shell, body, embedding, run, cache, name, mixers, indexers, crosses)
+    parts = (model, model.base_model, body, embedding)
+    return Tree(*parts, run, {name: cache}, mixers, indexers, crosses)
 
 
 def _reason_of(error: Exception) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -26,15 +26,10 @@ from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
 )
 from tokenmesh.shared.errors import CheckpointError
 
-
-class Stored(Protocol):
-    """A tensor that is not read yet."""
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        """All of it, for `...`: on the file's pages, or a new one."""
-
-    def get_shape(self) -> Sequence[int]:
-        """Of all of it."""
+Stored = Any
+"""A tensor that is not read yet, as `safe_open` has it: `[...]` reads it, `get_shape` does not."""
+_BUFFER_TYPES: Final = ("I64", "BOOL")
+"""Of tensors that follow from config.json, which some checkpoints hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +50,9 @@ class _Decoded:
         return self.shape
 
 
-def stored_tensors(
-    checkpoint: Checkpoint, dtype: torch.dtype, buffer_types: tuple[str, ...]
-) -> dict[str, Stored]:
-    """All tensors by name, quantized ones as `dtype`.
-
-    Raises CheckpointError for a tensor whose type is neither loaded nor in `buffer_types`.
-    """
-    checkpoint.check_types(buffer_types)
+def _stored_tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Stored]:
+    """All tensors by name, quantized ones as `dtype`. Raises CheckpointError for other types."""
+    checkpoint.check_types(_BUFFER_TYPES)
     opened: dict[Path, Any] = {}
 
     def stored(name: str, shape: tuple[int, ...]) -> Stored:
@@ -71,14 +61,9 @@ def stored_tensors(
         file = checkpoint.file_of(name)
         if file not in opened:
             opened[file] = safe_open(file, framework="pt")
-        tensor: Stored = opened[file].get_slice(name)
-        return tensor
+        return opened[file].get_slice(name)
 
     return {name: stored(name, shape) for name, shape in checkpoint.shapes().items()}
-
-
-_BUFFER_TYPES: Final = ("I64", "BOOL")
-"""Of tensors that follow from config.json, which some checkpoints hold."""
 
 
 def read_weights(
@@ -94,7 +79,7 @@ def read_weights(
     is_ignored: whether a tensor may be "missing" or "unexpected".
     Raises CheckpointError for a tensor that is missing, misshapen, left over or of another type.
     """
-    tensors = stored_tensors(checkpoint, dtype, _BUFFER_TYPES)
+    tensors = _stored_tensors(checkpoint, dtype)
     if facts.left_out:
         tensors = {n: each for n, each in tensors.items() if not n.startswith(facts.left_out)}
     total = checkpoint.num_bytes(())
