@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -117,27 +116,39 @@ class Computed(torch.nn.Module):
     """Stands where the tree's body was, so that its head runs on states that are there."""
 
     hidden: torch.Tensor | None
+    """The states; None: those that it is given as embeddings."""
 
     def __init__(self, body: torch.nn.Module) -> None:
         super().__init__()
         self.hidden = None
         self.__dict__["_body"] = body  # not a submodule
+        if isinstance(getattr(body, "pooler", None), torch.nn.Module):
+            # a classifier's own; add_module would find it by `__getattr__` already
+            self._modules["pooler"] = body.pooler  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         """Heads read a few attributes of the body; some read a body nested in it."""
         found = getattr(self.__dict__["_body"], name)
         return self if isinstance(found, PreTrainedModel) else found
 
-    def forward(self, *_args: Any, **_named: Any) -> Any:
-        """As if the body had computed `hidden`."""
-        return _Output(last_hidden_state=self.hidden)
+    def forward(self, *_args: Any, inputs_embeds: torch.Tensor | None = None, **_named: Any) -> Any:
+        """As if the body had computed the states."""
+        states, pooler = self.hidden, self._modules.get("pooler")
+        states = inputs_embeds if states is None else states
+        return _Output(states, None if pooler is None else pooler(states))
 
 
-class _Output(SimpleNamespace):
+@dataclass(eq=False)
+class _Output:
     """A body's output by name or by number; None for all that a head may pass on."""
 
-    def __getitem__(self, index: int) -> Any:
-        return (self.last_hidden_state,)[index]
+    last_hidden_state: torch.Tensor | None
+    pooler_output: torch.Tensor | None
+
+    def __getitem__(self, index: int | slice) -> Any:
+        # what follows the states is passed on
+        both = (self.last_hidden_state, self.pooler_output)
+        return () if isinstance(index, slice) else both[index]
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

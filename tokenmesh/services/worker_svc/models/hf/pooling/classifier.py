@@ -8,6 +8,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.model import Computed
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.heads import ACTIVATIONS, LabelHead
@@ -20,43 +21,6 @@ _BY_PROBLEM: Final = {
     "single_label_classification": "Softmax",
     "multi_label_classification": "Sigmoid",
 }
-
-
-class ComputedBody(torch.nn.Module):
-    """Stands where the body was: returns the states that it is given as embeddings."""
-
-    def __init__(self, body: PreTrainedModel) -> None:
-        super().__init__()
-        self.__dict__["_body"] = body  # not a submodule
-        if isinstance(getattr(body, "pooler", None), torch.nn.Module):
-            # add_module would find it by `__getattr__` already
-            self._modules["pooler"] = body.pooler
-
-    def __getattr__(self, name: str) -> Any:
-        """Heads read a few attributes of the body."""
-        return getattr(self.__dict__["_body"], name)
-
-    def forward(self, *_args: Any, inputs_embeds: torch.Tensor, **_named: Any) -> "States":
-        """As if the body had computed them."""
-        pooler = self._modules.get("pooler")
-        return States(inputs_embeds, None if pooler is None else pooler(inputs_embeds))
-
-
-class States:
-    """A body's output, by name or by number; None for all that a head may pass on."""
-
-    def __init__(self, states: torch.Tensor, pooled: torch.Tensor | None) -> None:
-        self.last_hidden_state = states
-        self.pooler_output = pooled
-
-    def __getitem__(self, index: int | slice) -> Any:
-        both = (self.last_hidden_state, self.pooler_output)
-        # what follows the states is passed on
-        return () if isinstance(index, slice) else both[index]
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
 
 
 class TreeClassifier:
@@ -73,8 +37,8 @@ class TreeClassifier:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "TreeClassifier":
-        """Put a `ComputedBody` in the place of the model's body."""
-        body = ComputedBody(model.base_model)
+        """Put a `Computed` in the place of the model's body."""
+        body = Computed(model.base_model)
         setattr(model, model.base_model_prefix, body)
         text = model.config.get_text_config()
         if text.pad_token_id is None:
