@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,6 +88,23 @@ def check(quantized: Path, plain: Path) -> None:
     with torch.no_grad():
         logits = oracle(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :]
     assert logits.argmax(-1).tolist() == tokens
+
+
+@pytest.mark.parametrize(("family", "scheme"), [("qwen2", "gptq4"), ("qwen3_moe", "pack4_zeros")])
+def test_a_processor_without_our_instructions_computes_the_same_and_the_log_says_how(
+    written: Written,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    family: str,
+    scheme: str,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    # the package's name for the module is the function's
+    start = import_module("tokenmesh.kernels.native.start")
+    monkeypatch.setattr(start._process, "kernels", None)
+    check(*written(family, scheme))
+    assert "no C kernels, torch's slower ones are used: the processor has no AVX-512" in caplog.text
+    assert "are decoded to torch.float32, which saves no memory and is slow" in caplog.text
 
 
 @pytest.mark.parametrize("family", FAMILIES)

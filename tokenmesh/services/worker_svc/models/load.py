@@ -78,9 +78,10 @@ def load_model(
 
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
-    if facts.rounding is not None and not has_kernels and checkpoint.device.type == "cpu":
-        what = "weights are rounded to %s and decoded again, which saves no memory: no C kernels"
-        logger.warning(what, facts.rounding)
+    form = facts.rounding or (facts.quantization and facts.quantization.method)
+    if form is not None and not has_kernels and checkpoint.device.type == "cpu":
+        what = "weights in %s are decoded to %s, which saves no memory and is slow: no C kernels"
+        logger.warning(what, form, dtype)
     if facts.quantization is not None:
         checkpoint.decode(facts.quantization)
     if isinstance(facts, NativeFacts):
