@@ -30,7 +30,10 @@ def numbers_of(outcome: Outcome) -> list[object]:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, "float32") for name in (*KINDS, *PROMOTED)),
+        *(
+            pytest.param(name, "float32", marks=pytest.mark.slow if name in PROMOTED else ())
+            for name in (*KINDS, *PROMOTED)
+        ),
         *(
             pytest.param(name, "bfloat16", marks=() if name in IN_BFLOAT16 else pytest.mark.slow)
             for name in (*KINDS, *PROMOTED)

@@ -33,8 +33,14 @@ def _on_references() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}, {"async_scheduling": False}])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param(name, each, marks=pytest.mark.slow if each and name != "qwen3" else ())
+        for name in MODELS
+        for each in ({}, {"enforce_eager": True}, {"async_scheduling": False})
+    ],
+)
 def test_greedy_tokens_are_those_of_transformers(
     tiny: Tiny, name: str, settings: dict[str, Any]
 ) -> None:

@@ -116,7 +116,10 @@ def test_the_device_runner_takes_placeholders_outside_the_vocabulary(
     assert tokens == [expected(oracle, [1], seed=3)] * 2
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7, 16, 1024])
+@pytest.mark.parametrize(
+    "chunk",
+    [1, pytest.param(3, marks=pytest.mark.slow), 7, pytest.param(16, marks=pytest.mark.slow), 1024],
+)
 @pytest.mark.parametrize("images", [[1], [1, 2, 3]], ids=["one image", "three images"])
 def test_images_match_transformers(
     directory: Path, oracle: Any, images: list[int], chunk: int

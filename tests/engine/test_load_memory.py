@@ -96,7 +96,7 @@ def peak_of(directory: Path, impl: Any) -> tuple[Any, int]:
     [
         ("llama", "native"),
         ("llama", "promoted"),
-        ("llama", "tree"),
+        pytest.param("llama", "tree", marks=pytest.mark.slow),
         ("qwen3_moe", "tree"),
     ],
 )

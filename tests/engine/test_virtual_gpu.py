@@ -137,7 +137,7 @@ def test_more_writes_than_a_step_carries_wait_for_nothing(
     assert tokens == tiny("llama").greedy(PROMPTS, 6, tokens)
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_graphs_are_recorded_again_after_a_sleep(
     tiny: Tiny, level: int, gpu: VirtualDevice
 ) -> None:

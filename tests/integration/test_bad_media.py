@@ -41,6 +41,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(240),
 ]
+SPEECH = "speech"
+"""Served beside the other mesh, over the same NATS."""
 MAX_S = 30.0
 """Of a refusal, on a loaded machine."""
 GROWTH_BYTES = 400 * 1024 * 1024
@@ -146,7 +148,7 @@ async def speech(
 ) -> AsyncIterator[SpeechMesh]:
     bus, redis = bus_settings_of(nats_server), redis_settings_of(redis_server)
     checkpoint = whisper(tmp_path_factory.mktemp("whisper"))
-    async with SpeechMesh(checkpoint, bus, redis) as mesh:
+    async with SpeechMesh(checkpoint, bus, redis, served_model_name=(SPEECH,)) as mesh:
         yield mesh
 
 
@@ -261,7 +263,7 @@ async def test_bad_recordings_are_not_transcribed(speech: SpeechMesh, name: str)
     make, reason = RECORDINGS[name]
     started_s, before = time.monotonic(), memory()
     for route in ("transcriptions", "translations"):
-        response = await speech.transcribe(make(), route)
+        response = await speech.transcribe(make(), route, model=SPEECH)
         assert 400 <= response.status_code < 500, response.text
         error = response.json()["error"]
         assert any(each in error["message"] for each in reason.split("|")), error

@@ -39,9 +39,15 @@ async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
+_written: list[Any] = []
+"""The document, which is the same for all tests, and which takes a second to write."""
+
+
 @pytest.fixture
 async def document(client: httpx.AsyncClient) -> Any:
-    return (await client.get("/openapi.json")).json()
+    if not _written:
+        _written.append((await client.get("/openapi.json")).json())
+    return _written[0]
 
 
 def _references(value: Any) -> set[str]:

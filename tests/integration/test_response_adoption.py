@@ -99,7 +99,7 @@ async def check_whole(adopter: ResponseClient, events: list[Event]) -> None:
     assert kinds_of(events) == kinds_of(uninterrupted)
 
 
-@pytest.mark.parametrize("limit", [1, 9, 60])
+@pytest.mark.parametrize("limit", [1, pytest.param(9, marks=pytest.mark.slow), 60])
 async def test_a_background_response_outlives_its_gateway(
     owner: GatewayProcess, adopter: ResponseClient, limit: int
 ) -> None:
@@ -109,7 +109,7 @@ async def test_a_background_response_outlives_its_gateway(
     await check_whole(adopter, seen + rest)
 
 
-@pytest.mark.parametrize("limit", [1, 60])
+@pytest.mark.parametrize("limit", [pytest.param(1, marks=pytest.mark.slow), 60])
 async def test_usage_equals_that_of_an_uninterrupted_run(
     owner: GatewayProcess, adopter: ResponseClient, limit: int
 ) -> None:

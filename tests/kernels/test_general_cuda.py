@@ -20,8 +20,8 @@ from tests.kernels.far_device import FAR
 from tokenmesh.services.worker_svc.models.hf import swap
 
 pytestmark = pytest.mark.timeout(300)
-PROMPTS: Final = [prompt_of(5), prompt_of(26, seed=1), prompt_of(9, seed=2)]
-NUM_TOKENS: Final = 4
+PROMPTS: Final = [prompt_of(5), prompt_of(26, seed=1)]
+NUM_TOKENS: Final = 3
 QUICK: Final = frozenset({"deepseek_v3", "qwen3_next"})
 """Between them: pages, latents, states, experts."""
 

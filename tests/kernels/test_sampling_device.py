@@ -18,7 +18,7 @@ pytest.importorskip("triton")
         (0, 50, 8),
         *(pytest.param(seed, 50, 8, marks=pytest.mark.slow) for seed in (1, 2, 3, 4)),
         (5, 1, 4),
-        (6, 1100, 6),
+        pytest.param(6, 1100, 6, marks=pytest.mark.slow),
         (7, 2100, 4),
     ],
 )
