@@ -284,9 +284,11 @@ async def test_an_internal_error_has_the_same_error_shape(
         raise ZeroDivisionError
 
     monkeypatch.setattr(mesh.gateway.catalog, "find", broken)
-    response = await client.post("/v1/chat/completions", json=ask(mesh))
-    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
-    assert "Zero" not in response.text
+    # A route of our own, and one of FastAPI's.
+    for path in ("/v1/chat/completions", "/tokenize"):
+        response = await client.post(path, json=ask(mesh))
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        assert "Zero" not in response.text
     monkeypatch.undo()
     assert (await client.post("/v1/chat/completions", json=ask(mesh))).status_code == 200
 

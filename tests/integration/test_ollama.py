@@ -72,6 +72,9 @@ async def test_a_chat_is_a_stream_of_lines_unless_it_is_not(
     whole = await post(client, "/api/chat", **chat, options={"num_predict": 3, "num_ctx": 64})
     assert (whole["done_reason"], whole["eval_count"]) == ("length", 3)
     assert TEXT.startswith(whole["message"]["content"])
+    for unlimited in (0, -1, -2):
+        whole = await post(client, "/api/chat", **chat, options={"num_predict": unlimited})
+        assert (whole["done_reason"], whole["message"]["content"]) == ("stop", TEXT)
     loaded = await post(client, "/api/chat", model=mesh.model)
     assert (loaded["done"], loaded["done_reason"]) == (True, "load")
 

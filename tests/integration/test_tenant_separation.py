@@ -174,3 +174,31 @@ async def test_prefix_caches_are_separate_if_configured(
         salts = [each.cache_salt for each in mesh.tokenizer.received]
     acme, bolt = (f"{rig.tenant(who)}:" for who in ("ann", "bob"))
     assert salts == [acme, acme, bolt, f"{bolt}s"]
+
+
+async def test_a_tenant_that_stores_much_displaces_no_other(
+    bus_settings: BusSettings, redis_settings: RedisSettings, tmp_path: Path
+) -> None:
+    mark = secrets.token_hex(4)
+    path = tmp_path / "keys.toml"
+    path.write_text(key_file(mark))
+    responses = {"max_total_bytes": 2**20}
+    async with BackEnd(bus_settings, redis_settings, keys_file=path, responses=responses) as mesh:
+        rig, served = Rig(mesh, mark), mesh.gateway.responses
+        assert served.reader is not None
+        shares = served.reader._logs.shares
+        conversation = (await rig.ask("ann", "POST", "/v1/conversations", json={})).json()["id"]
+        response = (await rig.respond("ann")).json()["id"]
+        # A response's log has its instructions at least twice.
+        large = {"instructions": "x" * 30_000, "truncation": "auto"}
+        others = []
+        for _ in range(30):
+            others.append((await rig.respond("bob", **large)).json()["id"])
+            await mesh.until(lambda: not served._runs._tasks and not shares._victims)
+        assert (await rig.ask("bob", "GET", f"/v1/responses/{others[0]}")).status_code == 404
+        for who, kept in (
+            ("ann", f"/v1/conversations/{conversation}"),
+            ("ann", f"/v1/responses/{response}"),
+            ("bob", f"/v1/responses/{others[-1]}"),
+        ):
+            assert (await rig.ask(who, "GET", kept)).status_code == 200

@@ -359,7 +359,9 @@ async def test_the_list_of_traces_is_filtered(query: str, expected: list[int]) -
     assert [int(each["trace_id"], 16) for each in traces] == expected
 
 
-@pytest.mark.parametrize("query", ["status=good", "since_s=-1", "until_s=nan", "min_ms=x"])
+@pytest.mark.parametrize(
+    "query", ["status=good", "since_s=-1", "until_s=nan", "min_ms=x", "min_ms=inf", "min_ms=nan"]
+)
 async def test_a_filter_that_cannot_match_is_refused(query: str) -> None:
     async with client_of(store_of()) as client:
         assert (await client.get(f"/traces?{query}")).status_code == 422

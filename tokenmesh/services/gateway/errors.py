@@ -105,6 +105,8 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(StarletteHTTPException, on_http)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_parameters)
+    # Without it FastAPI answers with plain text.
+    app.add_exception_handler(Exception, crash_response)
 
 
 def _message(request: Request, error: StarletteHTTPException) -> str:

@@ -114,7 +114,7 @@ class Gateway:
         self.traces = TraceStore(settings.telemetry)
         self.pool_builder = PoolBuilder(self.catalog, limits, self.adapters.resolve)
         self._pooling = self._make_pooling()
-        self.responses = self._make_responses(journals.responses, settings)
+        self.responses = self._make_responses(journals.responses, settings, redis)
         self.batches = BatchService(gateway_id, journals.batches, self.uploads, bus, settings)
         self.transcriptions = Transcriptions(self.builder, self.calls, self.generation)
         self._subscriptions: list[Subscription] = []
@@ -197,7 +197,9 @@ class Gateway:
             load_headers=self.load_headers,
         )
 
-    def _make_responses(self, journal: Journal | None, settings: Settings) -> Responses:
+    def _make_responses(
+        self, journal: Journal | None, settings: Settings, redis: Redis | None
+    ) -> Responses:
         return Responses(
             self.id,
             self.bus,
@@ -210,6 +212,7 @@ class Gateway:
             tenant_of=self.keys.tenant,
             meters=self.meters,
             metrics=self.metrics,
+            redis=redis,
         )
 
     def _measure(self) -> None:

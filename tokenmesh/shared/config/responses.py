@@ -31,7 +31,8 @@ class ResponseSettings(BaseModel):
     max_total_bytes: int = Field(
         default=512 * 1024 * 1024,
         ge=1024 * 1024,
-        description="Disk for all responses; the oldest go first.",
+        description="Disk for all responses and conversations; from nine tenths of it on the "
+        "oldest of the tenant that stores most are deleted.",
     )
     max_record_bytes: int = Field(
         default=4 * 1024 * 1024,

@@ -158,8 +158,8 @@ def _options(options: Mapping[str, Any], warnings: list[str]) -> Json:
         if name in _OPTIONS:
             fields[_OPTIONS[name]] = value
         elif name == "num_predict":
-            # -1 and -2: as many as there is room for.
-            if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+            # 0, -1 and -2: as many as there is room for.
+            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
                 continue
             fields["max_tokens"] = value
         elif name in _NO_EFFECT:

@@ -16,6 +16,7 @@ from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.openai.translation import Json, invalid
 from tokenmesh.services.gateway.responses.item_lists import item_prefix, shaped_item
 from tokenmesh.services.gateway.responses.items import ItemsConversation
+from tokenmesh.services.gateway.responses.stored_shares import OVERHEAD_BYTES, StoredShares
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.responses import ResponseSettings
@@ -58,9 +59,10 @@ Change = Callable[[Conversation], Awaitable[None]]
 class Conversations:
     """Methods raise NotFound for a conversation that `access` may not see, and Unavailable."""
 
-    def __init__(self, journal: Journal, settings: ResponseSettings) -> None:
+    def __init__(self, journal: Journal, settings: ResponseSettings, shares: StoredShares) -> None:
         self._journal = journal
         self._settings = settings
+        self._shares = shares
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     async def create(
@@ -76,7 +78,7 @@ class Conversations:
         )
         await check_items(new.items)
         await self._journal.prepare()
-        await self._journal.append(conversation_log(new.id), self._encoded(new), 0)
+        await self._append(new, 0)
         return new
 
     async def get(self, given: str, access: Access) -> Conversation:
@@ -92,6 +94,7 @@ class Conversations:
         """Delete it with its items; responses that used them stay."""
         found = await self.get(given, access)
         await self._journal.purge(conversation_log(found.id))
+        await self._shares.forget(conversation_log(found.id))
 
     async def add(self, given: str, access: Access, items: Sequence[Json]) -> list[Json]:
         """Append items and return them with their ids. Raises InvalidInput, PayloadTooLarge."""
@@ -143,7 +146,7 @@ class Conversations:
             await change(found)
             key = conversation_log(found.id)
             try:
-                await self._journal.append(key, self._encoded(found), last)
+                await self._append(found, last)
             except Conflict:
                 await asyncio.sleep(_PAUSE_S * attempt)
                 continue
@@ -163,6 +166,11 @@ class Conversations:
             text = f"Conversation with id {given[:_SHOWN_CHARS]!r} not found."
             raise NotFound(text, param="conversation")
         return found, entry.sequence
+
+    async def _append(self, new: Conversation, last: int) -> None:
+        data, key = self._encoded(new), conversation_log(new.id)
+        await self._journal.append(key, data, last)
+        await self._shares.count(new.tenant, key, len(data) + OVERHEAD_BYTES)
 
     def _encoded(self, conversation: Conversation) -> bytes:
         data = _encoder.encode(conversation)

@@ -6,7 +6,7 @@ entries instead of more. An event is sent to the client only after its record is
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from tokenmesh.services.gateway.responses.records import (
@@ -16,6 +16,7 @@ from tokenmesh.services.gateway.responses.records import (
     encode_record,
     join_records,
 )
+from tokenmesh.services.gateway.responses.stored_shares import OVERHEAD_BYTES
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import PayloadTooLarge, TokenMeshError
 from tokenmesh.shared.journal import Journal
@@ -26,6 +27,7 @@ _ENTRY_ROOM_BYTES: Final = 16
 """Size of an entry without its records."""
 
 Waiting = tuple[Record, bytes]
+Count = Callable[[int], Awaitable[None]]
 OnDurable = Callable[[Sequence[Record]], None]
 
 
@@ -55,14 +57,21 @@ class LogWriter:
         *,
         after: int = 0,
         num_bytes: int = 0,
+        count: Count | None = None,
     ) -> None:
-        """`after` and `num_bytes`: number of the last entry, and size of the log."""
+        """`after` and `num_bytes`: number of the last entry, and size of the log.
+
+        `count` is called with the size of the log in the journal when it has doubled or ended.
+        """
         self._journal = journal
         self._key = key
         self._settings = settings
         self._on_durable = on_durable
         self._after = after
         self._num_bytes = num_bytes
+        self._num_stored_bytes = num_bytes
+        self._num_counted_bytes = 0
+        self._count = count
         self._waiting: list[Waiting] = []
         self._sending: asyncio.Task[None] | None = None
         self._error: TokenMeshError | None = None
@@ -115,7 +124,13 @@ class LogWriter:
             )
         self._after = await self._journal.append(self._key, data, self._after)
         self._num_bytes += len(data)
+        self._num_stored_bytes += len(data) + OVERHEAD_BYTES
         self._on_durable([record for record, _ in taken])
+        has_ended = isinstance(taken[-1][0], ResponseEnded)
+        has_doubled = self._num_stored_bytes >= 2 * self._num_counted_bytes
+        if self._count is not None and (has_ended or has_doubled):
+            self._num_counted_bytes = self._num_stored_bytes
+            await self._count(self._num_stored_bytes)
 
 
 class LateWriter:

@@ -21,6 +21,7 @@ from tokenmesh.services.gateway.responses.records import (
     frames_of,
     join_records,
 )
+from tokenmesh.services.gateway.responses.stored_shares import StoredShares
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
 from tokenmesh.shared.bus.message_bus import MessageBus
@@ -28,6 +29,7 @@ from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import NotFound
 from tokenmesh.shared.ids import ResponseId
 from tokenmesh.shared.journal import Journal
+from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.rights import RESPONSE_STREAM
 from tokenmesh.shared.subjects import RESPONSES, response_log, response_open
 
@@ -61,10 +63,14 @@ class Ends:
 class ResponseLogs:
     """Reads and deletes logs."""
 
-    def __init__(self, journal: Journal, settings: ResponseSettings) -> None:
+    def __init__(
+        self, journal: Journal, settings: ResponseSettings, redis: Redis | None = None
+    ) -> None:
+        """`redis` None: the disk is not shared among tenants."""
         self.journal = journal
         self.settings = settings
-        self.conversations = Conversations(journal, settings)
+        self.shares = StoredShares(redis, journal, settings)
+        self.conversations = Conversations(journal, settings, self.shares)
         self.marks = OwnerMarks(journal, response_open)
         """Which gateway generates which response."""
 
@@ -131,6 +137,7 @@ class ResponseLogs:
         """Delete a response. A gateway that still generates it cannot append any more."""
         await self.journal.purge(response_log(response_id))
         await self.marks.remove("*", response_id)
+        await self.shares.forget(response_log(response_id))
 
 
 def not_found(given: str, param: str = "response_id") -> NotFound:

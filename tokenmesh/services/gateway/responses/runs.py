@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from tokenmesh.services.gateway.generation.usage import Meters
@@ -12,7 +13,7 @@ from tokenmesh.services.gateway.responses.feed import Feed
 from tokenmesh.services.gateway.responses.log_writer import LateWriter, LogWriter, NoWriter
 from tokenmesh.services.gateway.responses.records import Adopted, ResponseBegun, ResponseEnded
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
-from tokenmesh.services.gateway.responses.response_plan import ResponsePlan
+from tokenmesh.services.gateway.responses.response_plan import ResponsePlan, ResponseSpec
 from tokenmesh.services.gateway.responses.response_run import ResponseRun, RunContext
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.config.responses import ResponseSettings
@@ -121,7 +122,7 @@ class Runs:
     async def begin(self, plan: ResponsePlan) -> Feed:
         """Run a response that is stored event by event. Raises Overloaded, Unavailable."""
         spec, feed = plan.spec, self._new_feed()
-        writer = self._log_writer(spec.id, feed)
+        writer = self._log_writer(spec, feed)
         with self._reserve(spec.id):
             try:
                 await self._logs.marks.set(self.owner, spec.id)
@@ -136,7 +137,7 @@ class Runs:
     def begin_late(self, plan: ResponsePlan) -> Feed:
         """Run a response that is stored when it has ended. Raises Overloaded."""
         feed = self._new_feed()
-        log = self._log_writer(plan.spec.id, Feed(0))
+        log = self._log_writer(plan.spec, Feed(0))
 
         def lost(error: TokenMeshError) -> None:
             plan.spec.context.warnings.append(f"not stored: {error.message}")
@@ -162,7 +163,7 @@ class Runs:
         """Continue a response whose gateway is dead. Raises Conflict if another one does."""
         spec, feed = plan.spec, self._new_feed()
         feed.leave()
-        writer = self._log_writer(spec.id, feed, log)
+        writer = self._log_writer(spec, feed, log)
         with self._reserve(spec.id):
             await self._logs.marks.set(self.owner, spec.id)
             await writer.put(Adopted(owner=self.owner, reason=reason))
@@ -174,17 +175,17 @@ class Runs:
     def _new_feed(self) -> Feed:
         return Feed(self._settings.max_feed_bytes)
 
-    def _log_writer(
-        self, response_id: ResponseId, feed: Feed, log: EventLog | None = None
-    ) -> LogWriter:
-        log = log or EventLog()
+    def _log_writer(self, spec: ResponseSpec, feed: Feed, log: EventLog | None = None) -> LogWriter:
+        log, key = log or EventLog(), response_log(spec.id)
+        tenant = spec.context.access.tenant.name
         return LogWriter(
             self._logs.journal,
-            response_log(response_id),
+            key,
             self._settings,
             feed.push,
             after=log.last,
             num_bytes=log.num_bytes,
+            count=partial(self._logs.shares.count, tenant, key),
         )
 
     @contextmanager

@@ -30,6 +30,7 @@ from tokenmesh.shared.ids import GatewayId, InstanceId, RequestId, ResponseId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.subjects import response_cancels
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
@@ -144,12 +145,13 @@ class Responses:
         tenant_of: Callable[[str], Tenant],
         meters: Meters,
         metrics: Metrics,
+        redis: Redis | None,
     ) -> None:
         self.settings = settings.responses
         self._bus = bus
         self._members = members
         self._adopt_delay_s = settings.service.missed_beats * settings.service.beat_interval_s
-        logs = ResponseLogs(journal, self.settings) if journal is not None else None
+        logs = ResponseLogs(journal, self.settings, redis) if journal is not None else None
         context = RunContext(
             builder=builder,
             pipeline=pipeline,

@@ -41,7 +41,9 @@ def traces_router(store: TraceStore) -> APIRouter:
         tenant: _Name = None,
         since_s: _Seconds = None,
         until_s: _Seconds = None,
-        min_ms: Annotated[float, Query(ge=0, description="Shortest duration.")] = 0.0,
+        min_ms: Annotated[
+            float, Query(ge=0, le=_MAX_SECONDS * 1e3, description="Shortest duration.")
+        ] = 0.0,
         requests_only: Annotated[
             bool, Query(description="Leave out traces that belong to no request.")
         ] = False,

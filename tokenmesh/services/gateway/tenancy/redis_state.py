@@ -61,6 +61,16 @@ def upload_bytes_key(tenant: str) -> str:
     return f"tm:tenant:{{{tenant}}}:upload-bytes"
 
 
+def stored_key() -> str:
+    """HASH: bytes of stored responses by tenant. With a tenant's name behind it a ZSET."""
+    return f"tm:tenant:{{{ALL_TENANTS}}}:stored"
+
+
+def stored_entries_key() -> str:
+    """HASH: bytes and tenant of each stored response."""
+    return f"tm:tenant:{{{ALL_TENANTS}}}:stored-entries"
+
+
 def sequence_key(tenant: str, writer: str) -> str:
     """STRING: number of the last batch of a gateway that is in the counts."""
     return f"tm:tenant:{{{tenant}}}:seq:{writer}"
@@ -74,6 +84,7 @@ class Scripts:
         self.settle = _script(redis, "settle")
         self.renew = _script(redis, "renew")
         self.uploads = _script(redis, "uploads")
+        self.stored = _script(redis, "stored")
         self.forget = _script(redis, "forget")
 
 
