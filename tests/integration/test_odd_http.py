@@ -75,6 +75,18 @@ async def test_http_1_0_gets_a_whole_response(mesh: BackEnd) -> None:
     assert json.loads(answer)["object"] == "chat.completion"
 
 
+async def test_http_1_0_gets_a_stream_without_chunks(mesh: BackEnd) -> None:
+    body = _body(mesh)[:-1] + b', "stream": true}'
+    head = f"POST {CHAT} HTTP/1.0\nContent-Type: application/json\nContent-Length: {len(body)}\n\n"
+    headers, _, answer = (await _exchange(mesh, head, body)).partition(b"\r\n\r\n")
+    assert b" 200 " in headers[:20]
+    assert b"chunked" not in headers
+    assert b"connection: close" in headers
+    frames = answer.split(b"\n\n")
+    assert all(frame.startswith(b"data: ") for frame in frames[:-1])
+    assert frames[-2:] == [b"data: [DONE]", b""]
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/livez", "/metrics", "/openapi.json"])
 async def test_head_is_served_where_get_is(client: httpx.AsyncClient, path: str) -> None:
     fetched, asked = await client.get(path), await client.head(path)

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tokenmesh.services.gateway.http import refusal
+from tokenmesh.services.gateway.http.middleware import UntilClose
 from tokenmesh.services.gateway.http.refusal import ConnectionRefused, Refusal
 from tokenmesh.shared.bus.base import RateLimitedLog
 from tokenmesh.shared.clock import monotonic_s
@@ -247,6 +248,7 @@ class HttpConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
         cycle.transport = cast("asyncio.Transport", _ResponseTransport(self.transport, self))
+        app = UntilClose(app, cycle) if cycle.scope["http_version"] == "1.0" else app
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _start_timer(self) -> None:

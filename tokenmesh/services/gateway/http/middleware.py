@@ -1,4 +1,4 @@
-"""ASGI layers for paths and HEAD, and which web pages may use a gateway without API keys.
+"""ASGI layers for paths, HEAD and HTTP/1.0, and which web pages may use a gateway without API keys.
 
 Any page can make a browser call servers that the browser can reach: it can send a POST without
 permission (though not read the response), open a websocket and, once its own name resolves to this
@@ -8,12 +8,12 @@ Starlette's TrustedHostMiddleware cannot allow all addresses and local names, so
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Forbidden
@@ -46,6 +46,23 @@ class HeadAsGet:
             # a copy: the server reads its own
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
+
+
+class UntilClose:
+    """Ends a response with its connection: HTTP/1.0 knows no chunks. `cycle` is uvicorn's."""
+
+    def __init__(self, app: ASGIApp, cycle: Any) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plain(message: Message) -> None:
+            self._cycle.chunked_encoding = False
+            # What it expects is what is left of a length that was announced.
+            self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_plain)
 
 
 _HARMLESS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
