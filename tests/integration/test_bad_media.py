@@ -121,7 +121,7 @@ URLS: dict[str, str] = {
     "http://10.0.0.1@192.168.1.1/a": "not on the public internet",
     "file:///etc/passwd": "neither http, https nor data",
     "ftp://example.com/a": "neither http, https nor data",
-    "blob:abc": "not for clients",
+    "blob:abc": "is internal",
     "file-../../etc": "does not exist",
     "data:image/png;base64,%%%": "not base64",
     "data:image/png,abc": "of the form data:",
