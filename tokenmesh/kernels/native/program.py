@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenmesh.kernels import huge_pages
 from tokenmesh.kernels.native.routed import Routed
 from tokenmesh.kernels.native.start import library
 from tokenmesh.kernels.native.structs import (
@@ -131,7 +132,8 @@ class Program:
         """Grow the buffers to the largest step so far; steps have a limit, so they do."""
         if num_tokens > self._capacity:
             widths = self._widths[1:]
-            self._buffers = [torch.empty((num_tokens, width), dtype=dtype) for width in widths]
+            self._buffers = []  # freed before larger ones are made
+            self._buffers = [huge_pages.empty((num_tokens, width), dtype) for width in widths]
             self._addresses[1:] = [buffer.data_ptr() for buffer in self._buffers]
             scratch = max((each.scratch_bytes(num_tokens) for each in self._routed), default=0)
             self._scratch = torch.empty(scratch, dtype=torch.uint8)
