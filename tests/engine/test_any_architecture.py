@@ -1,5 +1,6 @@
 """Any architecture that transformers generates text with is exact or refused with a reason."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -76,6 +77,23 @@ def test_what_cannot_be_followed_is_refused_by_name(tmp_path: Path, name: str, r
     with pytest.raises(CheckpointError) as error:
         EngineDriver(tmp_path, model_impl="transformers")
     assert f"cannot be served: {reason}" in error.value.message
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(120)
+def test_weights_are_those_that_are_stored_where_transformers_would_scale_them(
+    tmp_path: Path,
+) -> None:
+    oracle = make_checkpoint(tmp_path, kinds()["mamba2"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rescale_prenorm_residual"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    driver = EngineDriver(tmp_path, max_model_len=128)
+    (ours,) = driver.tokens([Job(PROMPTS[0], greedy(NUM_TOKENS))])
+    with torch.no_grad():
+        ids = torch.tensor([[*PROMPTS[0], *ours[:-1]]])
+        logits = oracle(ids, use_cache=False).logits[0, len(PROMPTS[0]) - 1 :]
+    assert logits.argmax(-1).tolist() == ours
 
 
 @pytest.mark.slow

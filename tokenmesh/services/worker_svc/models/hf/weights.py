@@ -120,11 +120,16 @@ def _loaded(
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     """The tree, and what transformers says of tensors that do not fit it."""
     apart = {name for each in deferred.values() for name in each.stored}
+    config = copy.deepcopy(facts.config)
+    for part in (config, config.get_text_config()):
+        # transformers would divide weights that are loaded, as if they were new
+        if getattr(part, "rescale_prenorm_residual", False):
+            part.rescale_prenorm_residual = False
     with left_uninitialized({each.kind for each in deferred.values()}):
         model, found = facts.kind.from_pretrained(
             None,
             state_dict={n: each for n, each in tensors.items() if n not in apart},
-            config=copy.deepcopy(facts.config),
+            config=config,
             dtype=dtype,
             attn_implementation="eager",
             experts_implementation="eager",
