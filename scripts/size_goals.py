@@ -1,6 +1,6 @@
-"""Goals for the size of the code as a whole, beside where it stands; `budget.py` prints the table.
+"""Goals for the size of the code as a whole, and where it stands; `budget.py` prints the table.
 
-A goal is not a limit: nothing fails where one is missed, but the reason stands beside it.
+A goal is not a limit: nothing fails where one is missed, but the table shows the reason.
 """
 
 import ast
@@ -79,7 +79,7 @@ def goals(lines: Mapping[Path, int], twice: int, empty: int) -> Iterator[Goal]:
     rooms, arrows = _rooms(gateway)
     yield Goal("gateway, folders and root files", 26, rooms, "audio, batches, Ollama, pooling")
     yield Goal("gateway, imports between them", 116, arrows, "each younger API adds about six")
-    reason = "files have at most 300 lines: half as many would hold two or three concepts each"
+    reason = "files have at most 300 lines: 30 of them would hold two concepts each"
     yield Goal("one plain chat, gateway files", 30, _path_files(), reason)
     reason = "1,600 of them code: much of it recognises parts by numbers or says what is refused"
     general = sum(lines[path] for path in lines if path.parent == GENERAL_KIND)

@@ -6,7 +6,6 @@ from typing import Final
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tokenmesh
@@ -16,14 +15,13 @@ from tokenmesh.services.gateway.batches.logs import open_batch_journal
 from tokenmesh.services.gateway.batches.service import BatchRunner
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.errors import (
-    crash_response,
     install_error_handlers,
 )
 from tokenmesh.services.gateway.files.contents import open_file_journal
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema
 from tokenmesh.services.gateway.http.local_call import LocalCalls
-from tokenmesh.services.gateway.http.middleware import Endpoint, HeadAsGet, RootPath
+from tokenmesh.services.gateway.http.middleware import Endpoint, RootPath
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     CompletionRequest,
@@ -132,7 +130,6 @@ def make_app(gateway: Gateway) -> ASGIApp:
         make_routes(gateway, endpoints), endpoints, gateway.admission, gateway.bodies, settings
     )
     app = Edge(app, gateway.keys, settings, gateway.requests)
-    app = HeadAsGet(ServerErrorMiddleware(app, handler=crash_response))
     if settings.root_path:
         app = RootPath(app, settings.root_path)
     if not settings.cors_origins:

@@ -9,7 +9,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import RequestContext, attach, check_request_id
-from tokenmesh.services.gateway.errors import error_response
+from tokenmesh.services.gateway.errors import crash_response, error_response
 from tokenmesh.services.gateway.http.middleware import check_page
 from tokenmesh.services.gateway.http.response_sender import draining
 from tokenmesh.services.gateway.operations.open_requests import OpenRequests
@@ -73,6 +73,9 @@ class Edge:
         if scope["type"] == "websocket":
             await self._upgrade(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # Answered wherever GET is. The server omits the body; it reads its own scope.
+            scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         try:
             check_single(scope["headers"])
@@ -160,6 +163,11 @@ class Edge:
                 await error_response(refusal, scope)(scope, receive, send_on)
             else:
                 await self._app(scope, receive, send_on)
+        except Exception:
+            # A bug: the server logs the traceback.
+            if not context.status:
+                await crash_response(scope)(scope, receive, send)
+            raise
         except asyncio.CancelledError:
             # Only the stopping server cancels a request. It closes the connection of a response
             # that has begun, and would log a traceback for its own cancellation.

@@ -72,9 +72,9 @@ def log_error(error: TokenMeshError) -> None:
         logger.warning("%s: %s", error.code, error.message)
 
 
-async def crash_response(request: Request, _error: Exception) -> Response:
-    """The response to an unexpected exception; Starlette logs its traceback."""
-    return _plain_response(request.scope, 500, "internal error", "internal_error")
+def crash_response(scope: Scope) -> Response:
+    """The response to an unexpected exception; the server logs its traceback."""
+    return _plain_response(scope, 500, "internal error", "internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -93,6 +93,9 @@ def install_error_handlers(app: FastAPI) -> None:
             response.headers["Allow"] = ", ".join(_methods(app, request.scope))
         return response
 
+    async def on_crash(request: Request, _error: Exception) -> Response:
+        return crash_response(request.scope)
+
     async def on_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
@@ -106,7 +109,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_parameters)
     # Without it FastAPI answers with plain text.
-    app.add_exception_handler(Exception, crash_response)
+    app.add_exception_handler(Exception, on_crash)
 
 
 def _message(request: Request, error: StarletteHTTPException) -> str:

@@ -1,4 +1,4 @@
-"""ASGI layers for paths, HEAD and HTTP/1.0, and which web pages may use a gateway without API keys.
+"""Root paths and HTTP/1.0, and which web pages may use a gateway without API keys.
 
 Any page can make a browser call servers that the browser can reach: it can send a POST without
 permission (though not read the response), open a websocket and, once its own name resolves to this
@@ -33,19 +33,6 @@ class RootPath:
         if path == self._prefix or path.startswith(f"{self._prefix}/"):
             path = path[len(self._prefix) :] or "/"
         await self._app({**scope, "path": path, "root_path": self._prefix}, receive, send)
-
-
-class HeadAsGet:
-    """Answers HEAD wherever GET is served; the server itself omits the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            # a copy: the server reads its own
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
 
 
 class UntilClose:
