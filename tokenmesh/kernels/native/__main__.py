@@ -1,8 +1,12 @@
-"""Compile the kernels into a folder and say where they are."""
+"""Compile the kernels into a folder, for each processor that can run them, and say where they are.
+
+What compiles them is not what runs them: an image is built on one machine and started on others.
+"""
 
 import sys
 from pathlib import Path
 
-from tokenmesh.kernels.native.build import compiled
+from tokenmesh.kernels.native.build import compiled, every_extra_flags
 
-sys.stdout.write(f"{compiled(Path(sys.argv[1]))}\n")
+for extra in every_extra_flags():
+    sys.stdout.write(f"{compiled(Path(sys.argv[1]), extra)}\n")

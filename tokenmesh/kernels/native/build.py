@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -70,13 +71,15 @@ def load(folder: Path) -> ctypes.CDLL:
         raise NativeUnavailable(str(getattr(error, "stderr", None) or error)) from error
 
 
-def compiled(folder: Path) -> Path:
+def compiled(folder: Path, extra: tuple[str, ...] | None = None) -> Path:
     """The shared library of these very sources in `folder`, made unless it is there.
+
+    With these extra flags, or with those that this processor can run.
 
     Raises OSError or subprocess.SubprocessError.
     """
     sources = sorted(p for p in _HERE.iterdir() if p.suffix in {".c", ".h", ".inc"})
-    flags = (*_FLAGS, *extra_flags())
+    flags = (*_FLAGS, *(extra_flags() if extra is None else extra))
     digest = hashlib.sha256(" ".join((*flags, *_SOURCES)).encode())
     for source in sources:
         digest.update(source.read_bytes())
@@ -100,6 +103,12 @@ def extra_flags() -> tuple[str, ...]:
     text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     there = set(next((x for x in text.splitlines() if x.startswith("flags")), "").split())
     return tuple(flag for name, flag in _EXTRA_FLAGS.items() if name in there)
+
+
+def every_extra_flags() -> tuple[tuple[str, ...], ...]:
+    """What `extra_flags` can say on any processor."""
+    flags = tuple(_EXTRA_FLAGS.values())
+    return tuple(some for n in range(len(flags) + 1) for some in combinations(flags, n))
 
 
 def _compiler() -> str:
