@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: install dev dist site check test test-failed test-long test-clients test-gpu test-kernels \
-  test-console console bench docs FORCE
+  test-console test-images console bench docs FORCE
 .DEFAULT_GOAL := check
 # Processes that tests start would compile the whole package again, each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -115,6 +115,11 @@ test-console: dev console/node_modules
 	cd console && npm run check
 	$(BIN)/python -m pytest tests/unit/gateway/test_console.py tests/integration/test_console.py
 	cd console && TOKENMESH="$(abspath $(BIN))/tokenmesh" npm test
+
+# The images, built and started with CONTAINERS, docker or podman. The first time it fetches 400 MB.
+CONTAINERS ?= docker
+test-images: dev
+	CONTAINERS="$(CONTAINERS)" $(BIN)/python -m pytest -rP tests/test_images.py
 
 # On a quiet machine; about three quarters of an hour, more with VLLM_PYTHON=its python and
 # LLAMA_BENCH=path of llama-batched-bench.

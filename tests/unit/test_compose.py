@@ -23,6 +23,7 @@ from tests.servers import free_port, make_redis
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.cli.main import known_flags
+from tokenmesh.kernels.native.build import every_extra_flags, extra_flags
 from tokenmesh.shared.config import load_settings
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.redis import open_redis
@@ -126,9 +127,10 @@ def test_every_image_installs_what_its_service_needs(services: list[Service]) ->
     for service in services:
         assert f"requirements.py {service.name} >" in found[service.target]
         assert "pip install --no-deps --require-hashes" in found[service.target]
-        assert "\nUSER 10001\n" in found[service.target]
     assert "requirements.py cpu >" in found["all"]
-    assert "USER 10001" in found["all"]
+    for target in (*SERVICE_BY_NAME, "all"):
+        # Code last: after a change of it, layers of libraries are used again.
+        assert "COPY --from=code /installed /usr/local\nUSER 10001\n" in found[target]
     assert "--extra-index-url" not in (ROOT / "compose/Dockerfile").read_text()
 
 
@@ -172,8 +174,16 @@ def test_a_gpu_is_for_services_with_torch_and_triton_has_a_place_to_run_from(
     cache = worker["environment"]["TRITON_CACHE_DIR"]
     # nothing in /tmp may be executed, and everything else is read-only
     assert worker["volumes"] == [f"triton:{cache}"]
-    assert f"chown 10001 {cache}" in stages()["worker"]
+    assert f"chown 10001 {cache}" in stages()["engine"]
     assert set(overlay["volumes"]) == {"triton"}
+
+
+def test_kernels_are_compiled_ahead_for_every_processor() -> None:
+    assert {(), extra_flags()} <= set(every_extra_flags())
+    assert all(len(set(flags)) == len(flags) for flags in every_extra_flags())
+    assert "python -m tokenmesh.kernels.native /app/kernels" in stages()["kernels"]
+    for target in ("worker", "all"):
+        assert "COPY --from=kernels /app/kernels /app/kernels" in stages()[target]
 
 
 def test_secrets_are_required_and_never_in_the_file(document: dict[str, Any]) -> None:
