@@ -166,7 +166,7 @@ REFUSED: list[tuple[list[Any], int, str]] = [
     ([{"type": "input_audio"}], 400, "has no recording"),
     ([{"type": "input_audio", "input_audio": {"format": "wav"}}], 400, "data is missing"),
     ([{"type": "input_audio", "input_audio": {"data": "%%%"}}], 400, "not base64"),
-    ([{"type": "input_audio", "input_audio": {"data": "blob:x"}}], 400, "not for clients"),
+    ([{"type": "input_audio", "input_audio": {"data": "blob:x"}}], 400, "internal"),
     ([{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a.wav"}}], 400, "not on the"),
     ([{"type": "image_url", "image_url": image_uri(image_file(picture(1)))}], 400, "text and rec"),
 ]

@@ -17,7 +17,9 @@ _MARK: Final = "is_far"
 _READS: Final = frozenset(
     {"item", "tolist", "__int__", "__float__", "__bool__", "__index__", "cpu", "numpy", "nonzero"}
 )
-_MIXES: Final = frozenset({"copy_", "__getitem__", "__setitem__"})
+_MIXES: Final = frozenset(
+    {"copy_", "__getitem__", "__setitem__", "_has_compatible_shallow_copy_type"}
+)
 
 
 class FarGenerator(torch.Generator):
@@ -60,6 +62,9 @@ class FarDevice(TorchFunctionMode):
         assert self.may_read or not far or name not in _READS, f"{name} waits for the device"
         if name == "to":
             return self._moved(args, kwargs)
+        if name == "data=":
+            func(*args)
+            return marked(args[0], is_far(args[1]))
         there = bool(far) and name not in ("cpu", "numpy")
         if kwargs.get("device") is not None:
             there = _is_there(kwargs["device"])
@@ -111,9 +116,11 @@ def _is_there(device: Any) -> bool:
 
 
 def _name_of(func: Any) -> str:
-    """A getter's is that of its attribute."""
+    """A getter's is that of its attribute, a setter's has = after it."""
     name: str = func.__name__
-    return str(func.__self__.__name__) if name == "__get__" else name
+    if name not in ("__get__", "__set__"):
+        return name
+    return f"{func.__self__.__name__}{'=' if name == '__set__' else ''}"
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
