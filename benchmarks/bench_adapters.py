@@ -1,4 +1,4 @@
-"""LoRA adapters in the engine: many in a batch, one that is read beside running streams, offline.
+"""LoRA adapters in the engine: many in a batch, one that is read during running streams, offline.
 
     python -m benchmarks.bench_adapters --threads 2
 
@@ -29,8 +29,8 @@ from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, lower_pr
 from tokenmesh.shared.config.worker import WorkerSettings
 
 PROMPT: Final = 32
-BESIDE: Final = 16
-"""Streams beside which an adapter is read."""
+NUM_STREAMS: Final = 16
+"""Streams that run while an adapter is read."""
 TURN: Final = 40
 """Steps with or without a reader."""
 WARM_STEPS: Final = 8
@@ -108,17 +108,17 @@ def throughput(loop: EngineLoop, read: list[ReadAdapter], options: argparse.Name
 
 
 def gaps(loop: EngineLoop, path: Path, options: argparse.Namespace) -> None:
-    """Times of the steps of 16 streams, alone and beside reads of an adapter, in turns."""
+    """Times of the steps of 16 streams, alone and during reads of an adapter, in turns."""
     reads = Reads(loop, path)
     alone: list[float] = []
-    beside: list[float] = []
-    loop.run(asks_of(BESIDE, options.tokens))
+    during: list[float] = []
+    loop.run(asks_of(NUM_STREAMS, options.tokens))
     for _ in range(options.rounds):
-        steps = loop.steps(asks_of(BESIDE, 2 * (WARM_STEPS + TURN * options.turns)))
+        steps = loop.steps(asks_of(NUM_STREAMS, 2 * (WARM_STEPS + TURN * options.turns)))
         for _ in range(WARM_STEPS):
             next(steps)
         for turn in range(2 * options.turns):
-            times = alone if turn % 2 == 0 else beside
+            times = alone if turn % 2 == 0 else during
             with reads.running() if turn % 2 else nullcontext():
                 for _ in range(TURN):
                     began = time.perf_counter()
@@ -127,16 +127,17 @@ def gaps(loop: EngineLoop, path: Path, options: argparse.Namespace) -> None:
         for _ in steps:
             pass
     reads.close()
-    for name, times in (("alone", alone), ("beside reads", beside)):
+    for name, times in (("alone", alone), ("during reads", during)):
         shares = [f"{100 * q:g} % {1e3 * quantile(times, q):.1f}" for q in QUANTILES]
         print(
-            f"{BESIDE} streams {name:13} {len(times)} steps: median {1e3 * median(times):.1f} ms, "
-            f"{', '.join(shares)}, longest {1e3 * max(times):.1f}"
+            f"{NUM_STREAMS} streams {name:13} {len(times)} steps: "
+            f"median {1e3 * median(times):.1f} ms, {', '.join(shares)}, "
+            f"longest {1e3 * max(times):.1f}"
         )
-    more = [f"{100 * q:g} % {quantile(beside, q) / quantile(alone, q):.2f}x" for q in QUANTILES]
+    more = [f"{100 * q:g} % {quantile(during, q) / quantile(alone, q):.2f}x" for q in QUANTILES]
     print(
-        f"beside / alone: median {median(beside) / median(alone):.2f}x, {', '.join(more)}, "
-        f"longest {max(beside) / max(alone):.2f}x; a read of {reads.nbytes / 1e6:.0f} MB takes "
+        f"during / alone: median {median(during) / median(alone):.2f}x, {', '.join(more)}, "
+        f"longest {max(during) / max(alone):.2f}x; a read of {reads.nbytes / 1e6:.0f} MB takes "
         f"{median(reads.seconds):.2f} s"
     )
 

@@ -1,5 +1,5 @@
-"""Texts a second of /v1/embeddings, over HTTP, beside sentence-transformers in its own process and
-Infinity over HTTP.
+"""Texts a second of /v1/embeddings over HTTP, compared with sentence-transformers in its own
+process and Infinity over HTTP.
 
     python -m benchmarks.bench_embeddings --checkpoint DIR --out benchmarks/results/embeddings.json
 
@@ -221,7 +221,7 @@ async def run(options: argparse.Namespace) -> list[Case]:
 
 
 def versions(options: argparse.Namespace) -> dict[str, object]:
-    """Of what was measured beside the mesh, and of torch."""
+    """Of what was measured in the mesh, and of torch."""
     found: dict[str, object] = {}
     for name in ("sentence-transformers", "torch", "transformers"):
         with suppress(PackageNotFoundError):

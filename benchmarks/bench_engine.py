@@ -4,9 +4,9 @@
     python -m benchmarks.bench_engine --threads 1 --batches 1 8 --clock cpu
     python -m benchmarks.bench_engine --workload nano --requests 16 --peer transformers
 
-`decode`: output tokens per second after the first token, beside transformers.generate in the same
-process; `--clock cpu` counts processor time, which is steady on a machine that others use as well.
-Both run on a GPU where torch finds one.
+`decode`: output tokens per second after the first token, compared with transformers.generate in
+the same process; `--clock cpu` counts processor time, which is steady on a machine that others use
+as well. Both run on a GPU where torch finds one.
 `nano`: nano-vllm's 256 requests of 100 to 1,024 tokens in and out, prefill included; `--peer
 transformers` runs its continuous batching on the same requests.
 """

@@ -1,4 +1,4 @@
-"""Two tenants, one flooding: the other's TTFT alone and beside it. Exits with 1 above `--bound`.
+"""Two tenants, one flooding: the other's TTFT alone and during it. Exits with 1 above `--bound`.
 
 A mesh of its own with `sim` workers, real processes, settings at their defaults but for the rows of
 a worker, which are few so that a small machine can send a flood. Both tenants send requests of the
@@ -110,7 +110,7 @@ def summary(played: Sequence[PlayedRequest], seconds: float) -> dict[str, object
 
 
 async def measure(options: argparse.Namespace, cluster: Cluster) -> dict[str, dict[str, object]]:
-    """The quiet tenant alone, then beside the flood."""
+    """The quiet tenant alone, then during the flood."""
     vocab_size = json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"]
     prompts, urls = Prompts(vocab_size), cluster.urls
     model = await first_model(Target(urls[0], QUIET))
@@ -126,10 +126,10 @@ async def measure(options: argparse.Namespace, cluster: Cluster) -> dict[str, di
     flood = make_entries(options.rate * options.factor, length_s, seed + 2, 1 << 20)
     flooding = asyncio.create_task(play(FLOOD, flood))
     await asyncio.sleep(options.lead)
-    beside = await play(QUIET, make_entries(options.rate, seconds, seed, 1 << 10))
+    during = await play(QUIET, make_entries(options.rate, seconds, seed, 1 << 10))
     return {
         "alone": summary(alone, seconds),
-        "beside": summary(beside, seconds),
+        "during": summary(during, seconds),
         "flood": summary(await flooding, length_s),
     }
 
@@ -150,10 +150,10 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
 
 def ratio_of(found: dict[str, dict[str, object]]) -> float | None:
     """Of the p95; None when a tenant got no answer at all."""
-    alone, beside = (found[name]["ttft_p95_ms"] for name in ("alone", "beside"))
-    if not isinstance(alone, float) or not isinstance(beside, float):
+    alone, during = (found[name]["ttft_p95_ms"] for name in ("alone", "during"))
+    if not isinstance(alone, float) or not isinstance(during, float):
         return None
-    return round(beside / alone, 3)
+    return round(during / alone, 3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(options.out, whole)
     print(json.dumps(whole, indent=2, default=str))
     is_good = ratio is not None and ratio <= options.bound
-    return int(not is_good or bool(found["alone"]["errors"] or found["beside"]["errors"]))
+    return int(not is_good or bool(found["alone"]["errors"] or found["during"]["errors"]))
 
 
 if __name__ == "__main__":

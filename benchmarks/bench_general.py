@@ -1,4 +1,4 @@
-"""The general kind of model beside the native one, offline, on random weights in bfloat16.
+"""The general kind of model compared with the native one, offline, on random weights in bfloat16.
 
     python -m benchmarks.bench_general --threads 2
 

@@ -3,9 +3,9 @@
 `python -m benchmarks.bench_index` starts a Redis of its own, fills it with `--workers` sets of
 `--blocks` route hashes and places prompts of `--prompt-blocks`: 40 % long hits, 40 % system prompts
 only, 20 % misses. Now and then, while the clock stands still, what was reserved is given back, as
-workers do. Then once more beside `--updates` block updates a second from another process.
-Prints microseconds as JSON, with the bare round trip of a script that does nothing beside it. Runs
-on uvloop, as the services do. On a busy machine p99 is the CPU scheduler's slice.
+workers do. Then once more during `--updates` block updates a second from another process.
+Prints microseconds as JSON, with the bare round trip of a script that does nothing. Runs on
+uvloop, as the services do. On a busy machine p99 is the CPU scheduler's slice.
 """
 
 import argparse
@@ -168,13 +168,13 @@ async def _update(settings: RedisSettings, num_workers: int, rate: int, written:
 
 
 async def run(settings: RedisSettings, options: argparse.Namespace) -> IndexResult:
-    """Alone, then beside updates."""
+    """Alone, then during updates."""
     redis, began = open_redis(settings), environment()
     await fill(redis, options.workers, options.blocks, options.prompt_blocks)
     bare = await round_trip(redis, 0, options.rounds)
     with_prompt = await round_trip(redis, 8 * options.prompt_blocks, options.rounds)
     alone = await measure(redis, options)
-    beside, rate = await _beside_updates(redis, settings, options)
+    during, rate = await _during_updates(redis, settings, options)
     await redis.close()
     return IndexResult(
         config={key: value for key, value in vars(options).items() if key != "out"},
@@ -183,12 +183,12 @@ async def run(settings: RedisSettings, options: argparse.Namespace) -> IndexResu
         round_trip_us=bare,
         round_trip_prompt_us=with_prompt,
         alone_us=alone,
-        beside_updates_us=beside,
+        during_updates_us=during,
         updates_per_s=round(rate),
     )
 
 
-async def _beside_updates(
+async def _during_updates(
     redis: Redis, settings: RedisSettings, options: argparse.Namespace
 ) -> tuple[Microseconds, float]:
     """The same while another process writes, and how many updates a second it made."""

@@ -1,4 +1,4 @@
-"""The price of a request: CPU of all processes of this mesh beside NVIDIA Dynamo's.
+"""The price of a request: CPU of all processes of this mesh compared with NVIDIA Dynamo's.
 
     python -m benchmarks.bench_mesh_peers --dynamo-python ~/dynamo/bin/python --out mesh_peers.json
 

@@ -1,4 +1,4 @@
-"""Any op of tokenmesh.kernels over a sweep of batches, beside its reference and torch.
+"""Any op of tokenmesh.kernels over a sweep of batches, compared with its reference and torch.
 
     python -m benchmarks.bench_ops --ops paged_attention --batches q2k 8q1s4k 64q1s1k q512_8q1s4k
     python -m benchmarks.bench_ops --device cuda --model llama-3.1-8b --out ops_gpu.json
@@ -123,9 +123,9 @@ def show(found: Sweep, console: Console) -> None:
     headings = ("op", "batch", "us", "reference us", "torch us", "GB/s", "TFLOP/s", "of limit")
     table = Table(*headings, title=title)
     for line in found.lines:
-        beside = ("-" if each is None else f"{each}" for each in (line.reference_us, line.torch_us))
+        others = ("-" if each is None else f"{each}" for each in (line.reference_us, line.torch_us))
         speeds = (f"{line.gb_per_s}", f"{line.tflop_per_s}", f"{line.share:.0%}")
-        table.add_row(line.op, line.batch, f"{line.us}", *beside, *speeds)
+        table.add_row(line.op, line.batch, f"{line.us}", *others, *speeds)
     console.print(table)
     for op, reason in found.red.items():
         console.print(f"[red]{op} is not reported:[/] {reason}", highlight=False)

@@ -1,11 +1,11 @@
-"""The same model on the same machine in one run: TokenMesh over HTTP beside other engines.
+"""The same model on the same machine in one run: TokenMesh over HTTP compared with other engines.
 
     python -m benchmarks.bench_peers --vllm-python ~/vllm/bin/python --out peers.json
 
 Random weights in bfloat16, prompts of random ids, greedy, every stream of the full length. Peers
-take turns in every round; each waits frozen while another is measured. Decode steps beside plain
-reads of as many bytes as the weights have, in every round too, say how near one stream is to what
-the memory allows.
+take turns in every round; each waits frozen while another is measured. Decode steps compared with
+plain reads of as many bytes as the weights have, in every round too, say how near one stream is
+to what the memory allows.
 """
 
 import argparse

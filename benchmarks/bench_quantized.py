@@ -1,4 +1,4 @@
-"""Weights rounded at load beside plain ones, offline, on random weights in bfloat16.
+"""Weights rounded at load compared with plain ones, offline, on random weights in bfloat16.
 
     python -m benchmarks.bench_quantized --threads 2 --files Q8_0 Q4_K_M
 

@@ -1,4 +1,4 @@
-"""Time to ready of one worker, by stage, beside a plain read of the same files.
+"""Time to ready of one worker, by stage, compared with a plain read of the same files.
 
     python -m benchmarks.bench_startup --shape qwen2.5-0.5b --out benchmarks/results/startup.json
 

@@ -36,7 +36,7 @@ _WARM_STEPS: Final = 8
 def measure_bound(name: str, directory: Path, threads: int, num_steps: int = _STEPS) -> BoundLine:
     """Decode `num_steps` tokens of one stream, a read after each; medians of both."""
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    # One stream: the states of 256 would not fit beside peers that hold their memory.
+    # One stream: the states of 256 would not fit compared with peers that hold their memory.
     worker = WorkerSettings(cpu_threads=threads, enable_prefix_caching=False, max_num_seqs=1)
     loop = EngineLoop(directory, worker)
     torch.set_num_threads(threads)

@@ -24,5 +24,5 @@ class IndexResult(msgspec.Struct):
     round_trip_prompt_us: Microseconds
     """The same with a prompt's hashes as its argument."""
     alone_us: Microseconds
-    beside_updates_us: Microseconds
+    during_updates_us: Microseconds
     updates_per_s: int

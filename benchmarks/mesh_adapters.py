@@ -1,4 +1,4 @@
-"""Gaps between tokens of 16 streams while an adapter is loaded beside them, through a whole mesh.
+"""Gaps between tokens of 16 streams while an adapter is loaded, through a whole mesh.
 
     python -m benchmarks.mesh_adapters --quantization int8
 
@@ -27,7 +27,7 @@ from benchmarks.serve.own_mesh import own_mesh
 _WARM_S: Final = 3.0
 _TOKENS: Final = 1500
 _KEY: Final = "of-a-benchmark"
-_KINDS: Final = ("alone", "beside loads")
+_KINDS: Final = ("alone", "during loads")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -70,7 +70,7 @@ class Run:
                     last = now
 
     async def turn(self, kind: str, seconds: float, paths: Sequence[Path]) -> None:
-        """Count gaps for a while; in every other turn beside loads."""
+        """Count gaps for a while; in every other turn during loads."""
         self.kind = kind
         until = time.perf_counter() + seconds
         while (now := time.perf_counter()) < until:

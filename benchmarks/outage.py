@@ -125,7 +125,7 @@ async def run(options: argparse.Namespace) -> tuple[list[PlayedRequest], Edges, 
 async def play(
     options: argparse.Namespace, cluster: Cluster
 ) -> tuple[list[PlayedRequest], Edges, Moments]:
-    """All requests, those beside them, and when Redis was away."""
+    """All requests, those alongside them, and when Redis was away."""
     servers = [Target(url, KEY) for url in cluster.urls]
     model = await first_model(servers[0])
     vocab_size = json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"]

@@ -4,6 +4,7 @@ A file that is not there has no section. A test fails while the page does not ma
 """
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -66,6 +67,7 @@ RUN_BY_HAND: Final = frozenset(
 )
 """What `make bench` leaves out: faults that take long, a trace and a model that are not shipped, a
 GPU."""
+_WIDTH: Final = 120
 _INTRODUCTION: Final = """\
 <!-- Written by benchmarks/write_page.py from benchmarks/results/; edit the code instead. -->
 # Benchmarks
@@ -85,8 +87,16 @@ def page(results: Path) -> str:
     for name, kind, section in SECTIONS:
         path = results / name
         if path.exists():
-            lines += ["", *section(msgspec.json.decode(path.read_bytes(), type=kind))]
+            found = section(msgspec.json.decode(path.read_bytes(), type=kind))
+            lines += ["", *(_wrapped(line) for line in found)]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(line: str) -> str:
+    """The line as lines of a page; rows of tables stay as they are."""
+    if line.startswith("|"):
+        return line
+    return textwrap.fill(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> int:

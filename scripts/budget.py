@@ -28,7 +28,7 @@ BANNED_NAMES: Final = frozenset(
 
 
 DIALECT: Final = re.compile(
-    r"\b(?:told|who(?:so)?ever|nobody|somebody|anybody|everybody|bears|mended|buried|bury|excused?"
+    r"\b(?:told|who(?:so)?ever|nobody|somebody|anybody|everybody|bears|beside|mended|buried|bury|excused?"
     r"|goes? home|for good|(?<!there )is no (?!longer|more|less|need|way|room|such)\w+)\b",
     re.IGNORECASE,
 )

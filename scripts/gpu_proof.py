@@ -3,7 +3,7 @@
     python scripts/gpu_proof.py --out gpu_proof.json --minutes 25
     python scripts/gpu_proof.py --out gpu_proof.json --dry
 
-After each step its result is in the file, with a page of Markdown beside it. A run that was cut off
+After each step its result is in the file, and a page of Markdown next to it. A run that was cut off
 goes on where it stopped when it is started again; `--again STEP` runs a step once more. A step that
 fails does not stop the others; the exit status is 1 where one failed. `--dry` proves on a machine
 without a GPU that every command starts and that its numbers are read: tests are only collected, and

@@ -62,7 +62,7 @@ def _save(network: LlamaForCausalLM, folder: Path) -> None:
     network.config.dtype = torch.bfloat16
     network.config.save_pretrained(folder)
     network.generation_config.save_pretrained(folder)
-    # transformers refuses to write a temperature beside `do_sample: false`; servers read no other.
+    # transformers writes no temperature with `do_sample: false`; servers read no other.
     generation = folder / "generation_config.json"
     values = json.loads(generation.read_text()) | {"temperature": 0.0}
     generation.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")

@@ -1,4 +1,4 @@
-"""What the mesh has counted for each tenant, beside what clients received and what logs say.
+"""What the mesh has counted for each tenant, besides what clients received and what logs say.
 
 A stored response counts by its log: one that was begun and never seen by its client, because the
 gateway died with the first event, was made all the same. Everything else counts by what a client

@@ -1,4 +1,4 @@
-"""One line of a sweep: an op on a batch, beside the reference and torch, against the limits."""
+"""One line of a sweep: an op on a batch, the reference and torch, against the limits."""
 
 from benchmarks.ops.gate import MAX_REFERENCE_WORK
 from benchmarks.ops.results import Limits, Line
@@ -7,7 +7,7 @@ from benchmarks.timing import Stopwatch
 
 
 def measure(op: str, batch: str, work: Work, limits: Limits, watch: Stopwatch) -> Line:
-    """Time the op and what stands beside it."""
+    """Time the op and what stands next to it."""
     seconds = watch.measure(work.run)
     is_affordable = work.num_flops <= MAX_REFERENCE_WORK
     reference_s = watch.once(work.reference) if is_affordable else None

@@ -1,4 +1,4 @@
-"""A piece of work that an op does, beside other ways to do the same."""
+"""A piece of work that an op does, and other ways to do the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

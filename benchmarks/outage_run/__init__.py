@@ -1,1 +1,1 @@
-"""What `benchmarks/outage.py` asks for beside completions, and how it judges the hit rate."""
+"""What `benchmarks/outage.py` asks for besides completions, and how it judges the hit rate."""

@@ -1,4 +1,4 @@
-"""What a mesh answers beside completions: stored responses, /health and /metrics."""
+"""What a mesh answers besides completions: stored responses, /health and /metrics."""
 
 import asyncio
 import json

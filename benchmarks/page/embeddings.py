@@ -12,7 +12,7 @@ _LENGTHS: Final = {"short": "short", "long": "256 tokens"}
 
 
 def embeddings_section(result: EmbeddingsResult) -> Iterator[str]:
-    """Texts a second beside sentence-transformers and Infinity."""
+    """Texts a second compared with sentence-transformers and Infinity."""
     config = result.config
     names = ("sentence-transformers", "infinity-emb", "torch", "torch of Infinity", "transformers")
     versions = ", ".join(f"{name} {config[name]}" for name in names if name in config)

@@ -12,7 +12,7 @@ _STEP_BARS_US: Final = {256: 100.0, 1024: 400.0}
 
 
 def decode_section(result: EngineResult) -> Iterator[str]:
-    """Decode beside transformers.generate in one process."""
+    """Decode compared with transformers.generate in one process."""
     yield "## Decode without HTTP"
     yield ""
     yield origin(result.environment, result.load_average_end)
@@ -57,8 +57,8 @@ def nano_section(result: EngineResult) -> Iterator[str]:
 
 
 def bound_section(result: BoundResult) -> Iterator[str]:
-    """Decode steps beside plain reads."""
-    yield "## Decode beside the bandwidth bound"
+    """Decode steps compared with plain reads."""
+    yield "## Decode compared with the bandwidth bound"
     yield ""
     yield origin(result.environment, result.load_average_end)
     yield (

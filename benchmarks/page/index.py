@@ -26,7 +26,7 @@ def index_section(result: IndexResult) -> Iterator[str]:
         ("a script that does nothing", result.round_trip_us),
         ("the same, given the prompt's hashes", result.round_trip_prompt_us),
         ("placement", result.alone_us),
-        (f"placement beside {result.updates_per_s:,} updates/s", result.beside_updates_us),
+        (f"placement during {result.updates_per_s:,} updates/s", result.during_updates_us),
     )
     yield from table(["us", "p50", "p90", "p99"], (_row(*row) for row in rows))
     yield ""

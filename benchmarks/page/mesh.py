@@ -99,9 +99,9 @@ def guided_chaos_section(result: Result) -> Iterator[str]:
 
 
 def fairness_section(result: Result) -> Iterator[str]:
-    """A tenant alone, and beside one that floods."""
+    """A tenant alone, and next to one that floods."""
     config = result["config"]
-    yield "## A tenant beside a flood"
+    yield "## A tenant next to a flood"
     yield ""
     yield origin(result["environment"], None)
     yield (
@@ -113,7 +113,7 @@ def fairness_section(result: Result) -> Iterator[str]:
     yield ""
     rows = (
         [name, *(number(result[name][f"ttft_{point}_ms"], 0) for point in ("p50", "p95"))]
-        for name in ("alone", "beside")
+        for name in ("alone", "during")
     )
     yield from table(["time to first token, ms", "p50", "p95"], rows)
     yield ""

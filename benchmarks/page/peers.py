@@ -16,7 +16,7 @@ _MAX_LOST: Final = 0.05
 def peers_section(result: PeersResult) -> Iterator[str]:
     """Tables of every model."""
     config = result.config
-    yield "## Beside other engines"
+    yield "## Compared with other engines"
     yield ""
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     yield origin(result.environment, result.load_average_end, f"; {versions}")
@@ -88,7 +88,7 @@ def _first_tokens(model: ModelResult, streams: Sequence[int]) -> Iterator[list[s
 
 
 def mesh_peers_section(result: Mapping[str, Any]) -> Iterator[str]:
-    """The price of a request beside another mesh."""
+    """The price of a request compared with another mesh."""
     yield "## The price of a request"
     yield ""
     more = f"; dynamo {result['dynamo']}" if result["dynamo"] else ""

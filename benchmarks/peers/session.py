@@ -82,7 +82,7 @@ async def _until_signal(work: Awaitable[None]) -> None:
 
 
 async def probe_bound(setting: Setting) -> BoundLine:
-    """Decode steps beside plain reads, in a process of its own."""
+    """Decode steps compared with plain reads, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bound.json"
         process = await asyncio.create_subprocess_exec(

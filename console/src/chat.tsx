@@ -1,4 +1,4 @@
-// A chat with one model or several side by side; each answer has its trace beside it.
+// A chat with one model or several side by side; each answer has its trace next to it.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { AnswerView } from "./answer";

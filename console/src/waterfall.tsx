@@ -25,7 +25,7 @@ function boundsOf(spans: Span[]): Bounds {
 
 interface Props {
   trace: Trace;
-  /** Beside a chat's answer: no title, no legend. */
+  /** Next to a chat's answer: no title, no legend. */
   isSmall?: boolean;
 }
 

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 _CONSTANT = 4.0  # the first number of every embedding; the others are normally distributed
 _PREVIOUS_SHARPNESS = 6.0
 _MATCH_SHARPNESS = 2.0
-_LANDING = 4.0  # how loud the previous token is beside the present one
+_LANDING = 4.0  # how loud the previous token is next to the present one
 _COPY_STRENGTH = 6
 _LOGIT = 0.06
 

@@ -73,7 +73,7 @@ def run_client(script: Path, server: MeshProcess, options: argparse.Namespace) -
     }
     command, folder = [options.python, str(script)], HERE
     if script.suffix == ".mjs":
-        # node looks for packages beside the script
+        # node looks for packages next to the script
         folder = Path(options.node)
         copy = folder / script.name
         copy.write_text(script.read_text(encoding="utf-8"), encoding="utf-8")

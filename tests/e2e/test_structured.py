@@ -140,10 +140,10 @@ def test_a_constraint_that_cannot_be_compiled_is_a_bad_request(
 
 
 def test_the_engine_goes_on_while_a_hostile_grammar_is_compiled(url: str) -> None:
-    asyncio.run(_beside_a_hostile_one(url))
+    asyncio.run(_during_a_hostile_one(url))
 
 
-async def _beside_a_hostile_one(url: str) -> None:
+async def _during_a_hostile_one(url: str) -> None:
     async with openai.AsyncOpenAI(
         base_url=url, api_key="none", max_retries=0, timeout=60
     ) as client:

@@ -303,7 +303,7 @@ BAD: dict[str, tuple[Spoil, str]] = {
         tensors(lambda t: t.update({MAGNITUDE: t[Q][0].clone()})),
         r"lora_magnitude_vector is not served: DoRA",
     ),
-    "half": (tensors(lambda t: t.pop(Q)), r"q_proj.lora_B.weight has no lora_A beside it"),
+    "half": (tensors(lambda t: t.pop(Q)), r"q_proj.lora_B.weight has no lora_A next to it"),
     "base": (
         tensors(lambda t: t.update({Q: torch.zeros(4, 96)})),
         r"q_proj.lora_A.weight has shape \[4, 96\]; the model needs \[4, 64\]",

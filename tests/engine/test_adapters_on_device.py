@@ -1,4 +1,4 @@
-"""Adapters on the runner for GPUs, with a fake one: slots, graphs, streams beside each other."""
+"""Adapters on the runner for GPUs, with a fake one: slots, graphs, streams next to each other."""
 
 from collections.abc import Iterator
 from functools import partial

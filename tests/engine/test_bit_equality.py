@@ -1,4 +1,4 @@
-"""With the C kernels a request's numbers are the same to the last bit, whatever runs beside it."""
+"""With the C kernels a request's numbers are the same to the last bit, whatever runs with it."""
 
 import pytest
 import torch

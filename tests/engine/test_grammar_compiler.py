@@ -1,4 +1,4 @@
-"""Compiling beside the worker: once for equal requests, bounded whatever is asked."""
+"""Compiling outside the worker: once for equal requests, bounded whatever is asked."""
 
 import asyncio
 import json

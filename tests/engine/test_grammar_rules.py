@@ -1,4 +1,4 @@
-"""A grammar beside everything else that happens to a stream."""
+"""A grammar together with everything else that happens to a stream."""
 
 import json
 import re

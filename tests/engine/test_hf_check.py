@@ -38,7 +38,7 @@ class WithIds(Waves):
 
 def test_in_half_precision_a_model_that_needs_token_ids_is_refused() -> None:
     model = WithIds(1.0, torch.bfloat16)
-    with pytest.raises(UnservedModel, match="needs token ids beside their embeddings"):
+    with pytest.raises(UnservedModel, match="needs token ids in addition to their embeddings"):
         reference(cast("Any", model), VOCAB)
 
 

@@ -222,7 +222,7 @@ def test_half_precision_is_near_the_rounded_cache(tiny: Tiny) -> None:
         wanted = torch.cat(expected(directory, store.keeps, TYPES[kind]))
         found = [torch.cat(chunked_logits(model, store, PROMPTS, chunk)) for chunk in (7, 1024)]
         assert torch.equal(*found)
-        # a key that bfloat16 rounds first may get the code beside its own
+        # a key that bfloat16 rounds first may get the code next to its own
         assert (found[0] - wanted).norm() / wanted.norm() < 6e-2
 
 

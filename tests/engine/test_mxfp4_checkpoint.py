@@ -120,7 +120,7 @@ def _without(name: str) -> Callable[[Tensors], object]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_without(SCALES), f"tensor {BLOCKS} has no scales beside it"),
+        (_without(SCALES), f"tensor {BLOCKS} has no scales next to it"),
         (_without(BLOCKS), f"tensor {SCALES} has type U8; supported are F32, F16, BF16"),
         (
             lambda t: t.update({BLOCKS: t[BLOCKS][..., :8].clone()}),

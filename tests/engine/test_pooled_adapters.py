@@ -161,7 +161,7 @@ def test_another_content_never_finds_the_keys_of_the_first(decoder: Made, tmp_pa
 
 
 def write_classifier(model: Any, directory: Path, modules: Sequence[str], seed: int) -> Path:
-    """As PEFT saves an adapter of task SEQ_CLS: the classifier whole, beside the matrices.
+    """As PEFT saves an adapter of task SEQ_CLS: the classifier whole, next to the matrices.
 
     It takes every module whose name ends so, DistilBERT's `pre_classifier` too.
     """

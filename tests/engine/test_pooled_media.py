@@ -1,4 +1,4 @@
-"""Images in prompts that are answered with numbers: in chunks, cached, preempted, beside texts."""
+"""Images in prompts that are answered with numbers: in chunks, cached, preempted, among texts."""
 
 from pathlib import Path
 from typing import Any

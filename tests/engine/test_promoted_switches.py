@@ -247,7 +247,7 @@ def _bounded_logits(tree: Any) -> None:
         ("sinks", _doubled_sinks, "layer 0: its attention's sinks are not a weight for each head"),
         ("gemma2", _other_softcap, "its layers differ in more than window, rope and MLP"),
         ("gemma2", _no_softcap, "layer 0: its attention has a softcap of 0.0"),
-        ("llama", _scaled_layers, "layer 0: it has weights beside those of a plain layer"),
+        ("llama", _scaled_layers, "layer 0: it has weights besides those of a plain layer"),
         ("llama", _moved_rows, "its embedding is more than a table and a factor"),
         ("gemma3_text", _scaled_body, "its embeddings are multiplied twice"),
         ("llama", _bounded_logits, "its logits are not multiplied by one number"),

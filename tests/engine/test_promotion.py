@@ -216,7 +216,7 @@ def _other_activation(layer: Any) -> None:
         (_scaled_block, "its shared expert is not simply added to the others"),
         (_other_shared, "its shared expert is not simply added to the others"),
         (_other_activation, ".*its activation is not supported for experts"),
-        (_more_weights, "it has weights beside those of a plain layer"),
+        (_more_weights, "it has weights besides those of a plain layer"),
     ],
     ids=["router", "scaled", "block", "shared", "activation", "weights"],
 )
@@ -238,7 +238,7 @@ def test_a_tree_with_experts_of_another_kind_stays_a_tree(
         (_other_scale, "its layers differ in more than window, rope and MLP"),
         (_other_eps, "layer 1: its norms differ in eps"),
         (_halved_residual, "layer 1: it has no gated MLP"),
-        (_more_weights, "layer 1: it has weights beside those of a plain layer"),
+        (_more_weights, "layer 1: it has weights besides those of a plain layer"),
         (_far_window, "layer 1: "),
     ],
     ids=["scale", "eps", "residual", "weights", "order"],

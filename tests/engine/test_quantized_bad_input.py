@@ -73,9 +73,9 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
 @pytest.mark.parametrize(
     ("scheme", "damage", "message"),
     [
-        ("gptq4", without("scales"), f"{FILE}.qweight has no scales beside it"),
-        ("gptq4", without("qzeros"), f"{FILE}.qweight has no qzeros beside it"),
-        ("gptq_desc_act", without("g_idx"), f"{FILE}.qweight has no g_idx beside it"),
+        ("gptq4", without("scales"), f"{FILE}.qweight has no scales next to it"),
+        ("gptq4", without("qzeros"), f"{FILE}.qweight has no qzeros next to it"),
+        ("gptq_desc_act", without("g_idx"), f"{FILE}.qweight has no g_idx next to it"),
         ("gptq4", without("qweight"), f"DIR: tensor {DOWN}.weight [64, 96] is missing"),
         (
             "gptq4",
@@ -107,13 +107,13 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
             lambda t: t.update({f"{DOWN}.weight": torch.ones(64, 96)}),
             f"{FILE}.weight is a weight that {DOWN}.qweight holds too",
         ),
-        ("awq", without("scales"), f"{FILE}.qweight has no scales beside it"),
+        ("awq", without("scales"), f"{FILE}.qweight has no scales next to it"),
         (
             "awq",
             changed("qzeros", lambda t: t[:, :4]),
             f"{FILE}.qzeros has shape [6, 4]; {DOWN}.qweight asks for [6, 8]",
         ),
-        ("pack4", without("weight_shape"), f"{FILE}.weight_packed has no weight_shape beside it"),
+        ("pack4", without("weight_shape"), f"{FILE}.weight_packed has no weight_shape next to it"),
         (
             "pack4",
             changed("weight_shape", lambda t: t + 8),
@@ -122,12 +122,12 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
         (
             "pack4_zeros",
             without("weight_zero_point"),
-            f"{FILE}.weight_packed has no weight_zero_point beside it",
+            f"{FILE}.weight_packed has no weight_zero_point next to it",
         ),
         (
             "fp8_block",
             without("weight_scale_inv"),
-            f"{FILE}.weight has no weight_scale_inv beside it",
+            f"{FILE}.weight has no weight_scale_inv next to it",
         ),
         (
             "fp8_block",
@@ -137,7 +137,7 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
         (
             "fp8_block",
             lambda t: t.update({f"{DOWN}.weight_scale": torch.ones(())}),
-            f"{FILE}.weight_scale is stored beside {DOWN}.weight_scale_inv",
+            f"{FILE}.weight_scale is stored together with {DOWN}.weight_scale_inv",
         ),
         (
             "fp8_channel",
@@ -164,8 +164,8 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
             changed("weight", lambda t: t[:, :64]),
             f"{FILE}.weight has shape [64, 64]; config.json asks for [64, 96]",
         ),
-        ("int8", without("weight_scale"), f"{FILE}.weight has no weight_scale beside it"),
-        ("nvfp4", without("weight_global_scale"), "has no weight_global_scale beside it"),
+        ("int8", without("weight_scale"), f"{FILE}.weight has no weight_scale next to it"),
+        ("nvfp4", without("weight_global_scale"), "has no weight_global_scale next to it"),
         (
             "nvfp4",
             changed("weight_scale", lambda t: t.float()),
@@ -174,7 +174,7 @@ FILE: Final = f"DIR/model.safetensors: tensor {DOWN}"
         (
             "nf4",
             without("weight.quant_state.bitsandbytes__nf4"),
-            f"{FILE}.weight has no weight.quant_state.bitsandbytes__nf4 beside it",
+            f"{FILE}.weight has no weight.quant_state.bitsandbytes__nf4 next to it",
         ),
         (
             "nf4",
@@ -194,7 +194,7 @@ def test_parts_that_do_not_fit_are_named(
 @pytest.mark.parametrize(
     ("scheme", "damage", "message"),
     [
-        ("gptq4", without("scales"), f"{FILE}.qweight has no scales beside it"),
+        ("gptq4", without("scales"), f"{FILE}.qweight has no scales next to it"),
         ("gptq4", without("qweight"), f"{FILE}.g_idx has type I32; supported are F32, F16"),
         (
             "fp8_channel",

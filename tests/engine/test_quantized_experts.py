@@ -39,7 +39,7 @@ CASES: Final = {
 }
 ROUNDINGS: Final = ("int8", "int4", "fp8")
 STORED: Final = ("pack4", "int8", "gptq_desc_act", "fp8_tensor")
-"""Formats whose experts the kernels compute with, beside those of CASES."""
+"""Formats whose experts the kernels compute with, in addition to those of CASES."""
 
 
 def source_of(family: str, tmp_path: Path) -> Path:
@@ -163,9 +163,9 @@ def test_bfloat16_is_within_the_rounding_of_activations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "problem"),
     [
-        ("weight_scale", "has no weight_scale beside it"),
+        ("weight_scale", "has no weight_scale next to it"),
         ("weight_packed", "missing tensors: "),
-        ("weight_shape", "has no weight_shape beside it"),
+        ("weight_shape", "has no weight_shape next to it"),
     ],
 )
 def test_an_expert_that_lacks_a_part_is_named(tmp_path: Path, part: str, problem: str) -> None:

@@ -55,7 +55,7 @@ def test_the_tokens_after_sleep_are_those_before_it(tiny: Tiny, level: int) -> N
 def test_asleep_the_memory_is_really_gone(tiny: Tiny) -> None:
     model, _ = load(tiny("llama").directory, num_gpu_blocks_override=4096)
     pool = kv_pool(model)
-    # the rest of a long test run comes and goes beside it
+    # the rest of a long test run comes and goes alongside it
     most = 0.6 * pool.nbytes
     gc.collect()
     before = resident_bytes()

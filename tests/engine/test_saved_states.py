@@ -22,7 +22,7 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 General = Callable[[str], EngineDriver]
 
 NAMES: Final = ("qwen3_next", "granitemoehybrid", "mamba2", "lfm2", "kimi_linear")
-"""Gated delta rule, Mamba with pages and without, short convolutions, states beside latents."""
+"""Gated delta rule, Mamba with pages and without, short convolutions, states with latents."""
 SHARED: Final = prompt_of(70, seed=11)
 FIRST: Final = [*SHARED, *prompt_of(21, seed=12)]
 SECOND: Final = [*SHARED, *prompt_of(30, seed=13)]

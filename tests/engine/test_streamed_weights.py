@@ -1,4 +1,4 @@
-"""Weights stream into place: what is held beside the model, and that values arrive unchanged."""
+"""Weights stream into place: what is held besides the model, and that values arrive unchanged."""
 
 import ctypes
 import gc

@@ -32,7 +32,7 @@ class AdapterSpec:
     alphas: Mapping[str, float] = field(default_factory=dict)
     """alpha_pattern."""
     size: float = 0.3
-    """Of what it adds, beside the base weights."""
+    """Of what it adds, in addition to the base weights."""
     dtype: torch.dtype = torch.float32
     experts: bool = False
     """Also for the parameters of all experts."""

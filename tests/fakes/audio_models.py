@@ -64,7 +64,7 @@ class AudioFake:
 
     architecture: str
     text: Mapping[str, Any]
-    """Sizes of the language model, beside those of all."""
+    """Sizes of the language model, in addition to those of all."""
     audio: Mapping[str, Any]
     extractor: Mapping[str, Any]
     """preprocessor_config.json"""

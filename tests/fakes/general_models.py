@@ -183,7 +183,7 @@ VARIANTS: Final[Mapping[str, Fake]] = {
 """More families and forms with experts, which are chosen as native layers choose them."""
 
 HEADS: Final[Mapping[str, Any]] = {"head_dim": 16}
-"""Sizes that they have beside those of all fakes."""
+"""Sizes that they have in addition to those of all fakes."""
 STATES: Final = frozenset(
     {
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),

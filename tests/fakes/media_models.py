@@ -64,7 +64,7 @@ class MediaFake:
     """Model type in config.json."""
     architecture: str
     text: Mapping[str, Any]
-    """Sizes of the language model, beside those of all."""
+    """Sizes of the language model, in addition to those of all."""
     vision: Mapping[str, Any]
     processor: str
     """Name of transformers' class of the whole processor."""

@@ -154,7 +154,7 @@ def sound(seed: int) -> Samples:
 
 
 def whole_checkpoint(directory: Path, thinker: Path) -> Path:
-    """As repositories have it: the thinker beside a talker, which no service reads."""
+    """As repositories have it: the thinker next to a talker, which no service reads."""
     shutil.copytree(thinker, directory)
     config = json.loads((thinker / "config.json").read_text())
     whole = {

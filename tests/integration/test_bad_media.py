@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 SPEECH = "speech"
-"""Served beside the other mesh, over the same NATS."""
+"""Served alongside the other mesh, over the same NATS."""
 MAX_S = 30.0
 """Of a refusal, on a loaded machine."""
 GROWTH_BYTES = 400 * 1024 * 1024

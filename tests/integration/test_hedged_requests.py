@@ -90,7 +90,7 @@ async def known(members: Members, service: str) -> None:
 
 
 @asynccontextmanager
-async def beside_a_frozen_one(
+async def next_to_a_frozen_one(
     service: str, actor: Actor, subject: str, settings: Settings, bus: MessageBus, members: Members
 ) -> AsyncIterator[ServiceCalls]:
     """Calls of a subject on which one process of the service answers and another does not."""
@@ -109,8 +109,8 @@ async def test_a_frozen_tokenizer_costs_little_time(
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
     subject = subjects.tokenize(model)
-    beside = beside_a_frozen_one("tokenizer", FakeTokenizer(), subject, settings, bus, members)
-    async with beside as calls:
+    both = next_to_a_frozen_one("tokenizer", FakeTokenizer(), subject, settings, bus, members)
+    async with both as calls:
         message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41]))
         async with asyncio.timeout(15):
             for _ in range(NUM_REQUESTS):
@@ -152,8 +152,8 @@ async def test_a_frozen_scheduler_costs_little_time(
 ) -> None:
     model = ModelName(f"m-{secrets.token_hex(4)}")
     subject = subjects.place(model)
-    beside = beside_a_frozen_one("scheduler", PromptScheduler(), subject, settings, bus, members)
-    async with beside as calls:
+    both = next_to_a_frozen_one("scheduler", PromptScheduler(), subject, settings, bus, members)
+    async with both as calls:
         place = Place(request_id=RequestId("r"), model=model, num_tokens=1, max_tokens=1)
         async with asyncio.timeout(15):
             for _ in range(NUM_REQUESTS):

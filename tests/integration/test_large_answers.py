@@ -1,4 +1,4 @@
-"""Answers of megabytes are written beside the event loop, and are the same."""
+"""Answers of megabytes are written outside the event loop, and are the same."""
 
 import threading
 from pathlib import Path

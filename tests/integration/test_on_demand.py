@@ -201,7 +201,7 @@ def slots(tmp_path: Path) -> Path:
 
 
 class TwoModels:
-    """A second model on demand beside that of a mesh, whose worker shares the slots."""
+    """A second model on demand in addition to that of a mesh, whose worker shares the slots."""
 
     def __init__(self, mesh: SmallMesh) -> None:
         self.mesh = mesh

@@ -103,7 +103,7 @@ def with_other_model(
     of_model: Mapping[str, object] = MappingProxyType({}),
     **more: object,
 ) -> Settings:
-    """Settings of a tokenizer beside the one that all tests share; of_model: of its model."""
+    """Settings of a tokenizer besides the one that all tests share; of_model: of its model."""
     values = {"model": str(directory), "served_model_name": (OTHER_MODEL,), **of_model}
     model = ModelSettings.model_validate(values)
     return settings.model_copy(update={"models": (model,), **more})

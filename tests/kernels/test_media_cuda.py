@@ -51,5 +51,5 @@ def test_a_device_draws_what_transformers_draws(
     jobs = [Job(j.prompt, greedy(NUM_TOKENS), media=j.media, embeddings=j.embeddings) for j in made]
     report = interpreter.call(run, family.directory, jobs, timeout_s=280)
     assert report.tokens == [tokens[:NUM_TOKENS] for tokens in family.answers([ONE, TEXT])]
-    # a text beside images is decoded by graphs, once it is alone
+    # a text mixed with images is decoded by graphs, once it is alone
     assert report.num_graphs > 0

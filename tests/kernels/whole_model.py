@@ -27,7 +27,7 @@ CPU: Final = torch.device("cpu")
 def greedy_logits(directory: Path, prompt: list[int], chunk: int, num_decode: int) -> torch.Tensor:
     """Logits [len(prompt) + num_decode, V] at each position; every token is the likeliest.
 
-    The prompt is computed in chunks, then one token a step beside a row of padding.
+    The prompt is computed in chunks, then one token a step next to a row of padding.
     """
     raw, settings = read_json(directory / "config.json"), ModelSettings(model=str(directory))
     facts, weights = read_model_facts(raw, directory, settings), Checkpoint(directory)

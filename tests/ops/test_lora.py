@@ -1,4 +1,4 @@
-"""The op `lora`: right in torch and in C, and in C the same bits beside any other tokens."""
+"""The op `lora`: right in torch and in C, and in C the same bits with any other tokens."""
 
 import pytest
 import torch

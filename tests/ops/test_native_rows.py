@@ -1,4 +1,4 @@
-"""Attention within rows, layer norms and GELU in C are torch's, alone and beside other rows."""
+"""Attention within rows, layer norms and GELU in C are torch's, alone and among other rows."""
 
 import pytest
 import torch

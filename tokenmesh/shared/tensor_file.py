@@ -190,7 +190,7 @@ class TensorShards:
                 "files; remove one of the two"
             )
         shard_by_name = {name: shard for name, shard in all_shards.items() if wants(name)}
-        # a shard lies beside its index, whatever path is written there
+        # a shard lies next to its index, whatever path is written there
         file_by_shard = {
             shard: TensorFile(self.directory / Path(shard).name)
             for shard in sorted(set(shard_by_name.values()))

@@ -62,7 +62,7 @@ _LAYERS: Final[Mapping[str, _Layer]] = {
 
 
 def coded_cases() -> list[KernelCase]:
-    """Every kind of codes, in few tiles and many, and beside plain weights."""
+    """Every kind of codes, in few tiles and many, and mixed with plain weights."""
     return [_case(name, layer) for name, layer in _LAYERS.items()]
 
 

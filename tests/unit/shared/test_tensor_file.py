@@ -176,7 +176,7 @@ def test_of_two_files_with_the_same_tensor_the_index_chooses(tmp_path: Path) -> 
         assert [shards.file_of(name).path.name for name in "ab"] == [a, b]
 
 
-def test_an_index_of_other_files_beside_a_single_file_is_refused(tmp_path: Path) -> None:
+def test_an_index_of_other_files_next_to_a_single_file_is_refused(tmp_path: Path) -> None:
     some_file(tmp_path).rename(tmp_path / "one.safetensors")
     some_file(tmp_path).rename(tmp_path / SINGLE_FILE)
     (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))

@@ -191,7 +191,7 @@ def test_files_that_are_not_images_are_refused(data: bytes) -> None:
         decode_image(data, MAX_PIXELS)
 
 
-# pillow warns about damaged metadata beside an image that is sound.
+# pillow warns about damaged metadata in an image that is sound.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_flipped_byte_gives_an_image_or_an_error() -> None:
     for kind in ("PNG", "JPEG", "WEBP", "GIF"):

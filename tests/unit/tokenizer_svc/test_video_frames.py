@@ -1,6 +1,6 @@
 """What a model gets of a video is what transformers' video processors make.
 
-They need torchvision, which is not installed; their arithmetic beside the resizing runs without.
+They need torchvision, which is not installed; all arithmetic but the resizing runs without.
 """
 
 import importlib

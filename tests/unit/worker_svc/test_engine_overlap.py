@@ -260,7 +260,7 @@ def test_a_failing_row_is_not_blamed_on_its_next_owner(
 
 
 def first_tokens_s(settings: WorkerSettings, requests: list[Request]) -> list[float]:
-    """Seconds from arrival to first token, for a request every 7.3 steps beside a long one."""
+    """Seconds from arrival to first token, for a request every 7.3 steps alongside a long one."""
     with virtual_time() as clock:
         bench = Bench(clock, settings)
         bench.engine.add(requests[0])

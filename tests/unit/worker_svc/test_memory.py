@@ -117,8 +117,8 @@ def test_the_pool_of_the_profile_itself_is_not_counted() -> None:
 
 def test_what_other_processes_hold_counts_only_where_it_is_in_the_way() -> None:
     alone = measured(FakeGpu(), 0.45, activations=1)
-    beside = measured(FakeGpu(others=36), 0.45, activations=1)
-    assert beside.num_bytes == alone.num_bytes
+    shared = measured(FakeGpu(others=36), 0.45, activations=1)
+    assert shared.num_bytes == alone.num_bytes
     crowded = measured(FakeGpu(others=50), 0.45, activations=1)
     # 80 - 50 - 15 weights - 0.5 context - 1 of activations
     assert crowded.num_bytes == int(13.5 * GIB)

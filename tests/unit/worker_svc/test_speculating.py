@@ -1,4 +1,4 @@
-"""Speculating: what it leaves behind for others, beside the tokens of its streams."""
+"""Speculating: what it leaves behind for others, besides the tokens of its streams."""
 
 from random import Random
 

@@ -44,7 +44,7 @@ class BenchRun:
     seed: int
 
     def config(self) -> dict[str, Any]:
-        """As it is kept beside results; without the key."""
+        """As it is kept next to results; without the key."""
         found = {name: getattr(self, name) for name in self.__slots__ if name != "prompts"}
         found |= {name: getattr(self.prompts, name) for name in self.prompts.__slots__}
         rate = self.request_rate

@@ -5,7 +5,7 @@ out   [tokens, out_features]    the layer's result, of x's dtype or float32
 rows  which tokens have which adapter; the others stay as they are
 
 On a CPU the matrices of an adapter are read where they are; a device has slots for them, stacked
-by layer. A token's result does not depend on the tokens beside it where the C kernel runs.
+by layer. A token's result does not depend on the tokens computed with it where the C kernel runs.
 An adapter has its own rank in each part; the scaling is in its second matrix.
 """
 

@@ -16,8 +16,8 @@ codes are decoded to x's dtype in registers. Experts that are transposed or inte
 packed before they run on a GPU.
 
 Tolerance against the reference: see TOLERANCE, relative to the largest output or 1. A token's
-result does not depend on the tokens beside it with the C kernels; with torch's and Triton's as
-little as that of a linear layer.
+result with the C kernels does not depend on the tokens computed with it; with torch's and Triton's
+as little as that of a linear layer.
 """
 
 from typing import Final

@@ -57,7 +57,7 @@ class CodedExperts:
         return cls(tuple(parts), addresses, outputs, parts[0].in_features, num_slices, dtype)
 
     def product(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """One expert: x [T, I] -> [T, O], its slices beside each other."""
+        """One expert: x [T, I] -> [T, O], its slices next to each other."""
         first = expert * self.num_slices
         made = [each.product(x) for each in self.parts[first : first + self.num_slices]]
         return made[0] if len(made) == 1 else torch.cat(made, dim=1)

@@ -14,7 +14,7 @@ from tokenmesh.kernels.native.weight import PANEL
 _BLOCKS: Final = (64, 32, 16)
 """Columns that may share an activation's scale, the fastest first."""
 _FOUR: Final = 4
-"""Columns of a panel that lie beside each other."""
+"""Columns of a panel that lie next to each other."""
 _LOWER_BITS: Final = 0x0F0F0F0F
 """Of each byte of a word."""
 _FIRST_BITS: Final = 0x0101010101010101

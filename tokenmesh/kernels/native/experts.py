@@ -60,7 +60,7 @@ class NativeExperts:
         return self.panels.dtype
 
     def product(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """One expert: x [T, I] -> [T, O], its slices beside each other."""
+        """One expert: x [T, I] -> [T, O], its slices next to each other."""
         parts, size = self.num_slices, self.out_features // self.num_slices
         made = []
         for part in range(parts):

@@ -1,4 +1,4 @@
-/* What encoders compute beside linear layers: attention within rows, layer norms, GELU. */
+/* What encoders compute besides linear layers: attention within rows, layer norms, GELU. */
 #include "rows.h"
 
 #include <math.h>

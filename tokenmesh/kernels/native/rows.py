@@ -1,4 +1,4 @@
-"""What encoders compute beside linear layers, in C: attention within rows, layer norms, GELU."""
+"""What encoders compute besides linear layers, in C: attention within rows, layer norms, GELU."""
 
 import ctypes
 from typing import ClassVar, Final

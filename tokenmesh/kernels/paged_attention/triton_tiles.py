@@ -2,7 +2,7 @@
 
 They depend on shapes of the model and on the form of a launch, never on how full it is. M counts
 query rows, N keys. Tables that are read before keys take a stage of the pipeline: 3 stages are one
-tile of keys and values in flight beside the one in use, 5 are two.
+tile of keys and values in flight next to the one in use, 5 are two.
 """
 
 import torch

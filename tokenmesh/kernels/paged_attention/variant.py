@@ -1,4 +1,4 @@
-"""Variant: what a layer's attention does beside plain softmax."""
+"""Variant: what a layer's attention does in addition to plain softmax."""
 
 from dataclasses import dataclass
 from typing import Final

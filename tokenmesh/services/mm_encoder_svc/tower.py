@@ -145,7 +145,7 @@ def _tensor(blob: TensorBlob) -> torch.Tensor:
 
 
 def _joined(output: Any) -> torch.Tensor:
-    """All embeddings [n, width] of a pass, with those of further layers beside them."""
+    """All embeddings [n, width] of a pass, with those of further layers alongside them."""
     rows = [rows_of(output.pooler_output)]
     rows += [rows_of(layer) for layer in getattr(output, "deepstack_features", None) or ()]
     return torch.cat(rows, dim=1)

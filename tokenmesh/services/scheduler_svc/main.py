@@ -31,7 +31,7 @@ async def build(mesh: Mesh) -> None:
     actor = SchedulerActor(settings, queue, mesh.metrics)
     mesh.members.on_beat = actor.on_beat
     mesh.count_queue(lambda: queue.num_waiting)
-    # A waiting request is a running handler: the queue must fit beside those being placed.
+    # A waiting request is a running handler: the queue must fit in addition to those being placed.
     service = mesh.settings.service
     concurrency = service.concurrency + settings.max_queued
     service = service.model_copy(update={"concurrency": concurrency})

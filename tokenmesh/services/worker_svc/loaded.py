@@ -116,7 +116,7 @@ class Loaded(Protocol):
 
     @property
     def media(self) -> MediaFacts:
-        """What prompts may hold beside text."""
+        """What prompts may hold besides text."""
 
     @property
     def pooling(self) -> PoolingFacts | None:

@@ -1,4 +1,4 @@
-"""MediaFacts: what a model takes beside text, and what a step has to bring for it."""
+"""MediaFacts: what a model takes besides text, and what a step has to bring for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

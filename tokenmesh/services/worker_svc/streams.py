@@ -90,7 +90,7 @@ class WorkerStreams:
         self._release = release
         self._stream_by_place: dict[_Place, WorkerStream] = {}
         self._live: dict[_Place, WorkerStream] = {}
-        """Those that have not ended: few beside the ended ones."""
+        """Those that have not ended: few compared with the ended ones."""
         self._ended: OrderedDict[_Place, WorkerStream] = OrderedDict()
         self._idle = asyncio.Event()
         self.used_s = monotonic_s()

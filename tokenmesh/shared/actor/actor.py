@@ -151,7 +151,7 @@ class Actor:
         *,
         is_fatal: bool = False,
     ) -> None:
-        """Run `work()` beside the handlers until it returns or the actor stops.
+        """Run `work()` alongside the handlers until it returns or the actor stops.
 
         When it crashes it is called again after a pause; with `is_fatal` the service ends instead.
         """

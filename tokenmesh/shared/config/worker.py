@@ -55,8 +55,8 @@ class WorkerSettings(BaseModel):
     )
     batch_invariant: bool = Field(
         default=False,
-        description="Refuse to start where a stream's numbers could depend on those beside it; the "
-        "C kernels never let them, so it costs nothing.",
+        description="Refuse to start where a stream's numbers could depend on those computed with "
+        "it; the C kernels never let them, so it costs nothing.",
     )
     native_spin_us: float = Field(
         default=50.0,

@@ -1,4 +1,4 @@
-"""A GGUF file as a directory that every service can read: made once, kept beside other caches.
+"""A GGUF file as a directory that every service can read: made once, kept next to other caches.
 
 Weights stay in their blocks, as bytes of safetensors. Blocks of queries and keys are put into the
 order of transformers: a row is whole blocks, so that this moves bytes only.

@@ -89,7 +89,7 @@ TABLE: list[tuple[str, str, Calls, str]] = [
      [("f\u00fc", "{}")], ""),
     ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
      [("\\ud800", "{}")], ""),
-    # White space beside a call.
+    # White space around a call.
     ("hermes", f"Hi.\n\n<tool_call>{ONE}</tool_call>Ho.", [("f", '{"a": 1}')], "Hi.Ho."),
     ("granite", f"Hi.\n\n<tool_call>[{ONE}]Ho.", [("f", '{"a": 1}')], "Hi.Ho."),
     ("hermes", f" \n<tool_call>{ONE}</tool_call>\n\n", [("f", '{"a": 1}')], ""),

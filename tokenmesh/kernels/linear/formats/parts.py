@@ -66,11 +66,11 @@ class Format(Protocol):
         """
 
 
-def part_of(parts: Parts, name: str, dtypes: tuple[torch.dtype, ...], beside: str) -> Part:
-    """A part of one of the types. Raises FormatError; `beside`: the part that requires it."""
+def part_of(parts: Parts, name: str, dtypes: tuple[torch.dtype, ...], requiring: str) -> Part:
+    """A part of one of the types. Raises FormatError; `requiring`: the part that requires it."""
     part = parts.get(name)
     if part is None:
-        raise FormatError(beside, f"has no {name} beside it")
+        raise FormatError(requiring, f"has no {name} next to it")
     if part.dtype not in dtypes:
         known = ", ".join(_spelled(dtype) for dtype in dtypes)
         raise FormatError(name, f"has type {_spelled(part.dtype)}, not {known}")
@@ -89,14 +89,15 @@ def expect(
     parts: Parts,
     name: str,
     dtypes: tuple[torch.dtype, ...],
-    beside: str,
+    requiring: str,
     *shapes: tuple[int, ...],
 ) -> None:
     """Raise FormatError unless a part has one of the types and one of the shapes."""
-    shape = part_of(parts, name, dtypes, beside).shape
+    shape = part_of(parts, name, dtypes, requiring).shape
     if shape not in shapes:
         asked = " or ".join(str(list(each)) for each in shapes)
-        raise FormatError(name, f"has shape {list(shape)}; {parts[beside].name} asks for {asked}")
+        other = parts[requiring].name
+        raise FormatError(name, f"has shape {list(shape)}; {other} asks for {asked}")
 
 
 def groups_of(inputs: int, group_size: int, part: str) -> int:

@@ -57,7 +57,7 @@ class Scaled:
         scale = self._scale_in(parts)
         for other in self.scales:
             if other in parts and other != scale:
-                raise FormatError(other, f"is stored beside {parts[scale].name}")
+                raise FormatError(other, f"is stored together with {parts[scale].name}")
         shapes = self._scale_shapes(outputs, inputs)
         expect(parts, scale, self.scale_types, self.weight, *shapes)
         if self.zero_point is not None and (self.zero_point in parts or not self.is_symmetric):

@@ -47,7 +47,7 @@ _FULL_PAUSE_S: Final = 1.0
 """Also how long it counts how full the disk was."""
 _STATES_SHARE: Final = 8
 _STATES_BYTES: Final = 1 << 20
-"""Room for states beside the answers: a batch must be able to end on a full disk."""
+"""Room for states next to the answers: a batch must be able to end on a full disk."""
 
 
 def open_batch_journal(bus: MessageBus, settings: Settings) -> JetStreamJournal:

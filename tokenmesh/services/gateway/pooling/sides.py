@@ -111,7 +111,7 @@ class Side:
 
 
 def _has_media(given: dict[str, Any]) -> bool:
-    """Whether the content has parts beside text."""
+    """Whether the content has parts besides text."""
     content = given.get("content")
     return isinstance(content, list) and any(
         isinstance(part, dict) and part.get("type") in _MEDIA_PARTS for part in content

@@ -147,7 +147,7 @@ class GenerateRequest(Bounded):
 
     @property
     def fields(self) -> GenerateSampling:
-        """`sampling_params` with the fields that a chat has beside them."""
+        """`sampling_params` with the fields that a chat has besides them."""
         outer = {name: getattr(self, name) for name in _OUTER if name in self.model_fields_set}
         # Here prompt_logprobs goes with a stream: derender needs it for an echo.
         only_here = {"prompt_logprobs": None, "truncate_prompt_tokens": None, "echo": False}

@@ -24,7 +24,7 @@ from tokenmesh.services.tokenizer_svc.media.video_rules import VideoRules
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 OPTIONS: Final = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
-"""That a request may set for videos, beside the size."""
+"""That a request may set for videos, in addition to the size."""
 _SIZES: Final = ("size", "min_pixels", "max_pixels")
 _FPS: Final = 2.0
 """Where neither checkpoint nor request has a rate, as Qwen's own preprocessing does."""

@@ -42,7 +42,7 @@ class AdaptersActor(Actor):
 
     @handles(LoadAdapter)
     async def load(self, message: LoadAdapter, context: Context) -> AdapterLoaded:
-        """Read an adapter beside running steps. Raises InvalidInput for one that is not served."""
+        """Read an adapter while steps run. Raises InvalidInput for one that is not served."""
         known, was_there = await self._store.load(
             message.name, message.path, in_place=message.in_place, version=message.version
         )

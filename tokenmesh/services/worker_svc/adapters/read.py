@@ -131,7 +131,7 @@ class AdapterReader:
             raise refusal(file.path, name, f"cannot be applied: {why}{_trained_on(config)}")
         for matrix, stored in (("lora_A", pair.a), ("lora_B", pair.b)):
             if not stored:
-                raise refusal(file.path, name, f"has no {matrix} beside it")
+                raise refusal(file.path, name, f"has no {matrix} next to it")
             if (dtype := file[stored].dtype) not in DTYPES:
                 known = ", ".join(DTYPES)
                 raise refusal(file.path, stored, f"has type {dtype}; supported are {known}")

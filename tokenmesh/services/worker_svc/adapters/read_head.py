@@ -22,7 +22,7 @@ class HeadParts:
         self._whole: dict[str, str] = {}
         """Names of tensors by parameter."""
         if config.saved and not self._wanted:
-            what = f"is {list(config.saved)}: whole modules beside the adapter are served only as "
+            what = f"is {list(config.saved)}: whole modules next to the adapter are served only as "
             what += "the head of a classifier; merge it into the checkpoint"
             raise refusal(config.file, "modules_to_save", what)
 

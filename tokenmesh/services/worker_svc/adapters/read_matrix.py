@@ -1,4 +1,4 @@
-"""The matrices of an adapter's file, read and converted in small pieces beside running steps.
+"""The matrices of an adapter's file, read and converted in small pieces alongside running steps.
 
 A piece is small enough that torch does not divide it among threads: the threads of a step wait for
 each other, so each of them that a reader holds up holds up the step.
@@ -19,7 +19,7 @@ DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloa
 _PIECE_ELEMENTS: Final = 32768
 """torch's grain size of elementwise operations."""
 _SHARE: Final = 0.1
-"""Of one processor's time, beside steps."""
+"""Of one processor's time, alongside steps."""
 _BUSY: Final = 0.2
 """Processors' time of the other threads, above which they are taken to compute steps."""
 _MAX_REST_S: Final = 0.02

@@ -1,6 +1,6 @@
 """AdapterStore: the adapters that a worker serves by name.
 
-Reading happens in threads, beside running steps; nothing here waits for the engine. A stream holds
+Reading happens in threads, while steps run; nothing here waits for the engine. A stream holds
 a lease on the matrices that it began with, whatever becomes of the name.
 """
 

@@ -47,7 +47,7 @@ def add_sites(
 ) -> None:
     """Give them banks, and experts that our op runs, after parts of the tree were replaced.
 
-    prefix: before the names of the body's modules, beside `sites.prefixes`.
+    prefix: before the names of the body's modules, in addition to `sites.prefixes`.
     """
     for name, why in problems.items():
         path = f"{prefix}{name}"

@@ -92,7 +92,7 @@ def _beyond(keywords: frozenset[str], known: frozenset[str]) -> str | None:
 
 
 def _inexact_enum(node: dict[str, Any], keywords: frozenset[str]) -> str | None:
-    """A type beside the values must be that of all of them."""
+    """A type next to the values must be that of all of them."""
     values = [node["const"]] if "const" in node else node["enum"]
     kind = node.get("type")
     if not isinstance(values, list) or not values or {"enum", "const"} <= keywords:

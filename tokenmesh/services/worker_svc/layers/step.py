@@ -33,7 +33,7 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepMedia:
-    """What a step brings beside tokens, for models with such needs, see `MediaFacts`."""
+    """What a step brings besides tokens, for models with such needs, see `MediaFacts`."""
 
     patches: Sequence[Patch] = ()
     """Those that `embed` was given."""

@@ -1,4 +1,4 @@
-"""PoolingActor: takes the Pools of a model that pools, beside the WorkerActor, which controls it.
+"""PoolingActor: takes the Pools of a model that pools; the WorkerActor controls it.
 
 It has its own mailbox, since a Pool is answered when it is computed: Pools that wait must not delay
 a ping or a cancellation.

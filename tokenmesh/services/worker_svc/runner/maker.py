@@ -147,7 +147,7 @@ class RunnerMaker:
         )
 
     def _profile(self, model: LanguageModel) -> int:
-        """Take the largest steps beside the largest graphs; bytes that are not needed again."""
+        """Take the largest steps next to the largest graphs; bytes that are not needed again."""
         graphs = 0
 
         def make(num_blocks: int) -> tuple[AnyRunner, KvStore]:

@@ -56,7 +56,7 @@ def positions_of_prompt(
 
 
 class MediaRow(Protocol):
-    """What a row brings beside tokens."""
+    """What a row brings besides tokens."""
 
     @property
     def whole_runs(self) -> tuple[tuple[int, int], ...]:
@@ -70,7 +70,7 @@ class MediaRow(Protocol):
 def step_media(
     entries: Sequence[tuple[MediaRow, int, int]], num_rows: int, patches: Sequence[Patch]
 ) -> StepMedia:
-    """What the rows of a step bring beside tokens: of each, in batch order, the row, its first
+    """What the rows of a step bring besides tokens: of each, in batch order, the row, its first
     position and its new tokens; num_rows: of positions."""
     spans: list[tuple[int, int]] = []
     positions, first = [], 0

@@ -69,7 +69,7 @@ class Need:
     groups: KvGroups
     max_model_len: int
     row_bytes: int
-    """What all rows together keep beside blocks, and saved states whose number is set."""
+    """What all rows together keep besides blocks, and saved states whose number is set."""
     state_bytes: int = 0
     """Of one saved state."""
     num_saved: int | None = 0
@@ -132,7 +132,7 @@ class GpuBudget:
             passing = profile()
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                f"the largest step does not fit beside {_gib(weights)} GiB of weights in "
+                f"the largest step does not fit next to {_gib(weights)} GiB of weights in "
                 f"{_gib(total)}; lower max_num_batched_tokens or max_num_seqs",
                 param="max_num_batched_tokens",
             ) from error

@@ -3,7 +3,7 @@
 A script is a generator: it reads as if the whole text were there, and a bare `yield` (in methods
 that return `Steps`) waits for the next chunk. Its decisions therefore cannot depend on the chunks.
 
-Whitespace beside a call belongs to the format: it is dropped between content and a call, between
+Whitespace around a call belongs to the format: it is dropped between content and a call, between
 calls, and after the last one. All other text that is not part of a call is content.
 """
 

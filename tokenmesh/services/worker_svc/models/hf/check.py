@@ -62,8 +62,8 @@ def reference(
 ) -> Reference:
     """Call it before the tree is adapted. states: of an encoder, for each prompt.
 
-    Raises UnservedModel for a model in half precision that needs token ids beside embeddings: what
-    leaving them out changes may be less than what rounding does.
+    Raises UnservedModel for a model in half precision that needs token ids as well as
+    embeddings: what leaving them out changes may be less than what rounding does.
     """
     given = prompts(vocab_size, model.device)
 
@@ -81,7 +81,7 @@ def reference(
     embedding: Any = model.get_input_embeddings()
     ids = given[-1]
     if not states and not _is_near(model, embedding(ids), expected[-len(ids) :]):
-        raise UnservedModel("its code needs token ids beside their embeddings")
+        raise UnservedModel("its code needs token ids in addition to their embeddings")
     hook = embedding.register_forward_hook(lambda _module, _ids, rows: _rounded_anew(rows))
     try:
         own = _distance(logits(), expected)

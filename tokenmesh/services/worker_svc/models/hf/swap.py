@@ -193,7 +193,7 @@ class _Merged:
 class PackedWeight(torch.Tensor):
     """A weight that `torch.nn.functional.linear` multiplies with in C.
 
-    Routers call it themselves. For all else it is the plain weight, which stays beside the panels.
+    Routers call it themselves. For all else it is the plain weight, which stays with the panels.
     """
 
     layer: Linear

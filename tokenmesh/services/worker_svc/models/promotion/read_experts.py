@@ -89,7 +89,7 @@ def find_experts(layer: torch.nn.Module) -> tuple[str, str] | None:
 def read_experts(
     layer: torch.nn.Module, block: str, experts: str, shared: torch.nn.Module | None
 ) -> ExpertsReading:
-    """Read those of a layer in float32; shared: the gated MLP beside them. Raises Unread.
+    """Read those of a layer in float32; shared: the gated MLP alongside them. Raises Unread.
 
     The router's weights are others while this runs.
     """

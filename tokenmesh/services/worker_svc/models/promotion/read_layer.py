@@ -49,7 +49,7 @@ class LayerCall:
 
     @property
     def given(self) -> list[Any]:
-        """All that the layer is given beside hidden states."""
+        """All that the layer is given besides hidden states."""
         if _HIDDEN in self.named:
             return [*self.args, *(v for name, v in self.named.items() if name != _HIDDEN)]
         return [*self.args[1:], *self.named.values()]
@@ -165,7 +165,7 @@ class _Reader:
         if experts is not None:
             parameters |= self._parameters_of(experts)
         if any(id(own) not in parameters for own in _tensors_of(self._layer).values()):
-            raise Unread("it has weights beside those of a plain layer")
+            raise Unread("it has weights besides those of a plain layer")
         return Reading(
             heads=heads,
             sinks=None if sinks is None else self._parameters[id(sinks)],
@@ -209,7 +209,7 @@ class _Reader:
                 raise Unread("it has no gated MLP" if not found else "it has several gated MLPs")
             return *found[0], None
         if len(found) > 1:
-            raise Unread("several gated MLPs are beside its experts")
+            raise Unread("several gated MLPs are alongside its experts")
         shared, gated = found[0] if found else (None, None)
         experts = read_experts(self._layer, *names, shared)
         return self._modules[experts.block], gated, experts

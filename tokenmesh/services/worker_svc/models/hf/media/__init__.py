@@ -1,1 +1,1 @@
-"""What trees hold beside a language model: towers, positions of media, cross attention."""
+"""What trees hold next to a language model: towers, positions of media, cross attention."""

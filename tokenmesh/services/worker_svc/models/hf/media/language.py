@@ -152,7 +152,7 @@ def stand_in(model: PreTrainedModel, body: torch.nn.Module, other: torch.nn.Modu
 
 
 def media_facts(model: PreTrainedModel) -> MediaFacts:
-    """What a tree takes beside text, by its config and methods."""
+    """What a tree takes besides text, by its config and methods."""
     config = model.config
     if not has_towers(config):
         return TEXT_ONLY

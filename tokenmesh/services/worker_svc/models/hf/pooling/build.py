@@ -95,7 +95,7 @@ def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> H
 
 
 def _media_of(architecture: str, body: Any) -> MediaFacts:
-    """What prompts may hold beside text. Recordings are not pooled."""
+    """What prompts may hold besides text. Recordings are not pooled."""
     media = media_facts(body) if has_towers(body.config) else TEXT_ONLY
     kinds = {IMAGE} if architecture == COLQWEN2 else {IMAGE, VIDEO}
     return replace(media, kinds=media.kinds & kinds)
@@ -277,7 +277,7 @@ class _Ignored:
 
 
 def _heads_of(facts: HfFacts) -> _Ignored:
-    """What the checkpoint's own architecture has beside the body."""
+    """What the checkpoint's own architecture has besides the body."""
     if facts.architecture == COLBERT:
         return _Ignored(frozenset({PROJECTION}), ("pooler.", "bert.pooler."))
     kind: Any = getattr(transformers, facts.architecture)

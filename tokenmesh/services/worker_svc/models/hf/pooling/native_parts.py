@@ -1,4 +1,4 @@
-"""Layer norms and GELU of an encoder in C, beside its linear layers and attention."""
+"""Layer norms and GELU of an encoder in C, alongside its linear layers and attention."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final

@@ -28,7 +28,7 @@ PORT: Final = "tokenmesh_rows_port"
 _HARMLESS: Final = frozenset(
     {"dropout", "use_cache", "output_attentions", "return_dict", "is_causal", "sliding_window"}
 )
-"""What a call may pass beside the mask; the window is the mask's."""
+"""What a call may pass besides the mask; the window is the mask's."""
 _BAND: Final = 8
 _SHORT: Final = 64
 """Rows up to this length whose lengths are in one band of _BAND are padded to the longest."""
