@@ -45,7 +45,7 @@ def new_row(
 def processed(logits: Sequence[float], params: SamplingParams) -> list[float]:
     """What is left of the logits before temperature, token by token."""
     out = []
-    stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+    stops = {*params.stop_token_ids, EOS}
     for token, value in enumerate(logits):
         if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
             value = NONE
@@ -134,7 +134,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bad words": {"bad_words_ids": [[7], [7, 30, 12], [30, 13], [29, 14], [4, 8, 15]]},
     "min_tokens": {"min_tokens": 6, "stop_token_ids": [13, 22], "logit_bias": {EOS: 9.0, 13: 9.0}},
     "min_tokens reached": {"min_tokens": 5, "logit_bias": {EOS: 9.0}},
-    "min_tokens without eos": {"min_tokens": 6, "ignore_eos": True, "logit_bias": {EOS: 9.0}},
+    "min_tokens with ignore_eos": {"min_tokens": 6, "ignore_eos": True, "logit_bias": {EOS: 9.0}},
     "greedy with everything": {
         "temperature": 0.0,
         "repetition_penalty": 1.5,

@@ -289,6 +289,8 @@ async def test_an_internal_error_has_the_same_error_shape(
         response = await client.post(path, json=ask(mesh))
         assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
         assert "Zero" not in response.text
+        # the server disconnects
+        assert response.headers["connection"] == "close"
     monkeypatch.undo()
     assert (await client.post("/v1/chat/completions", json=ask(mesh))).status_code == 200
 

@@ -112,6 +112,10 @@ async def test_dimensions_reach_the_worker(mesh: PoolMesh, client: httpx.AsyncCl
     assert answer["data"][0]["embedding"] == expected("Hi", dims=4)
     status, error = await refused(client, "/v1/embeddings", input="Hi", dimensions=SIZE + 1)
     assert (status, error["param"]) == (400, "dimensions")
+    cohere = {"texts": ["Hi"], "input_type": "search_query", "output_dimension": SIZE + 1}
+    status, error = await refused(client, "/v2/embed", **cohere)
+    assert (status, error["param"]) == (400, "output_dimension")
+    assert error["message"].startswith("output_dimension is ")
 
 
 async def test_truncation_of_either_end(mesh: PoolMesh, client: httpx.AsyncClient) -> None:

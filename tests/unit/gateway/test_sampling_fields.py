@@ -22,7 +22,15 @@ SCOPE = SamplingScope(vocab_size=100, settings=GatewaySettings(), has_logprobs=T
 
 def sampling(defaults: dict[str, object] | None = None, **fields: object) -> SamplingParams:
     body = SamplingFields.model_validate(fields)
-    return to_sampling(body, defaults or {}, SCOPE, seed=7, logprobs=0, prompt_logprobs=None)
+    return to_sampling(
+        body,
+        defaults or {},
+        SCOPE,
+        seed=7,
+        logprobs=0,
+        prompt_logprobs=None,
+        logprobs_field="logprobs",
+    )
 
 
 def test_every_sampled_field_is_one_of_sampling_params() -> None:

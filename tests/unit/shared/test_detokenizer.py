@@ -141,6 +141,61 @@ def test_garbage_bytes_do_not_wait_for_ever(sentence_piece: Vocabulary) -> None:
     assert "\ufffd" in "".join(detokenizer.push([each]) for each in garbage)
 
 
+def by_character(vocabulary: Vocabulary, ids: list[int]) -> str:
+    """The whole text by SentencePiece's rule: a byte of no character is U+FFFD."""
+    parts: list[bytes | int] = []
+    for token_id in ids:
+        piece = vocabulary.bytes_by_id.get(token_id)
+        if piece is None:
+            parts.append(token_id)
+        elif parts and isinstance(parts[-1], bytes):
+            parts[-1] += piece
+        else:
+            parts.append(piece)
+    shown: list[int] = []
+    for part in parts:
+        if isinstance(part, int):
+            shown.append(part)
+            continue
+        text = part.decode("utf-8", "surrogateescape")
+        whole = "".join("\ufffd" if "\udc80" <= char <= "\udcff" else char for char in text)
+        shown += [BYTE_IDS[byte] for byte in whole.encode()]
+    return vocabulary.decode(shown)
+
+
+BYTE_IDS = named(*(f"<0x{byte:02X}>" for byte in range(256)))
+BROKEN = [
+    "<0xF0>",
+    "\u2581a",
+    *("<0xE4>", "<0xBD>", "<0xA0>", "<0xF0>", "a"),
+    *("<0xE4>", "<0xBD>", "<0xC3>", "<0xBC>", "<0xFF>", "<0x20>", "<0x61>"),
+    *("\u2581The", "<0xE5>"),
+]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 7, 12])
+def test_broken_characters_have_one_text_in_all_portions(
+    sentence_piece: Vocabulary, start: int
+) -> None:
+    ids = named(*BROKEN[start:])
+    wanted = by_character(sentence_piece, ids)
+    portions = [in_portions(sentence_piece, ids, [*range(0, 20, size)]) for size in range(1, 20)]
+    assert set(portions) == {wanted}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ids=st.lists(st.sampled_from(named(*BROKEN, "fox", "<0x80>", "<0x9F>", "<0x98>"))),
+    cuts=st.lists(st.integers(0, 100), max_size=20),
+)
+def test_any_bytes_in_any_portions_have_one_text(
+    sentence_piece: Vocabulary, ids: list[int], cuts: list[int]
+) -> None:
+    for spaces in (True, False):
+        shown = in_portions(sentence_piece, ids, cuts, spaces=spaces)
+        assert shown == by_character(sentence_piece, ids)
+
+
 def test_special_tokens_are_skipped_or_shown(byte_level: Vocabulary) -> None:
     special = min(byte_level.special_ids)
     ids = [*encode(byte_level, "a"), special, *encode(byte_level, "b")]

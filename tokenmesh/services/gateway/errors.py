@@ -73,8 +73,10 @@ def log_error(error: TokenMeshError) -> None:
 
 
 def crash_response(scope: Scope) -> Response:
-    """The response to an unexpected exception; the server logs its traceback."""
-    return _plain_response(scope, 500, "internal error", "internal_error")
+    """The response to an unexpected exception; the server logs its traceback and disconnects."""
+    response = _plain_response(scope, 500, "internal error", "internal_error")
+    response.headers["Connection"] = "close"
+    return response
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -1,10 +1,14 @@
 """Incremental detokenization: ids in any portions to text that is never cut within a character.
 
-The pieces joined are the text of all ids at once, however the ids were portioned.
+The pieces joined are the text of all ids at once, however the ids were portioned. Only where
+tokens of single bytes (`<0xE2>`) are not all of characters, the tokenizer's own text of all ids is
+another one: it shows each byte of such a run as U+FFFD, however long the run is, so nothing of it
+could be streamed. Here each byte outside a character is U+FFFD, as in SentencePiece.
 """
 
 import codecs
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final, Protocol
 
 from tokenmesh.shared.text.vocabulary import REPLACEMENT, Vocabulary
@@ -81,6 +85,9 @@ class _Window(Detokenizer):
         self._hidden = vocabulary.special_ids if skip_special else frozenset()
         self._spaces_between = spaces_between
         self._is_after_added = False
+        self._bytes_by_id = vocabulary.bytes_by_id
+        self._cut: list[int] = []
+        """Ids of the first bytes of a character."""
         self._window = [each for each in context_ids if each not in self._hidden]
         self._restart(self._window)
 
@@ -90,11 +97,54 @@ class _Window(Detokenizer):
         return self._push([each for each in ids if each not in self._hidden])
 
     def finish(self) -> str:
+        return self._finish_window() + self._finish_character()
+
+    def _finish_window(self) -> str:
+        if len(self._window) == self._num_known:
+            return ""
         text = self._vocabulary.decode(self._window)[len(self._known) :]
         self._restart(self._window[self._num_known :])
         return text
 
     def _push(self, ids: Sequence[int]) -> str:
+        if not self._cut and self._bytes_by_id.keys().isdisjoint(ids):
+            return self._push_pieces(ids)
+        parts = []
+        for is_byte, run in groupby(ids, self._bytes_by_id.__contains__):
+            if is_byte:
+                parts.append(self._finish_window())
+                parts.extend(self._push_byte(token_id) for token_id in run)
+            else:
+                parts += [self._finish_character(), self._push_pieces(list(run))]
+        return "".join(parts)
+
+    def _push_byte(self, token_id: int) -> str:
+        self._cut.append(token_id)
+        text = ""
+        while self._cut:
+            data = b"".join([self._bytes_by_id[each] for each in self._cut])
+            try:
+                char, _ = codecs.utf_8_decode(data, "strict", False)
+            except UnicodeDecodeError:
+                text += self._show(self._cut[:1], REPLACEMENT)
+                continue
+            if char:
+                text += self._show(self._cut[:], char)
+            break
+        return text
+
+    def _finish_character(self) -> str:
+        return "".join([self._show([token_id], REPLACEMENT) for token_id in self._cut[:]])
+
+    def _show(self, ids: list[int], char: str) -> str:
+        """Pass on the text of the first of the cut character's ids."""
+        del self._cut[: len(ids)]
+        # A decoder may strip a space at the start of a text.
+        text = char if self._window else self._vocabulary.decode(ids)
+        self._restart(ids)
+        return text
+
+    def _push_pieces(self, ids: Sequence[int]) -> str:
         if not ids:
             return ""
         self._window.extend(ids)

@@ -23,6 +23,8 @@ class Vocabulary:
         self.special_ids = frozenset(special_ids)
         self.added_ids = frozenset(tokenizer.get_added_tokens_decoder())
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self.bytes_by_id = _bytes_by_id(tokenizer)
+        """Of the tokens that stand for one byte each, where characters fall back to bytes."""
         self._anchor = _find_anchor(tokenizer)
         self._texts: dict[int, tuple[str, bytes]] = {}
         self.pieces = _Pieces(tokenizer)
@@ -74,9 +76,8 @@ class Vocabulary:
         if self.is_byte_level:
             piece = self.pieces[token_id]
             return piece.decode("utf-8", "replace"), piece
-        name = self.name(token_id)
-        if len(name) == 6 and name.startswith("<0x") and token_id not in self.added_ids:
-            piece = bytes([int(name[3:5], 16)])
+        piece = self.bytes_by_id.get(token_id, b"")
+        if piece:
             return piece.decode("utf-8", "replace"), piece
         before = self.decode(self._anchor)
         text = self.decode([*self._anchor, token_id])[len(before) :]
@@ -122,6 +123,15 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_BY_CHAR: Final = _byte_alphabet()
+
+
+def _bytes_by_id(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """Empty where the decoder does not join such tokens."""
+    letter = tokenizer.token_to_id("<0x41>")
+    if letter is None or tokenizer.decode([letter], skip_special_tokens=False) != "A":
+        return {}
+    ids = {byte: tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+    return {found: bytes([byte]) for byte, found in ids.items() if found is not None}
 
 
 def _find_anchor(tokenizer: Tokenizer) -> list[int]:

@@ -51,6 +51,7 @@ async def build_chat(
         text,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=_num_prompt_logprobs(body),
+        logprobs_field="top_logprobs",
     )
     if sampling.structured is None:
         is_long = len(tools.schemas) > _FEW_TOOLS

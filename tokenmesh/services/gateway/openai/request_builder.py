@@ -99,8 +99,12 @@ class RequestBuilder:
         *,
         logprobs: int | None,
         prompt_logprobs: int | None,
+        logprobs_field: str = "logprobs",
     ) -> SamplingParams:
-        """With the model's defaults filled in. Raises InvalidInput."""
+        """With the model's defaults filled in. Raises InvalidInput.
+
+        `logprobs_field` is where the client has set their number.
+        """
         return to_sampling(
             body,
             text.defaults,
@@ -108,6 +112,7 @@ class RequestBuilder:
             seed=self.draw_seed(),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            logprobs_field=logprobs_field,
         )
 
     async def check(self, structured: Structured | None) -> None:

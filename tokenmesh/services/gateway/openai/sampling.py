@@ -38,6 +38,7 @@ def to_sampling(
     seed: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    logprobs_field: str,
 ) -> SamplingParams:
     """`defaults` are the model's; `seed` is for a request without one. Raises InvalidInput.
 
@@ -54,7 +55,7 @@ def to_sampling(
     return SamplingParams(
         seed=(seed if body.seed is None else body.seed) & _SEED_MASK,
         max_tokens=1,
-        logprobs=count_logprobs("logprobs", logprobs, scope),
+        logprobs=count_logprobs(logprobs_field, logprobs, scope),
         prompt_logprobs=count_logprobs("prompt_logprobs", prompt_logprobs, scope),
         structured=read_structured(body.response_format, body.structured_outputs),
         **values,

@@ -138,7 +138,7 @@ class SamplingFields(Bounded):
     min_tokens: Annotated[
         NotNegative, Sampled(), NotWithBeams(), default_for_null(NotNegative, 0)
     ] = 0
-    """Tokens before an end token or a stop text counts."""
+    """Tokens before an end token is drawn, also with `ignore_eos`, or a stop text counts."""
     logit_bias: Annotated[dict[str, float] | None, Sampled(read_logit_bias), NotWithBeams({})] = (
         None
     )

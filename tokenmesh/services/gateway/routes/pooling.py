@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.openai.translation import FieldNames
 from tokenmesh.services.gateway.pooling.cohere import (
     CohereAnswer,
     check_takes_images,
@@ -194,6 +195,7 @@ def _embed_endpoint(gateway: Gateway) -> Endpoint:
         context = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, CohereEmbedRequest, gateway.settings)
+            context.rename_error = FieldNames({"dimensions": "output_dimension"}, {}).rename
             side = cohere_side(body)
             job = await gateway.pool_builder.begin(body, context, ("embed",), body.output_dimension)
             check_takes_images(side, job)

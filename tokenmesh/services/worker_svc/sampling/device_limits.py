@@ -105,11 +105,9 @@ class DeviceLimits:
     def _limits(self, new: NewRow) -> _Limits:
         params = new.sampling
         output = new.token_ids[new.num_prompt :]
-        stops = set(params.stop_token_ids)
-        if not params.ignores_eos:
-            stops |= self._eos_token_ids
-        if len(output) >= params.min_tokens:
-            stops = set()
+        # also with ignore_eos, as in vLLM
+        is_short = len(output) < params.min_tokens
+        stops = {*params.stop_token_ids, *self._eos_token_ids} if is_short else set()
         allowed = params.allowed_token_ids
         return _Limits(
             allowed=None if allowed is None else [t for t in allowed if self._is_known(t)],

@@ -86,9 +86,8 @@ class VocabularyState:
         num_missing = params.min_tokens - (len(new.token_ids) - new.num_prompt)
         if params.allowed_token_ids is None and not params.logit_bias and num_missing <= 0:
             return
-        stops = set(params.stop_token_ids)
-        if not params.ignores_eos:
-            stops |= self._eos_token_ids
+        # also with ignore_eos, as in vLLM
+        stops = {*params.stop_token_ids, *self._eos_token_ids}
         allowed, biased = params.allowed_token_ids, self._known(list(params.logit_bias))
         self._row_by_number[new.row] = _Row(
             allowed=None if allowed is None else torch.tensor(self._known(allowed)).long(),
