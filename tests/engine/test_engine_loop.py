@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from benchmarks.bench_quantized import weight_bytes
 from benchmarks.engine_loop import EngineLoop
 from benchmarks.peers.transformers_runs import continuous, generate
 from tests.fakes.tiny import Tiny, prompt_of
@@ -21,6 +22,15 @@ def test_every_ask_gets_all_its_tokens_in_time(tiny: Tiny) -> None:
         times = loop.run(asks, clock=lambda: float(next(ticks)), temperature=temperature)
         assert [len(each) for each in times] == [5, 1, 12]
         assert all(each == sorted(set(each)) for each in times)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_bytes_of_weights_are_counted_in_every_layout(tiny: Tiny, native: bool) -> None:
+    directory = tiny("llama").directory
+    settings = SETTINGS.model_copy(update={"native_kernels": native})
+    stored = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    loop = EngineLoop(directory, settings, dtype="float32")
+    assert 0.8 * stored < weight_bytes(loop) < 3 * stored
 
 
 def test_a_failed_request_is_an_error(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,3 +52,39 @@ def test_large_pages_are_used_where_the_system_has_them() -> None:
     tensor = huge_pages.empty((16 << 20,), torch.uint8).fill_(1)
     maps = Path("/proc/self/smaps").read_text().split("AnonHugePages:")[1:]
     assert sum(int(entry.split()[0]) for entry in maps) << 10 >= len(tensor) // 2
+
+
+def test_parts_that_are_filled_from_their_start_take_little_more_than_that() -> None:
+    """The first blocks of a KV pool, which has a part for the keys of each layer."""
+    parts, size = 24, 8 << 20
+    tensor = huge_pages.empty((parts, size), torch.uint8, parts)
+    before = resident_bytes()
+    tensor[:, : 64 << 10] = 1
+    # on large pages alone it would be 48 MiB
+    assert resident_bytes() - before < 16 << 20
+    tensor[:, size // 2] = 1
+    tensor[:, -1] = 1
+    assert int(tensor.sum(dtype=torch.int64)) == parts * ((64 << 10) + 2)
+
+
+def test_parts_take_large_pages_once_they_hold_more() -> None:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists() or "[never]" in enabled.read_text():
+        pytest.skip("this system has no transparent large pages")
+    tensor = huge_pages.empty((2, 16 << 20), torch.uint8, 2)
+    flags = _flags_of(tensor.data_ptr() + (4 << 20))
+    assert "hg" in flags
+    assert "hg" not in _flags_of(tensor.data_ptr())
+
+
+def _flags_of(address: int) -> list[str]:
+    """What the system notes of the memory around an address."""
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            start, end = (int(each, 16) for each in first.split("-"))
+            is_inside = start <= address < end
+        elif is_inside and first == "VmFlags:":
+            return rest.split()
+    return []

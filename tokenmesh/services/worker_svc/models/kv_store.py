@@ -161,7 +161,7 @@ def make_store(
     scales: Sequence[KvScale] = (),
 ) -> KvStore:
     """Pages, latents and cross pages are not initialized: on a CPU, those that no request ever used
-    cost no memory. The states of rows are zero.
+    cost no memory but that of large pages. The states of rows are zero.
 
     num_saved: slots for saved states, which are not initialized either. page_dtype: of pages and
     latents; None: dtype. scales: one for each layer, or none.
@@ -169,13 +169,13 @@ def make_store(
     grouping = grouping or one_group(keeps)
     pages = page_dtype or dtype
 
-    def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
-        return _empty(shape, of, device)
+    def empty(*shape: int, of: torch.dtype = dtype, parts: int = 1) -> torch.Tensor:
+        return _empty(shape, of, device, parts)
 
     def tensor_of(kept: Kept) -> torch.Tensor:
         if isinstance(kept, Pages):
             row = row_elements(kept.width, pages)
-            return empty(2, num_blocks, kept.kv_heads, page_size, row, of=pages)
+            return empty(2, num_blocks, kept.kv_heads, page_size, row, of=pages, parts=2)
         if isinstance(kept, Latent):
             return empty(num_blocks, page_size, row_elements(kept.width, pages), of=pages)
         if isinstance(kept, Cross):
@@ -191,18 +191,19 @@ def make_store(
         layers = [[tensor_of(kept) for kept in layer] for layer in keeps]
     else:
         kv_heads, width = shape
-        num_slots = 1 + max(grouping.slot_of)
+        slots = 1 + max(grouping.slot_of)
         row = row_elements(width, pages)
-        pool = empty(num_slots, 2, num_blocks, kv_heads, page_size, row, of=pages)
-        slots = pool.unbind(0)
-        layers = [[slots[slot]] for slot in grouping.slot_of]
+        pool = empty(slots, 2, num_blocks, kv_heads, page_size, row, of=pages, parts=2 * slots)
+        layers = [[pool[slot]] for slot in grouping.slot_of]
     own = (grouping, num_saved, tuple(scales), _table(scales), device)
     return KvStore(keeps, layers, pool, num_blocks, page_size, *own)
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _empty(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, parts: int
+) -> torch.Tensor:
     if device.type == "cpu":
-        return huge_pages.empty(shape, dtype)
+        return huge_pages.empty(shape, dtype, parts)
     return torch.empty(shape, dtype=dtype, device=device)
 
 
