@@ -10,6 +10,9 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file
 
+from tests.fakes.gguf_families import FAMILIES, Family
+from tests.fakes.models import Fake
+
 Encoded = tuple[int, bytes, torch.Tensor]
 """Number of the type, bytes, and the numbers that they stand for."""
 
@@ -136,6 +139,8 @@ def value(given: Any) -> bytes:
             return struct.pack("<If", 6, given)
         case str():
             return struct.pack("<I", 8) + string(given)
+        case [bool(), *_]:
+            return struct.pack(f"<IIQ{len(given)}?", 9, 7, len(given), *given)
         case [str(), *_]:
             items = b"".join(string(each) for each in given)
             return struct.pack("<IIQ", 9, 8, len(given)) + items
@@ -174,13 +179,13 @@ def write_parts(
     return paths
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, names: Mapping[str, str]) -> str:
     """The name of one of transformers' tensors."""
     stem, _, leaf = name.rpartition(".")
     if stem in _ENDS:
         return f"{_ENDS[stem]}.{leaf}"
     _, _, number, part = stem.split(".", 3)
-    return f"blk.{number}.{_NAMES[part]}.{leaf}"
+    return f"blk.{number}.{names[part]}.{leaf}"
 
 
 def by_pairs(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -189,28 +194,55 @@ def by_pairs(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return parts.transpose(1, 2).reshape(weight.shape)
 
 
-def metadata(arch: str, config: Mapping[str, Any], tokens: Mapping[str, Any]) -> dict[str, Any]:
+def metadata(arch: str, config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     values = {
-        "general.architecture": arch,
-        f"{arch}.embedding_length": config["hidden_size"],
-        f"{arch}.block_count": config["num_hidden_layers"],
-        f"{arch}.feed_forward_length": config["intermediate_size"],
-        f"{arch}.attention.head_count": config["num_attention_heads"],
-        f"{arch}.attention.head_count_kv": config["num_key_value_heads"],
-        f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        f"{arch}.context_length": config["max_position_embeddings"],
-        f"{arch}.rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "context_length": config["max_position_embeddings"],
+        **rope(config["rope_parameters"], config, family.rotated),
     }
+    if "rms_norm_eps" in config:
+        values["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
     if config.get("head_dim"):
-        values[f"{arch}.attention.key_length"] = config["head_dim"]
-        values[f"{arch}.attention.value_length"] = config["head_dim"]
+        values["attention.key_length"] = config["head_dim"]
+        values["attention.value_length"] = config["head_dim"]
     count = config.get("num_experts", config.get("num_local_experts"))
     if count:
-        values[f"{arch}.expert_count"] = count
-        values[f"{arch}.expert_used_count"] = config["num_experts_per_tok"]
+        values["expert_count"] = count
+        values["expert_used_count"] = config["num_experts_per_tok"]
         inner = config.get("moe_intermediate_size", config["intermediate_size"])
-        values[f"{arch}.expert_feed_forward_length"] = inner
-    return {**values, **tokens}
+        values["expert_feed_forward_length"] = inner
+    values |= {key: config[own] for own, key in family.keys.items()}
+    return {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in values.items()}}
+
+
+def rope(parameters: Any, config: Mapping[str, Any], rotated: float) -> dict[str, Any]:
+    full, swa = parameters.get("full_attention", parameters), parameters.get("sliding_attention")
+    values = {"rope.freq_base": float(full["rope_theta"])}
+    if rotated != 1:
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        values["rope.dimension_count"] = int(rotated * head)
+    if swa is not None:
+        values["rope.freq_base_swa"] = float(swa["rope_theta"])
+    if full["rope_type"] in ("linear", "yarn"):
+        values["rope.scaling.type"] = full["rope_type"]
+        values["rope.scaling.factor"] = float(full["factor"])
+    original = "original_max_position_embeddings"
+    if original in full or original in config:
+        values["rope.scaling.original_context_length"] = full.get(original, config.get(original))
+    return values
+
+
+def _rope_factors(parameters: Mapping[str, Any]) -> dict[str, tuple[Any, Encoded]]:
+    found = {}
+    for kind in ("long", "short"):
+        if f"{kind}_factor" in parameters:
+            factors = torch.tensor(parameters[f"{kind}_factor"])
+            found[f"rope_factors_{kind}.weight"] = (factors.shape, plain(factors))
+    return found
 
 
 def write_model(
@@ -223,7 +255,10 @@ def write_model(
 ) -> dict[str, torch.Tensor]:
     """A checkpoint of transformers as GGUF; the numbers that its tensors stand for."""
     config = json.loads((source / "config.json").read_text())
-    stored, stands_for = {}, {}
+    family = FAMILIES.get(arch, Family(Fake(arch), is_permuted=arch == "llama"))
+    named = {**_NAMES, **family.names}
+    written = family.arch or arch
+    stored, stands_for = _rope_factors(config["rope_parameters"]), {}
     experts: dict[str, dict[int, Encoded]] = {}
     for name, weight in load_file(source / "model.safetensors").items():
         is_router = name.endswith("gate.weight")
@@ -236,18 +271,21 @@ def write_model(
             continue
         heads = {"q": "num_attention_heads", "k": "num_key_value_heads"}
         which = name.rpartition("_proj")[0].rpartition(".")[2]
-        if arch == "llama" and which in heads:
+        if family.adds_one and name.endswith("norm.weight"):
+            encoded = plain(weight + 1)
+        if family.is_permuted and which in heads:
             encoded = encode(name, by_pairs(weight, config[heads[which]]))
         # the gate of a shared expert is a vector
         shape = weight.shape[1:] if name.endswith("shared_expert_gate.weight") else weight.shape
-        stored[gguf_name(name)] = (shape, encoded)
+        stored[gguf_name(name, named)] = (shape, encoded)
     for name, by_number in experts.items():
         each = [by_number[number] for number in range(len(by_number))]
         numbers = torch.stack([one[2] for one in each])
         content = b"".join(one[1] for one in each)
         stored[name] = (numbers.shape, (each[0][0], content, numbers))
+    values = {**metadata(written, config, family), **tokens}
     if parts == 1:
-        write(path, metadata(arch, config, tokens), stored)
+        write(path, values, stored)
     else:
-        write_parts(path, metadata(arch, config, tokens), stored, parts)
+        write_parts(path, values, stored, parts)
     return stands_for

@@ -17,7 +17,7 @@ from tokenmesh.shared.errors import CheckpointError
 
 MAGIC: Final = b"GGUF"
 MAX_HEADER_BYTES: Final = 256 << 20
-"""Metadata and tensor descriptions; vocabularies take some MiB."""
+"""GgufValues and tensor descriptions; vocabularies take some MiB."""
 MAX_NAME_BYTES: Final = 256
 MAX_DIMENSIONS: Final = 4
 MAX_NESTING: Final = 1
@@ -91,7 +91,7 @@ class GgufFile:
     path: Path
     """The first one."""
     values: Mapping[str, Any]
-    """Metadata by key; lists are Python's."""
+    """GgufValues by key; lists are Python's."""
     tensors: Mapping[str, GgufTensor]
 
     @classmethod

@@ -16,21 +16,18 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.gguf.architectures import (
-    StoredTensor,
-    architecture_of,
-    config_of,
-    stored_as,
-)
-from tokenmesh.shared.gguf.metadata import error
+from tokenmesh.shared.gguf.architectures import Architecture, architecture_of
+from tokenmesh.shared.gguf.config import config_of
+from tokenmesh.shared.gguf.metadata import GgufValues, error
+from tokenmesh.shared.gguf.names import StoredTensor, stored_as
 from tokenmesh.shared.gguf.reader import GgufFile, GgufTensor, part_paths
-from tokenmesh.shared.gguf.rope import ROPE_FACTORS
-from tokenmesh.shared.gguf.tokenizer import tokenizer_of
+from tokenmesh.shared.gguf.rope import ROPE_TENSORS
+from tokenmesh.shared.gguf.tokenizer import token_ids, tokenizer_of
 
 METHOD: Final = "gguf"
 """Its quant_method in config.json."""
 _FOLDER: Final = "~/.cache/tokenmesh/gguf"
-_LAYOUT: Final = 2
+_LAYOUT: Final = 3
 """Of what is written; a change makes directories anew."""
 _PLAIN: Final = ("F32", "F16", "BF16")
 _PIECE_BYTES: Final = 16 << 20
@@ -66,8 +63,10 @@ def unpacked(path: Path, folder: str = _FOLDER) -> Path:
 
 
 def _make(file: GgufFile, target: Path) -> None:
-    config = config_of(file)
-    names = {name: stored_as(file, name) for name in file.tensors if name != ROPE_FACTORS}
+    data = GgufValues(file)
+    kind = architecture_of(data)
+    config = config_of(data, kind) | token_ids(file)
+    names = {name: stored_as(data, kind, name) for name in file.tensors if name not in ROPE_TENSORS}
     types = {
         own.removesuffix(".weight"): file.tensors[name].type.name
         for name, stored in names.items()
@@ -87,7 +86,7 @@ def _make(file: GgufFile, target: Path) -> None:
         for name, content in contents.items():
             text = json.dumps(content, ensure_ascii=False)
             (scratch / name).write_text(text, encoding="utf-8")
-        _write_weights(file, names, config, scratch / "model.safetensors")
+        _write_weights(file, kind, names, config, scratch / "model.safetensors")
         scratch.replace(target)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -96,7 +95,11 @@ def _make(file: GgufFile, target: Path) -> None:
 
 
 def _write_weights(
-    file: GgufFile, names: dict[str, StoredTensor], config: dict[str, Any], path: Path
+    file: GgufFile,
+    kind: Architecture,
+    names: dict[str, StoredTensor],
+    config: dict[str, Any],
+    path: Path,
 ) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -118,20 +121,25 @@ def _write_weights(
         to.write(len(described).to_bytes(8, "little") + described)
         for name in names:
             with file.tensors[name].path.open("rb") as source:
-                for piece in _pieces(file, source, name, config):
+                for piece in _pieces(file, kind, source, name, config):
                     to.write(piece)
         to.flush()
         os.fsync(to.fileno())
 
 
-def _pieces(file: GgufFile, source: BinaryIO, name: str, config: dict[str, Any]) -> Iterator[bytes]:
+def _pieces(
+    file: GgufFile, kind: Architecture, source: BinaryIO, name: str, config: dict[str, Any]
+) -> Iterator[bytes]:
     """The bytes of a tensor in the order of transformers."""
     tensor = file.tensors[name]
     source.seek(tensor.offset)
-    kind = name.split(".")[2] if name.startswith("blk.") else ""
-    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(kind)
-    if heads is not None and architecture_of(file).is_permuted:
+    part = name.split(".")[-2]
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
+    if heads is not None and kind.is_permuted:
         yield _by_halves(file, name, tensor, source.read(tensor.num_bytes), config[heads])
+        return
+    if kind.adds_one and part.endswith("norm"):
+        yield _less_one(file, name, tensor, source.read(tensor.num_bytes))
         return
     left = tensor.num_bytes
     while left > 0:
@@ -152,3 +160,12 @@ def _by_halves(file: GgufFile, name: str, tensor: GgufTensor, content: bytes, he
     row_bytes = tensor.num_bytes // rows
     by_pair = np.frombuffer(content, np.uint8).reshape(heads, rows // heads // 2, 2, row_bytes)
     return by_pair.swapaxes(1, 2).tobytes()
+
+
+def _less_one(file: GgufFile, name: str, tensor: GgufTensor, content: bytes) -> bytes:
+    """Norms that are stored as 1 plus the weight -> the weight."""
+    import numpy as np
+
+    if tensor.type.name != "F32" or len(content) != tensor.num_bytes:
+        raise error(file, f"tensor {name} is of type {tensor.type.name}, not F32")
+    return (np.frombuffer(content, "<f4") - np.float32(1)).tobytes()

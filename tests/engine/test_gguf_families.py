@@ -1,0 +1,152 @@
+"""Every architecture of GGUF files, against transformers on the checkpoint that was converted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from tests.engine.test_gguf import bytes_tokens, refusal
+from tests.fakes import gguf
+from tests.fakes.engine_driver import EngineDriver, Job
+from tests.fakes.gguf_families import FAMILIES
+from tests.fakes.models import classes, make_fake
+from tests.fakes.tiny import prompt_of
+from tokenmesh.shared.gguf.unpack import unpacked
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+VOCABULARY: Final = {"vocab_size": 320}
+SCORED: Final = SamplingParams(seed=0, max_tokens=8, temperature=0.0, prompt_logprobs=1)
+PROMPT: Final = [number % 300 for number in prompt_of(40)]
+Encode = Callable[[str, torch.Tensor], gguf.Encoded]
+
+
+def plain(name: str, weight: torch.Tensor) -> gguf.Encoded:
+    return gguf.plain(weight)
+
+
+def small(name: str, weight: torch.Tensor) -> gguf.Encoded:
+    """In blocks, where they divide."""
+    return gguf.q8_0(weight) if weight.shape[-1] % 32 == 0 else gguf.half(weight)
+
+
+def written(tmp_path: Path, name: str, encode: Encode, **values: Any) -> tuple[Path, Any]:
+    """A file, and the model of transformers with the numbers that it stands for."""
+    family = FAMILIES[name]
+    model = make_fake(family.fake, VOCABULARY)
+    model.save_pretrained(tmp_path / "source")
+    file = tmp_path / "model.gguf"
+    tokens = {**bytes_tokens(320), **values}
+    stands_for = gguf.write_model(tmp_path / "source", file, name, encode, tokens)
+    path = tmp_path / "source" / "model.safetensors"
+    save_file({key: each.contiguous() for key, each in stands_for.items()}, path, {"format": "pt"})
+    source = classes(family.fake)[1].from_pretrained(tmp_path / "source", dtype=torch.float32)
+    return file, source.eval()
+
+
+def check(directory: Path, model: Any, most: float = 2e-4) -> None:
+    (result,) = EngineDriver(directory).run([Job(PROMPT, SCORED)])
+    assert result.error is None
+    assert result.prompt_logprobs is not None
+    ours = torch.tensor([each.logprob for each in result.prompt_logprobs if each is not None])
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT])).logits[0].float()
+        whole = model.generate(
+            torch.tensor([PROMPT]),
+            **{"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0},
+        )
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
+    torch.testing.assert_close(ours, expected, atol=most, rtol=0)
+    assert result.token_ids == whole[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_computes_what_transformers_does(tmp_path: Path, name: str) -> None:
+    file, model = written(tmp_path, name, plain)
+    check(unpacked(file, str(tmp_path / "cache")), model)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "gemma3" else pytest.mark.slow) for name in FAMILIES],
+)
+def test_a_family_is_read_from_blocks(tmp_path: Path, name: str) -> None:
+    file, model = written(tmp_path, name, small)
+    check(unpacked(file, str(tmp_path / "cache")), model)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("gemma3", {"gemma3.attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set (50.0)"),
+        ("gemma3", {"gemma3.attention.causal": False}, "gemma3.attention.causal is set (False)"),
+        ("gemma2", {"gemma2.rope.freq_base_swa": 5.0}, "rope.freq_base_swa is 5.0, which is not"),
+        (
+            "olmo3",
+            {"olmo2.attention.sliding_window_pattern": [True, False]},
+            "olmo2.attention.sliding_window_pattern has 2 values for 4 layers",
+        ),
+        ("granite", {"granite.expert_count": 4}, "granite.expert_count is set, which is not"),
+        ("granite", {"granite.attention.sliding_window": 9}, "attention.sliding_window is set (9)"),
+        ("glm4", {"glm4.nextn_predict_layers": 1}, "glm4.nextn_predict_layers is set (1)"),
+        ("olmo2", {"olmo2.rope.dimension_count": 8}, "dimension_count is 8, not that of a head"),
+        ("phi3", {"phi3.rope.scaling.attn_factor": 1.2}, "rope.scaling.attn_factor is set (1.2"),
+        (
+            "olmo3",
+            {"olmo2.rope.scaling.yarn_log_multiplier": 0.1},
+            "rope.scaling.yarn_log_multiplier is set (0.1",
+        ),
+        ("stablelm", {"stablelm.use_parallel_residual": True}, "use_parallel_residual is set"),
+        ("gemma", {"general.type": "mmproj"}, "name the file of its language model"),
+        ("gemma", {"general.type": "adapter"}, "general.type is 'adapter'"),
+    ],
+)
+def test_keys_that_would_change_the_result_are_named(
+    tmp_path: Path, name: str, values: dict[str, Any], expected: str
+) -> None:
+    file, _ = written(tmp_path, name, plain, **values)
+    assert expected in refusal(tmp_path, file.read_bytes())
+
+
+def test_layers_with_a_window_may_be_listed(tmp_path: Path) -> None:
+    pattern = {"olmo2.attention.sliding_window_pattern": [True, True, True, False]}
+    file, model = written(tmp_path, "olmo3", plain, **pattern)
+    check(unpacked(file, str(tmp_path / "cache")), model)
+
+
+WORDS: Final = {
+    "llama-bpe": ["It", "'s", " ", "123", "456", "7", " CamelCase", " a", "/b", "!!\n\n"],
+    "qwen2": ["It", "'s", " ", *"1234567", " CamelCase", " a", "/b", "!!\n\n"],
+    "gpt-4o": ["It's", " ", "123", "456", "7", " Camel", "Case", " a", "/b", "!!\n\n"],
+    "tekken": ["It", "'s", " ", *"1234567", " Camel", "Case", " a", "/b", "!!\n\n"],
+    "gpt-2": ["It", "'s", " 1234567", " CamelCase", " a", "/", "b", "!!", "\n\n"],
+    "smollm": ["It", "'s", " ", *"1234567", " CamelCase", " a", "/", "b", "!!", "\n\n"],
+    "deepseek-v3": ["It", "'s", " ", "123", "456", "7", " CamelCase", " a", "/b", "!!\n\n"],
+    "falcon": ["It", "'", "s", " ", "123", "456", "7", " CamelCase", " a", "/", "b", "!!", "\n\n"],
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_text_is_cut_as_the_pre_tokenizer_says(tmp_path: Path, name: str) -> None:
+    file, _ = written(tmp_path, "granite", plain, **{"tokenizer.ggml.pre": name})
+    directory = unpacked(file, str(tmp_path / "cache"))
+    cut = Tokenizer.from_file(str(directory / "tokenizer.json")).pre_tokenizer
+    text = "It's 1234567 CamelCase a/b!!\n\n"
+    found = [text[first:last] for _, (first, last) in cut.pre_tokenize_str(text)]
+    assert found == WORDS[name]
+
+
+def test_all_tokens_that_end_an_answer_are_known(tmp_path: Path) -> None:
+    names = {"<|im_end|>": 3, "<|endoftext|>": 3, "<eos>": 1}
+    tokens = bytes_tokens(320)
+    words, kinds = tokens["tokenizer.ggml.tokens"], tokens["tokenizer.ggml.token_type"]
+    for number, (word, kind) in enumerate(names.items(), start=300):
+        words[number], kinds[number] = word, kind
+    tokens["tokenizer.ggml.eot_token_id"] = 310
+    file, _ = written(tmp_path, "granite", plain, **tokens)
+    config = json.loads((unpacked(file, str(tmp_path / "c")) / "config.json").read_text())
+    assert config["eos_token_id"] == [words.index("<|end|>"), 310, 300, 301]
