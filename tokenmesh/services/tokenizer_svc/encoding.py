@@ -1,11 +1,13 @@
 """Text to ids and back for one model: truncation, checks, bad words. Safe to call from threads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from tokenizers import Encoding, Tokenizer
 
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
+from tokenmesh.shared.tokens import unpack_ids
 
 Side = Literal["left", "right"]
 Ids = list[int]
@@ -72,17 +74,19 @@ def encode_text(
     add_special_tokens: bool,
     max_tokens: int | None = None,
     side: Side = "left",
-) -> list[int]:
+    bare: Callable[[], Ids] | None = None,
+) -> Ids:
     """The ids of a text; truncation keeps the added special tokens, as in transformers.
 
-    `side` names the end that is cut off.
+    `side` names the end that is cut off. bare: a faster way to the ids without special tokens.
     """
-    if max_tokens is None:
-        return _encode(tokenizer, text, add_special_tokens).ids
+    if max_tokens is None and (bare is None or not add_special_tokens):
+        return _encode(tokenizer, text, add_special_tokens).ids if bare is None else bare()
     # `Encoding.truncate` would keep what it cuts off, as an object for each piece
     frame = read_frame(tokenizer, is_pair=False, with_special=add_special_tokens)
-    ids = _encode(tokenizer, text, False).ids
-    return frame.ids(truncate_ids(ids, max(0, max_tokens - frame.num_special), side), [])
+    ids = _encode(tokenizer, text, False).ids if bare is None else bare()
+    room = None if max_tokens is None else max(0, max_tokens - frame.num_special)
+    return frame.ids(truncate_ids(ids, room, side), [])
 
 
 def truncate_ids(ids: list[int], max_tokens: int | None, side: Side) -> list[int]:
@@ -90,6 +94,16 @@ def truncate_ids(ids: list[int], max_tokens: int | None, side: Side) -> list[int
     if max_tokens is None or len(ids) <= max_tokens:
         return ids
     return ids[len(ids) - max_tokens :] if side == "left" else ids[:max_tokens]
+
+
+def given_ids(packed: bytes, vocab_size: int, param: str = "prompt") -> Ids:
+    """Ids that a client sent. Raises InvalidInput."""
+    try:
+        ids = unpack_ids(packed)
+    except ValueError as error:
+        raise InvalidInput("token_ids is not a list of 32-bit ids", param=param) from error
+    check_ids(ids, vocab_size, param)
+    return ids
 
 
 def check_ids(ids: list[int], vocab_size: int, param: str = "prompt") -> None:

@@ -13,6 +13,7 @@ from tokenmesh.services.tokenizer_svc.encoding import (
     bad_words_ids,
     check_ids,
     encode_text,
+    given_ids,
     token_limit,
     token_strings,
     truncate_ids,
@@ -31,6 +32,7 @@ from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.token_length import length_bound
+from tokenmesh.services.tokenizer_svc.word_cache import word_cache
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import (
     InvalidInput,
@@ -52,7 +54,7 @@ from tokenmesh.shared.messages.tokenize import (
     Tokenized,
 )
 from tokenmesh.shared.telemetry.span import span
-from tokenmesh.shared.tokens import pack_ids, unpack_ids
+from tokenmesh.shared.tokens import pack_ids
 
 _INLINE_JSON_BYTES: Final = 64 * 1024
 """Messages up to this length are decoded on the event loop, in less than a millisecond."""
@@ -89,6 +91,7 @@ class PromptTokenizer:
         self._threads = threads
         self._guard = guard
         self._length_bound = length_bound(model.tokenizer_json)
+        self._words = word_cache(model.tokenizer)
         self.texts = TextBatch(
             *(model.tokenizer, limits, threads, self._length_bound),
             has_type_ids=model.has_type_ids,
@@ -141,7 +144,7 @@ class PromptTokenizer:
         """The ids, with one for each run of tokens of an item, and the items."""
         prompt = message.prompt
         if isinstance(prompt, IdsPrompt):
-            return self._given_ids(prompt), []
+            return given_ids(prompt.token_ids, self.model.vocab_size), []
         if isinstance(prompt, TextPrompt):
             if len(prompt.text) > self._limits.max_prompt_chars:
                 raise PayloadTooLarge(
@@ -182,7 +185,7 @@ class PromptTokenizer:
         if self._guard is None:
             return await self._encode(text, prompt.add_special_tokens, None, message), stored
         work = partial(self._guard.encode, hidden, table, prompt.add_special_tokens)
-        return await self._encode_by(work, text, message), stored
+        return await self._encode_by(work, text, len(text), message), stored
 
     @property
     def _placeholders(self) -> dict[str, str]:
@@ -231,6 +234,7 @@ class PromptTokenizer:
     async def _encode(
         self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize
     ) -> list[int]:
+        bare, cost = self._words.work(text) if self._words is not None else (None, len(text))
         work = partial(
             encode_text,
             self.model.tokenizer,
@@ -238,16 +242,17 @@ class PromptTokenizer:
             add_special_tokens=add_special_tokens,
             max_tokens=limit,
             side=message.truncation_side,
+            bare=bare,
         )
-        return await self._encode_by(work, text, message)
+        return await self._encode_by(work, text, cost, message)
 
     async def _encode_by(
-        self, work: Callable[[], list[int]], text: str, message: Tokenize
+        self, work: Callable[[], list[int]], text: str, cost: int, message: Tokenize
     ) -> list[int]:
         if message.truncate_prompt_tokens is None:
             self._check_length(text, message)
         with span("encode", {"tokenmesh.chars": len(text)}) as current:
-            ids = await self._threads.run_text(message.tenant, len(text), work)
+            ids = await self._threads.run_text(message.tenant, cost, work)
             current.set_attribute("tokenmesh.tokens", len(ids))
         return ids
 
@@ -266,14 +271,6 @@ class PromptTokenizer:
             f"the length of the {where}",
             param=where,
         )
-
-    def _given_ids(self, prompt: IdsPrompt) -> list[int]:
-        try:
-            ids = unpack_ids(prompt.token_ids)
-        except ValueError as error:
-            raise InvalidInput("token_ids is not a list of 32-bit ids", param="prompt") from error
-        check_ids(ids, self.model.vocab_size)
-        return ids
 
     async def _bad_words(self, message: Tokenize) -> list[list[int]]:
         words = message.bad_words

@@ -212,7 +212,7 @@ class TokenizerSettings(BaseModel):
     inline_chars: int = Field(
         default=2000,
         ge=0,
-        description="Text up to this length is encoded on the event loop: a thread costs more.",
+        description="Text up to this length (longer, if known) is encoded on the event loop.",
     )
     text_queue: int = Field(
         default=1024, ge=1, description="Texts and images that wait for a thread; then: overloaded."
