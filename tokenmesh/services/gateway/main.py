@@ -1,10 +1,7 @@
 """Process entry of the gateway."""
 
 import asyncio
-import gc
 import sys
-from typing import Final
-
 from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import SWITCH_S
@@ -15,9 +12,6 @@ from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.service import Mesh, run_service
-
-_GC_YOUNG: Final = 20_000
-"""Allocations between two garbage collections: requests leave hardly any cycles."""
 
 
 async def build(mesh: Mesh) -> None:
@@ -59,10 +53,6 @@ async def build(mesh: Mesh) -> None:
     mesh.on_drain(drain)
     sys.setswitchinterval(SWITCH_S)
     give_back_freed_memory()
-    # Loaded modules are permanent: a collection over them would cost more than a request.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_YOUNG, 10, 20)
 
 
 def run(settings: Settings) -> int:

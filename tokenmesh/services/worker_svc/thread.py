@@ -125,6 +125,8 @@ class EngineThread:
         self._outputs: queue.Queue[StepOutput] = queue.Queue(settings.max_unpublished_steps)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._failure: Exception | None = None
+        self._is_waking = False
+        """Whether `outputs_ready` is about to be set."""
 
     @property
     def failure(self) -> Exception | None:
@@ -184,8 +186,16 @@ class EngineThread:
         self._wake()
 
     def _wake(self) -> None:
+        """Several steps may end before the event loop runs: it is woken once for them."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self.outputs_ready.set)
+        if not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon_threadsafe(self._set_ready)
+
+    def _set_ready(self) -> None:
+        # first: what is put into the queue after this line is announced again
+        self._is_waking = False
+        self.outputs_ready.set()
 
     def _carry_out(self) -> bool:
         """Carry out commands; waits for one only while the engine has no work. False: stop."""

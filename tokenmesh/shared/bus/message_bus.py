@@ -21,7 +21,8 @@ from tokenmesh.shared.bus.base import (
     Subscription,
 )
 from tokenmesh.shared.bus.headers import SenderClocks, bounded, pack, unpack
-from tokenmesh.shared.bus.nats import NatsLink, Packet
+from tokenmesh.shared.bus.nats import NatsLink
+from tokenmesh.shared.bus.nats_client import Packet
 from tokenmesh.shared.bus.requests import (
     PendingRequests,
     RawRequests,

@@ -1,4 +1,4 @@
-"""NatsLink: a connection to core NATS. The only file that imports nats-py.
+"""NatsLink: a connection to core NATS. Only this file and `nats_client.py` import nats-py.
 
 nats-py reconnects by itself without end; what is sent meanwhile waits in a bounded buffer.
 """
@@ -7,14 +7,15 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import nats.errors
-from nats.aio.client import PING_PROTO, Client, Server
+from nats.aio.client import Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from tokenmesh.shared.bus.base import RateLimitedLog, Subscription
+from tokenmesh.shared.bus.nats_client import FastClient, Packet
 from tokenmesh.shared.cancellation import keeps_cancellation
 from tokenmesh.shared.config.mesh import BusSettings
 from tokenmesh.shared.errors import BusLost, ConfigError, PayloadTooLarge, ProtocolError
@@ -27,16 +28,6 @@ _USER_INFO: Final = re.compile(r"//[^/,]*@")
 """May hold a password."""
 _BACKOFF_STEPS: Final = 16
 """Doublings of the pause; more would only overflow."""
-
-
-class Packet(Protocol):
-    """Received bytes; nats-py's `Msg` has these attributes."""
-
-    subject: str
-    reply: str
-    """Empty when no answer is expected."""
-    data: bytes
-    headers: dict[str, str] | None
 
 
 OnPacket = Callable[[Packet], Awaitable[None]]
@@ -59,7 +50,7 @@ class NatsLink:
         self._log = log
         self._on_dropped = on_dropped
         self._shown_url = _USER_INFO.sub("//", settings.url)
-        self._client = _OrderedClient()
+        self._client = FastClient()
         self._subscriptions: set[_NatsSubscription] = set()
         self._is_open = False
         self._is_closing = False
@@ -121,6 +112,8 @@ class NatsLink:
         self, subject: str, data: bytes, headers: dict[str, str] | None, reply_to: str = ""
     ) -> None:
         """Send, or buffer while the server cannot be reached."""
+        if self._client.put(subject, data, reply_to, headers):
+            return
         try:
             # nats-py swallows a cancellation while it waits for a server that has stopped reading.
             with keeps_cancellation():
@@ -233,39 +226,6 @@ class NatsLink:
                 "NATS closed the connection and does not reconnect: %r", self._client.last_error
             )
             self._lost.set()
-
-
-class _OrderedClient(Client):
-    """nats-py with four faults corrected, in private methods: hence the upper bound in pyproject.
-
-    - PING overtakes buffered commands, so the PONG of `flush` does not confirm an earlier SUB, and
-      `drain` loses messages that the server sends before it has read the UNSUB.
-    - The PONG of a cancelled flush ends the read loop.
-    - When the read loop ends by its own error, the client does not reconnect.
-    - For a `tls://` URL it sends the password to a server that claims to have no TLS, which an
-      attacker on the way can claim.
-    """
-
-    def _connect_command(self) -> bytes:
-        scheme = self._current_server.uri.scheme if self._current_server else ""
-        if scheme == "tls" and not self._server_info.get("tls_required"):
-            raise nats.errors.SecureConnWantedError
-        return super()._connect_command()
-
-    async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
-        self._pongs.append(future or asyncio.get_running_loop().create_future())
-        await self._send_command(PING_PROTO)
-        await self._flush_pending()
-
-    async def _process_pong(self) -> None:
-        if self._pongs and self._pongs[0].done():
-            self._pongs[0] = asyncio.get_running_loop().create_future()
-        await super()._process_pong()
-
-    async def _read_loop(self) -> None:
-        await super()._read_loop()
-        if self.is_connected:
-            await self._process_op_err(nats.errors.StaleConnectionError())
 
 
 class _NatsSubscription(Subscription):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Generic, TypeVar
 
-from tokenmesh.shared.bus.nats import NatsLink, Packet
+from tokenmesh.shared.bus.nats import NatsLink
+from tokenmesh.shared.bus.nats_client import Packet
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import (
     BusLost,
