@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 
-import nats.errors
 import pytest
 import uvloop
 from pydantic import SecretStr
@@ -13,7 +12,7 @@ from pydantic import SecretStr
 from tests.servers import Server, bus_settings_of, free_port
 from tokenmesh.shared.bus.base import Envelope, Receiver
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
-from tokenmesh.shared.bus.nats_client import FastClient, Packet
+from tokenmesh.shared.bus.nats_client import FastClient
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.mesh import BusSettings, TelemetrySettings
 from tokenmesh.shared.errors import (
@@ -469,45 +468,3 @@ async def test_password_in_the_address_is_not_shown() -> None:
 async def test_subject_that_would_break_the_protocol_is_refused(bus: MessageBus) -> None:
     with pytest.raises(ProtocolError):
         await bus.publish("t.a b\r\nPUB x 0", Ping())
-
-
-async def test_messages_arrive_whole_however_the_connection_cuts_them(other: MessageBus) -> None:
-    """Fed byte by byte, in halves, and many at once; beside what is no message."""
-    client, seen = other._link._client, list[tuple[str, str, bytes, dict[str, str] | None]]()
-
-    async def receive(packet: Packet) -> None:
-        seen.append((packet.subject, packet.reply, packet.data, packet.headers))
-
-    await other._link.subscribe("t.cut", receive, None)
-    sid = client._sid
-    head = b"NATS/1.0\r\ntm-sent: 1.5\r\nOdd:  v \r\n\r\n"
-    status = b"NATS/1.0 503\r\n\r\n"
-    frames = (
-        b"MSG t.cut %d 6\r\nMSG \r\n\r\n" % sid
-        + b"MSG t.cut %d re.ply 0\r\n\r\n" % sid
-        + b"PING\r\n+OK\r\n"
-        + b"HMSG t.cut %d re.ply %d %d\r\n%bab\r\n" % (sid, len(head), len(head) + 2, head)
-        + b"HMSG t.cut %d %d %d\r\n%b\r\n" % (sid, len(status), len(status), status)
-        + b"MSG t.cut 999 2\r\nno\r\n"
-    )
-    expected = [
-        ("t.cut", "", b"MSG \r\n", None),
-        ("t.cut", "re.ply", b"", None),
-        ("t.cut", "re.ply", b"ab", {"tm-sent": "1.5", "Odd": "v"}),
-        ("t.cut", "", b"", {"Status": "503"}),
-    ]
-    for size in (1, 2, 7, 40, len(frames), 3 * len(frames)):
-        seen.clear()
-        data = frames * 3
-        for start in range(0, len(data), size):
-            await client._ps.parse(data[start : start + size])
-        await until(lambda: len(seen) == 12)
-        assert seen == expected * 3, size
-
-
-@pytest.mark.parametrize("frame", [b"MSG t.cut 1\r\n", b"HMSG t.cut x 1 2\r\n", b"MSG a b c d\r\n"])
-async def test_a_malformed_message_is_an_error_of_the_protocol(
-    other: MessageBus, frame: bytes
-) -> None:
-    with pytest.raises(nats.errors.ProtocolError):
-        await other._link._client._ps.parse(frame)

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+
 from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import SWITCH_S

@@ -19,7 +19,7 @@ _VERSION: Final = b"NATS/1.0\r\n"
 
 @dataclass(slots=True)
 class Packet:
-    """Received bytes."""
+    """A message as it was received."""
 
     subject: str
     reply: str
@@ -69,9 +69,7 @@ class FastClient(Client):
         if self.is_connected:
             await self._process_op_err(nats.errors.StaleConnectionError())
 
-    def put(
-        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
-    ) -> bool:
+    def put(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> bool:
         """Publish without waiting. False: `publish` has to wait, or to refuse the message."""
         if (
             self._status != Client.CONNECTED
