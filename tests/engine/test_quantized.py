@@ -219,6 +219,29 @@ def test_a_written_copy_computes_what_its_rounded_weights_do(
     check(tmp_path / "copy", tmp_path / "plain")
 
 
+def test_a_large_file_becomes_several_with_the_same_tensors(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source = written("qwen2", "int8")
+    most = 40_000
+    outs = tmp_path / "one", tmp_path / "several"
+    for out in outs:
+        assert write.main([str(source), str(out), "--format", "int8"]) == 0
+        monkeypatch.setattr(write, "MOST_BYTES", most)
+    whole = load_file(outs[0] / "model.safetensors")
+    assert sum(each.nbytes for each in whole.values()) > 3 * most
+    pieces: dict[str, torch.Tensor] = {}
+    for path in outs[1].glob("*.safetensors"):
+        found = load_file(path)
+        assert not found.keys() & pieces.keys()
+        assert sum(each.nbytes for each in [*found.values()][:-1]) < 2 * most
+        pieces |= found
+    assert pieces.keys() == whole.keys()
+    assert all(torch.equal(pieces[name], whole[name]) for name in whole)
+    prompt = prompt_of(40)
+    assert outcome(outs[1], prompt) == outcome(outs[0], prompt)
+
+
 def test_a_copy_is_refused_with_a_reason(
     written: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

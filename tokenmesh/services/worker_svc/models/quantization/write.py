@@ -3,14 +3,14 @@
     python -m tokenmesh.services.worker_svc.models.quantization.write MODEL OUT --format int4
 
 The weights of projections are rounded, to the nearest or by GPTQ. All other tensors and files are
-copied. One file of the checkpoint, or one layer, is in memory at a time.
+copied. One layer, or a file of at most `MOST_BYTES` and a tensor, is in memory at a time.
 """
 
 import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -42,12 +42,16 @@ _GROUPS_OF: Final = 16
 """What a group size of int4 is a multiple of."""
 
 
+MOST_BYTES: Final = 1 << 30
+"""A larger file of the checkpoint becomes several, which are written one after the other."""
 DEFAULT_TOKENS: Final = 16384
 DEFAULT_GROUP: Final = 128
 """Of GPTQ's int4."""
 
 _File = tuple[str, dict[str, torch.Tensor], int]
 """Its name, its tensors, and how many of them were rounded."""
+_Parts = tuple[dict[str, torch.Tensor], bool]
+"""What a tensor of the source becomes, and whether it was rounded."""
 
 
 def write_quantized(
@@ -98,6 +102,7 @@ def _write_files(out: Path, parts: Iterator[_File]) -> int:
         save_file(stored, out / file, metadata={"format": "pt"})
         place |= dict.fromkeys(stored, file)
         count += number
+        del stored  # before the next ones are made
     if set(place.values()) != {SINGLE_FILE}:
         (out / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": place}))
     return count
@@ -120,7 +125,7 @@ def _rounded_files(
 ) -> Iterator[_File]:
     """Each file with its weights rounded to the nearest; adds modules that stay plain."""
     for file in files:
-        yield file, *_converted(source / file, to, plain)
+        yield from _in_pieces(source / file, file, _converted(source / file, to, plain))
 
 
 def _calibrated_files(
@@ -135,30 +140,55 @@ def _calibrated_files(
         done |= set(layer)
         yield f"model-layer-{number:05}.safetensors", stored, len(layer)
     for number, file in enumerate(files):
-        with safe_open(source / file, framework="pt") as opened:
-            kept = {name: opened.get_tensor(name) for name in opened.keys() if name not in done}  # noqa: SIM118 - not a dict
-        plain += [name.removesuffix(".weight") for name in kept if _is_matrix(name, kept[name])]
-        yield f"model-rest-{number:05}.safetensors", kept, 0
+        rest = _rest(source / file, done, plain)
+        yield from _in_pieces(source / file, f"model-rest-{number:05}.safetensors", rest)
 
 
-def _converted(path: Path, to: Rounding, plain: list[str]) -> tuple[dict[str, torch.Tensor], int]:
-    """The tensors of one file, and how many were rounded; adds modules that stay plain."""
+def _in_pieces(source: Path, name: str, tensors: Iterator[_Parts]) -> Iterator[_File]:
+    """The tensors of one file, as one of that name; as several where `source` is large."""
+    is_one = source.stat().st_size <= MOST_BYTES
     stored: dict[str, torch.Tensor] = {}
-    count = 0
+    count = num_bytes = number = 0
+
+    def named() -> str:
+        return name if is_one else f"{Path(name).stem}-{number:05}.safetensors"
+
+    for parts, is_rounded in tensors:
+        stored |= parts
+        count += is_rounded
+        num_bytes += sum(each.nbytes for each in parts.values())
+        if not is_one and num_bytes >= MOST_BYTES:
+            yield named(), stored, count
+            stored, count, num_bytes, number = {}, 0, 0, number + 1
+    if stored or is_one:
+        yield named(), stored, count
+
+
+def _converted(path: Path, to: Rounding, plain: list[str]) -> Iterator[_Parts]:
+    """The tensors of one file with its weights rounded; adds modules that stay plain."""
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a dict
             tensor = file.get_tensor(name)
-            if _is_rounded(name, tensor, to):
-                if not tensor.isfinite().all():
-                    problem = "has numbers that are infinite or NaN"
-                    raise CheckpointError(f"{path}: tensor {name} {problem}")
-                stored |= _named(name, rounded_parts(rounded(tensor, to), to))
-                count += 1
+            if not _is_rounded(name, tensor, to):
+                if _is_matrix(name, tensor):
+                    plain.append(name.removesuffix(".weight"))
+                yield {name: tensor}, False
                 continue
-            stored[name] = tensor
-            if _is_matrix(name, tensor):
-                plain.append(name.removesuffix(".weight"))
-    return stored, count
+            if not tensor.isfinite().all():
+                problem = "has numbers that are infinite or NaN"
+                raise CheckpointError(f"{path}: tensor {name} {problem}")
+            yield _named(name, rounded_parts(rounded(tensor, to), to)), True
+
+
+def _rest(path: Path, done: Collection[str], plain: list[str]) -> Iterator[_Parts]:
+    """The tensors of one file that are not in `done`; adds modules that stay plain."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            if name not in done:
+                tensor = file.get_tensor(name)
+                if _is_matrix(name, tensor):
+                    plain.append(name.removesuffix(".weight"))
+                yield {name: tensor}, False
 
 
 def _is_matrix(name: str, tensor: torch.Tensor) -> bool:
