@@ -365,12 +365,19 @@ async def test_each_response_of_a_session_is_charged_its_reported_usage(
         for text in ("Hi", "And then?"):
             await talk.say(text)
             reported.append((await talk.answer())[-1].response.usage)
-    async with httpx.AsyncClient(base_url=mesh.url) as client:
-        models = (await client.get("/v1/usage")).json()["models"]
-    (counted,) = (each for each in models if each["model"] == mesh.model)
+    # It is charged after the last event.
+    async with httpx.AsyncClient(base_url=mesh.url) as client, asyncio.timeout(15):
+        counted: dict[str, int] = {}
+        while counted.get("requests", 0) < 2:
+            counted = await charged(client, mesh.model)
     assert counted["requests"] == 2
     assert counted["prompt_tokens"] == sum(usage.input_tokens for usage in reported)
     assert counted["completion_tokens"] == sum(usage.output_tokens for usage in reported)
+
+
+async def charged(client: httpx.AsyncClient, model: str) -> dict[str, int]:
+    models = (await client.get("/v1/usage")).json()["models"]
+    return next((each for each in models if each["model"] == model), {})
 
 
 async def chat(mesh: BackEnd | SmallMesh, messages: Any, **fields: Any) -> tuple[str, Any]:

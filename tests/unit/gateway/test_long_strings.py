@@ -21,7 +21,8 @@ from tokenmesh.shared.errors import InvalidInput
 
 
 def models(base: type[Bounded]) -> Iterator[type[Bounded]]:
-    for each in base.__subclasses__():
+    """In an order that does not depend on that of imports."""
+    for each in sorted(base.__subclasses__(), key=lambda each: (each.__name__, each.__module__)):
         yield each
         yield from models(each)
 
