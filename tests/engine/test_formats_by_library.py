@@ -143,8 +143,11 @@ def test_blocks_are_those_of_gguf(kind: str) -> None:
     # whatever lies in bytes of numbers is valid; bytes of factors are halves, which may be infinite
     halves = random.normal(size=(6, 3, 2)).astype(np.float16).view(np.uint8)
     places = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    places |= {"Q2_K": (80, 82), "Q3_K": (108,)}
     for number, place in enumerate(places.get(kind, (0,))):
         blocks[..., place : place + 2] = halves[..., 2 * number : 2 * number + 2]
+    if kind == "MXFP4":
+        blocks[..., 0] = random.integers(110, 140, (6, 3))
     stored = blocks.reshape(6, -1)
     expected = quants.dequantize(stored, GGMLQuantizationType[kind])
     assert check(GgufBlocks(kind), {"weight": torch.from_numpy(stored)}, torch.from_numpy(expected))

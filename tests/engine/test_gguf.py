@@ -22,6 +22,7 @@ from tokenmesh.shared.gguf.unpack import unpacked
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 SIZES: Final = {"intermediate_size": 96, "num_hidden_layers": 2}
+IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 SCORED: Final = SamplingParams(seed=0, max_tokens=8, temperature=0.0, prompt_logprobs=1)
 
 
@@ -133,9 +134,39 @@ def scale_and_offset(block: list[int], j: int) -> tuple[float, float]:
     return half_at(block, 0) * scale, half_at(block, 2) * least
 
 
+def small_one(kind: str, block: list[int], i: int) -> float:
+    """Number i of a block."""
+    half, place = divmod(i, 128)
+    quarter, at = divmod(place, 32)
+    if kind == "Q2_K":
+        code = block[16 + 32 * half + at] >> (2 * quarter) & 3
+        packed = block[i // 16]
+        return half_at(block, 80) * (packed & 15) * code - half_at(block, 82) * (packed >> 4)
+    if kind == "Q3_K":
+        code = block[32 + 32 * half + at] >> (2 * quarter) & 3
+        code -= 0 if block[at] >> (i // 32) & 1 else 4
+        j = i // 16
+        low = block[96 + j % 8] >> (4 * (j // 8)) & 15
+        scale = low | (block[104 + j % 4] >> (2 * (j // 4)) & 3) << 4
+        return half_at(block, 108) * (scale - 32) * code
+    first, at = (1, i) if kind == "MXFP4" else (8 + 16 * (i // 32), i % 32)
+    byte = block[first + at % 16]
+    code = byte >> 4 if at >= 16 else byte & 15
+    if kind == "MXFP4":
+        value = (0, 0.5, 1, 1.5, 2, 3, 4, 6)[code & 7] * (-1 if code & 8 else 1)
+        return float(value * 2.0 ** (block[0] - 127))
+    j = i // 32
+    scale = (block[4 + j // 2] >> (4 * (j % 2)) & 15) | (
+        block[2 + j // 4] >> (2 * (j % 4)) & 3
+    ) << 4
+    return half_at(block, 0) * (scale - 32) * IQ4[code]
+
+
 def decoded(kind: str, block: list[int]) -> list[float]:
     """One block, a number at a time."""
     out = []
+    if kind in ("Q2_K", "Q3_K", "IQ4_XS", "MXFP4"):
+        return [small_one(kind, block, i) for i in range(32 if kind == "MXFP4" else 256)]
     if kind in ("Q4_K", "Q5_K"):
         numbers = block[16:] if kind == "Q4_K" else block[48:]
         for j in range(8):
@@ -157,7 +188,6 @@ def decoded(kind: str, block: list[int]) -> list[float]:
             (scale,) = struct.unpack("b", bytes([block[192 + i // 16]]))
             out.append(half_at(block, 208) * scale * (low + 16 * high - 32))
         return out
-    table = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
     first = {"Q4_0": 2, "Q4_1": 4, "Q5_0": 6, "Q5_1": 8, "IQ4_NL": 2}[kind]
     for i in range(32):
         byte = block[first + i % 16]
@@ -169,7 +199,7 @@ def decoded(kind: str, block: list[int]) -> list[float]:
         if kind.endswith("_1"):
             out.append(scale * number + half_at(block, 2))
         else:
-            value = table[number] if kind == "IQ4_NL" else number - (16 if "5" in kind else 8)
+            value = IQ4[number] if kind == "IQ4_NL" else number - (16 if "5" in kind else 8)
             out.append(scale * value)
     return out
 
@@ -179,8 +209,13 @@ def test_blocks_stand_for_what_the_format_says(kind: str) -> None:
     torch.manual_seed(0)
     size = LAYOUTS[kind].size
     blocks = torch.randint(0, 256, (6, size), dtype=torch.uint8)
-    places = {"Q6_K": (208,)}.get(kind, (0, 2) if kind[-2:] in ("_1", "_K") else (0,))
-    small_halves(blocks, *places)
+    places = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82)}.get(
+        kind, (0, 2) if kind[-2:] in ("_1", "_K") else (0,)
+    )
+    if kind == "MXFP4":
+        blocks[:, 0] = torch.randint(120, 135, (6,), dtype=torch.uint8)
+    else:
+        small_halves(blocks, *places)
     expected = torch.tensor([decoded(kind, block) for block in blocks.tolist()])
     found = GgufBlocks(kind).reference({"weight": blocks.view(2, 3 * size)})
     torch.testing.assert_close(found, expected.view(2, -1), rtol=1e-6, atol=1e-6)
@@ -277,7 +312,7 @@ def test_files_that_lie_are_refused_before_memory_is_taken(tmp_path: Path, whole
         ((1 << 40, 1 << 20), 0, "of a file of"),
         ((0, 32), 0, "has shape [0, 32]"),
         ((2, 33), 8, "has shape [2, 33], which blocks of 32 do not fill"),
-        ((2, 32), 10, "is of type Q2_K; supported are F32"),
+        ((2, 32), 16, "is of type IQ2_XXS; supported are F32"),
         ((1, 1, 1, 1, 1), 0, "has 5 dimensions"),
     ],
 )

@@ -14,6 +14,7 @@ from tests.engine.test_gguf import bytes_tokens, refusal
 from tests.fakes import gguf
 from tests.fakes.engine_driver import EngineDriver, Job
 from tests.fakes.gguf_families import FAMILIES
+from tests.fakes.gguf_joined import mxfp4
 from tests.fakes.models import classes, make_fake
 from tests.fakes.tiny import prompt_of
 from tokenmesh.shared.gguf.unpack import unpacked
@@ -30,7 +31,9 @@ def plain(name: str, weight: torch.Tensor) -> gguf.Encoded:
 
 
 def small(name: str, weight: torch.Tensor) -> gguf.Encoded:
-    """In blocks, where they divide."""
+    """In blocks, where they divide; experts in one tensor as gpt-oss has them."""
+    if weight.ndim == 3:
+        return mxfp4(weight)
     return gguf.q8_0(weight) if weight.shape[-1] % 32 == 0 else gguf.half(weight)
 
 
@@ -72,7 +75,10 @@ def test_a_family_computes_what_transformers_does(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name == "gemma3" else pytest.mark.slow) for name in FAMILIES],
+    [
+        pytest.param(name, marks=[] if name in ("gemma3", "gpt-oss") else pytest.mark.slow)
+        for name in FAMILIES
+    ],
 )
 def test_a_family_is_read_from_blocks(tmp_path: Path, name: str) -> None:
     file, model = written(tmp_path, name, small)
@@ -101,6 +107,8 @@ def test_a_family_is_read_from_blocks(tmp_path: Path, name: str) -> None:
             "rope.scaling.yarn_log_multiplier is set (0.1",
         ),
         ("stablelm", {"stablelm.use_parallel_residual": True}, "use_parallel_residual is set"),
+        ("gpt-oss", {"gpt-oss.expert_gating_func": 2}, "expert_gating_func is 2; supported is 1"),
+        ("gpt-oss", {"gpt-oss.expert_count": 4}, "has shape [8, 96, 64] for 4 experts"),
         ("gemma", {"general.type": "mmproj"}, "name the file of its language model"),
         ("gemma", {"general.type": "adapter"}, "general.type is 'adapter'"),
     ],

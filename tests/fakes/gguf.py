@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fakes.gguf_families import FAMILIES, Family
+from tests.fakes.gguf_joined import apart
 from tests.fakes.models import Fake
 
 Encoded = tuple[int, bytes, torch.Tensor]
@@ -182,6 +183,8 @@ def write_parts(
 def gguf_name(name: str, names: Mapping[str, str]) -> str:
     """The name of one of transformers' tensors."""
     stem, _, leaf = name.rpartition(".")
+    if leaf == "sinks":
+        return f"blk.{stem.split('.')[2]}.attn_sinks.weight"
     if stem in _ENDS:
         return f"{_ENDS[stem]}.{leaf}"
     _, _, number, part = stem.split(".", 3)
@@ -261,7 +264,11 @@ def write_model(
     stored, stands_for = _rope_factors(config["rope_parameters"]), {}
     experts: dict[str, dict[int, Encoded]] = {}
     for name, weight in load_file(source / "model.safetensors").items():
-        is_router = name.endswith("gate.weight")
+        if ".mlp.experts." in name and not _EXPERT.fullmatch(name):
+            parts_of, stands_for[name] = apart(name, weight, encode)
+            stored |= parts_of
+            continue
+        is_router = name.endswith(("gate.weight", "router.weight"))
         encoded = encode(name, weight) if weight.ndim == 2 and not is_router else plain(weight)
         stands_for[name] = encoded[2]
         expert = _EXPERT.fullmatch(name)

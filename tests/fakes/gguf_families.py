@@ -83,6 +83,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "olmo2": Family(_fake("olmo2"), _AFTER),
     "olmo3": Family(_fake("olmo3"), _AFTER, _WINDOW, arch="olmo2"),
+    "gpt-oss": Family(
+        _fake("gpt_oss", intermediate_size=96),
+        {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
+        {**_WINDOW, "intermediate_size": "expert_feed_forward_length"},
+    ),
     "olmoe": Family(Fake("Olmoe", {**HEADS, "num_experts": 8, "num_experts_per_tok": 2})),
     "glm4": Family(
         _fake("glm4"),

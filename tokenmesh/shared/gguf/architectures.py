@@ -91,6 +91,8 @@ class Architecture:
     """The same of others, and what counts where the key is missing; None: an error."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Of config.json."""
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    """Of rope_parameters, where they are scaled."""
     present: Mapping[str, str] = field(default_factory=dict)
     """Keys of config.json that say whether the first layer has a tensor."""
     may_turn_part: bool = False
@@ -99,6 +101,8 @@ class Architecture:
     """A model of so many layers scales queries by hidden size over heads, not by a head's size."""
     windows: Windows | None = None
     experts: ExpertNames | None = None
+    joins_experts: bool = False
+    """All of a layer are one tensor, gate and up in turn; see joined.py."""
     with_experts: "Architecture | None" = None
     """What it is where the file has experts."""
 
@@ -179,6 +183,27 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "olmo2": Architecture(
         *("Olmo2ForCausalLM", "olmo2", _BEHIND),
         windows=Windows(4, plain_rope=True, name=("Olmo3ForCausalLM", "olmo3")),
+    ),
+    "gpt-oss": Architecture(
+        *("GptOssForCausalLM", "gpt_oss"),
+        {
+            **_LAYER,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        fixed={"attention_bias": True},
+        rope={"truncate": False},
+        windows=Windows(2),
+        experts=replace(
+            _QWEN_MOE,
+            count="num_local_experts",
+            size="intermediate_size",
+            is_normalized=True,
+            states_norm=False,
+            may_be_missing=False,
+        ),
+        joins_experts=True,
     ),
     "olmoe": Architecture(
         *("OlmoeForCausalLM", "olmoe"),

@@ -60,6 +60,8 @@ def _rope(data: GgufValues, kind: Architecture, config: dict[str, Any]) -> dict[
     if rotated != whole and (not kind.may_turn_part or rotated > whole or rotated % 2):
         raise data.error("rope.dimension_count", f"is {rotated}, not that of a head")
     rope = rope_parameters(data, rotated, config["max_position_embeddings"])
+    if rope["rope_type"] != "default":
+        rope |= kind.rope
     if kind.may_turn_part:
         rope["partial_rotary_factor"] = rotated / whole
     if rope["rope_type"] == "longrope":

@@ -47,7 +47,9 @@ def stored_as(data: GgufValues, kind: Architecture, name: str) -> StoredTensor:
     found = _ENDS.get(stem)
     if is_inside and part in kind.layer:
         found = f"{layer}.{kind.layer[part]}"
-    if kind.experts is not None and layer and leaf == "weight":
+    if part == "attn_sinks" and found is not None and leaf == "weight":
+        return StoredTensor((found,), shape)
+    if kind.experts is not None and not kind.joins_experts and layer and leaf == "weight":
         within = f"{layer}.{kind.experts.block}"
         if part in _STACKS:
             count = data.integer("expert_count")

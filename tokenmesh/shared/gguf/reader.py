@@ -52,16 +52,20 @@ TYPES: Final[Mapping[int, BlockType]] = {
     6: BlockType("Q5_0", 32, 22),
     7: BlockType("Q5_1", 32, 24),
     8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
     12: BlockType("Q4_K", 256, 144),
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
     20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
     30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
 }
 _OTHER_TYPES: Final = {
-    **{10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"},
-    **{19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0"},
-    **{35: "TQ2_0", 39: "MXFP4"},
+    **{15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"},
+    **{19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M", 34: "TQ1_0"},
+    **{35: "TQ2_0"},
 }
 
 

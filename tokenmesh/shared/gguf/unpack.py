@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, Final
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.gguf.architectures import Architecture, architecture_of
 from tokenmesh.shared.gguf.config import config_of
+from tokenmesh.shared.gguf.joined import MadeTensor, is_joined, joined
 from tokenmesh.shared.gguf.metadata import GgufValues, error
 from tokenmesh.shared.gguf.names import StoredTensor, stored_as
 from tokenmesh.shared.gguf.reader import GgufFile, GgufTensor, part_paths
@@ -30,6 +32,7 @@ _FOLDER: Final = "~/.cache/tokenmesh/gguf"
 _LAYOUT: Final = 3
 """Of what is written; a change makes directories anew."""
 _PLAIN: Final = ("F32", "F16", "BF16")
+_SIZES: Final = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 _PIECE_BYTES: Final = 16 << 20
 
 logger = logging.getLogger(__name__)
@@ -66,15 +69,23 @@ def _make(file: GgufFile, target: Path) -> None:
     data = GgufValues(file)
     kind = architecture_of(data)
     config = config_of(data, kind) | token_ids(file)
-    names = {name: stored_as(data, kind, name) for name in file.tensors if name not in ROPE_TENSORS}
+    names = {
+        name: stored_as(data, kind, name)
+        for name in file.tensors
+        if name not in ROPE_TENSORS and not (kind.joins_experts and is_joined(name))
+    }
+    more = list(joined(data, config["num_hidden_layers"])) if kind.joins_experts else []
     types = {
         own.removesuffix(".weight"): file.tensors[name].type.name
         for name, stored in names.items()
         for own in stored.names
         if file.tensors[name].type.name not in _PLAIN
     }
-    if types:
+    are_blocks = any(each.name.endswith("_blocks") for each in more)
+    if types or are_blocks:
         config["quantization_config"] = {"quant_method": METHOD, "types": types}
+    if are_blocks:
+        config["quantization_config"]["experts"] = "mxfp4"
     whole, tokenizer_config = tokenizer_of(file)
     scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
     try:
@@ -86,7 +97,7 @@ def _make(file: GgufFile, target: Path) -> None:
         for name, content in contents.items():
             text = json.dumps(content, ensure_ascii=False)
             (scratch / name).write_text(text, encoding="utf-8")
-        _write_weights(file, kind, names, config, scratch / "model.safetensors")
+        _write_weights(file, kind, names, more, config, scratch / "model.safetensors")
         scratch.replace(target)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -98,6 +109,7 @@ def _write_weights(
     file: GgufFile,
     kind: Architecture,
     names: dict[str, StoredTensor],
+    more: list[MadeTensor],
     config: dict[str, Any],
     path: Path,
 ) -> None:
@@ -115,6 +127,10 @@ def _write_weights(
         for own in stored.names:
             begin, end = end, end + size
             header[own] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    for each in more:
+        begin, end = end, end + math.prod(each.shape) * _SIZES[each.dtype]
+        offsets = {"shape": each.shape, "data_offsets": [begin, end]}
+        header[each.name] = {"dtype": each.dtype, **offsets}
     described = json.dumps(header).encode()
     described += b" " * (-len(described) % 8)
     with path.open("wb") as to:
@@ -123,6 +139,9 @@ def _write_weights(
             with file.tensors[name].path.open("rb") as source:
                 for piece in _pieces(file, kind, source, name, config):
                     to.write(piece)
+        for each in more:
+            for piece in each.pieces():
+                to.write(piece)
         to.flush()
         os.fsync(to.fileno())
 

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.mxfp4 import E2M1_CENTER, E2M1_TABLE, scales_of
 from tokenmesh.kernels.linear.formats.parts import FormatError, Parts, Tensors, matrix
 
 _BYTES: Final = (torch.uint8,)
@@ -146,6 +147,54 @@ def _q6_k(blocks: torch.Tensor) -> Codes:
     return Codes(numbers.flatten(1), 6, scales.flatten(1), 16, center=32)
 
 
+def _pairs_of_bits(packed: torch.Tensor) -> torch.Tensor:
+    """[..., 64] -> [..., 256]: of each half, first all lowest pairs of bits."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    return ((_split(packed, 2, 1, 32) >> shifts) & 3).flatten(-3)
+
+
+def _q2_k(blocks: torch.Tensor) -> Codes:
+    packed = blocks[..., :16]
+    of_block, least = _half(blocks, 80)[..., None], _half(blocks, 82)[..., None]
+    scales, offsets = of_block * (packed & 15), -least * (packed >> 4)
+    numbers = _pairs_of_bits(blocks[..., 16:80])
+    return Codes(numbers.flatten(1), 4, scales.flatten(1), 16, offsets=offsets.flatten(1))
+
+
+def _q3_k(blocks: torch.Tensor) -> Codes:
+    third = (blocks[..., None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+    numbers = _pairs_of_bits(blocks[..., 32:96]) | (third.flatten(-2) << 2)
+    high = blocks[..., None, 104:108] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    six = _nibbles(blocks[..., 96:104]) | ((high & 3).flatten(-2) << 4)
+    scales = (six.float() - 32) * _half(blocks, 108)[..., None]
+    return Codes(numbers.flatten(1), 4, scales.flatten(1), 16, center=4)
+
+
+def _iq4_xs(blocks: torch.Tensor) -> Codes:
+    packed = blocks[..., 4:8, None]
+    low = torch.cat((packed & 15, packed >> 4), -1).flatten(-2)
+    high = blocks[..., 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
+    six = low | ((high & 3).flatten(-2) << 4)
+    scales = (six.float() - 32) * _half(blocks, 0)[..., None]
+    return Codes(
+        _nibbles(_split(blocks[..., 8:], 8, 16)).flatten(1),
+        *(4, scales.flatten(1), _SMALL),
+        kind="table",
+        center=_IQ4_CENTER,
+        table=_IQ4_TABLE,
+    )
+
+
+def _mxfp4(blocks: torch.Tensor) -> Codes:
+    return Codes(
+        _nibbles(blocks[..., 1:]).flatten(1),
+        *(4, scales_of(blocks[..., 0]), _SMALL),
+        kind="table",
+        center=E2M1_CENTER,
+        table=E2M1_TABLE,
+    )
+
+
 LAYOUTS: Final[Mapping[str, _Layout]] = {
     "Q4_0": _Layout(_SMALL, 18, _q4_0),
     "Q4_1": _Layout(_SMALL, 20, _q4_1),
@@ -156,4 +205,8 @@ LAYOUTS: Final[Mapping[str, _Layout]] = {
     "Q5_K": _Layout(_LARGE, 176, _q5_k),
     "Q6_K": _Layout(_LARGE, 210, _q6_k),
     "IQ4_NL": _Layout(_SMALL, 18, _iq4_nl),
+    "Q2_K": _Layout(_LARGE, 84, _q2_k),
+    "Q3_K": _Layout(_LARGE, 110, _q3_k),
+    "IQ4_XS": _Layout(_LARGE, 136, _iq4_xs),
+    "MXFP4": _Layout(_SMALL, 17, _mxfp4),
 }

@@ -26,6 +26,12 @@ E2M1_TABLE: Final = tuple(int(2 * each) + E2M1_CENTER for each in _VALUES)
 """Twice the values by their bits, plus the center: whole numbers from 0 on."""
 
 
+def scales_of(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 of any shape -> float32: what whole numbers of the table are multiplied with."""
+    powers = torch.exp2(packed.double() - _BIAS).float()
+    return powers.masked_fill(packed == NAN_SCALE, torch.nan) / 2
+
+
 def e2m1_numbers(packed: torch.Tensor) -> torch.Tensor:
     """uint8 [..., B] -> float32 [..., 2B]."""
     pairs = torch.tensor([(_VALUES[byte & 15], _VALUES[byte >> 4]) for byte in range(256)])
@@ -70,11 +76,10 @@ class Mxfp4Experts:
     def codes(self, tensors: Tensors) -> Codes | None:
         """Of one expert, [1, ...]: outputs by inputs, whatever the order of the weight."""
         blocks, scales = tensors["blocks"][0], tensors["scales"][0]
-        powers = torch.exp2(scales.double() - _BIAS).float()
         return Codes(
             torch.stack((blocks & 15, blocks >> 4), -1).flatten(1),
             bits=4,
-            scales=powers.masked_fill(scales == NAN_SCALE, torch.nan) / 2,
+            scales=scales_of(scales),
             group_size=2 * BLOCK_BYTES,
             kind="table",
             center=E2M1_CENTER,

@@ -201,6 +201,7 @@ def read_gguf(raw: RawConfig) -> Quantization:
     by_type: dict[str, set[str]] = {}
     for module in types.values:
         by_type.setdefault(choose(types, module, *LAYOUTS), set()).add(module)
+    experts = choose(raw, "experts", "mxfp4", "", fallback="")
     refuse_unknown(raw, _ALWAYS_HARMLESS)
     rules = tuple((Named(frozenset(own)), GgufBlocks(kind)) for kind, own in by_type.items())
-    return Quantization(raw.origin, rules)
+    return Quantization(raw.origin, rules, stacks=Mxfp4Experts() if experts else None)
