@@ -72,7 +72,13 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take blocks with a count of 1 each and no content; the caller checks `num_free`."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
-        return [self.allocate_one() for _ in range(count)]
+        pop, hashes, ref_counts = self._free.popitem, self._hashes, self._ref_counts
+        blocks = [pop(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            if hashes[block] is not None:
+                self.forget(block)
+            ref_counts[block] = 1
+        return blocks
 
     def allocate_one(self) -> int:
         """Take a block with a count of 1 and no content; there must be a free one."""

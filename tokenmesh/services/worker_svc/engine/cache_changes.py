@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 import xxhash
 
+from tokenmesh.services.worker_svc.engine.block_pool import block_packer
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.shared.hashing import Adapter, extra_keys_for_block
-from tokenmesh.shared.tokens import pack_ids
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):
@@ -113,6 +113,7 @@ class RouteLedger:
             raise ValueError(f"{route_block_tokens} is not a multiple of {block_size}")
         self._is_there = is_there
         self._size = route_block_tokens
+        self._pack = block_packer(route_block_tokens)
         self._ratio = route_block_tokens // block_size
         self._blocks_by_route: dict[bytes, tuple[bytes, ...]] = {}
         self._routes_by_block: dict[bytes, set[bytes]] = {}
@@ -137,7 +138,10 @@ class RouteLedger:
 
     def forget(self, block_hash: bytes) -> None:
         """A block can no longer be found, nor can the route blocks that it was a part of."""
-        for route in tuple(self._routes_by_block.get(block_hash, ())):
+        found = self._routes_by_block.get(block_hash)
+        if not found:
+            return
+        for route in tuple(found):
             for each in self._blocks_by_route.pop(route):
                 routes = self._routes_by_block[each]
                 routes.remove(route)
@@ -179,9 +183,11 @@ class RouteLedger:
         start, end = index * self._size, (index + 1) * self._size
         # the wire is little-endian, the chain is over xxhash's own big-endian digests
         parent = request.kv.route_hashes[-1][::-1] if index else request.spec.route_head
-        block = parent + pack_ids(request.token_ids[start:end])
-        lora = None if request.spec.lora is None else Adapter(request.spec.lora.name)
-        block += extra_keys_for_block(
-            start, end, lora=lora, salt=request.spec.route_salt, media=request.spec.media
-        )
+        block = parent + self._pack(*request.token_ids[start:end])
+        spec = request.spec
+        if spec.lora is not None or spec.route_salt is not None or spec.media:
+            lora = None if spec.lora is None else Adapter(spec.lora.name)
+            block += extra_keys_for_block(
+                start, end, lora=lora, salt=spec.route_salt, media=spec.media
+            )
         return xxhash.xxh3_64_digest(block)[::-1]

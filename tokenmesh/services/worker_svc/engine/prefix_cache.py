@@ -34,6 +34,7 @@ from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState, SavedStates, StateBorders
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import extra_keys_for_block
+from tokenmesh.shared.tokens import BYTES_PER_ID, pack_ids
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ class PrefixCache:
         if len(block_hash) > HASH_BYTES:
             return  # of a window group: without it a hit is shorter than the index expects
         if self._states is None:
-            self._hide([block_hash])
+            self._hide((block_hash,))
         elif self._states.needs_blocks:
             self._hide(self._states.forget_block(block_hash))
 
@@ -249,20 +250,22 @@ class PrefixCache:
                 self._log.removed(block_hash)
 
     def _hash_up_to(self, request: Request, num_blocks: int) -> None:
-        size = self._block_size
-        spec, token_ids, hashes = request.spec, request.token_ids, request.kv.hashes
+        size, hashes = self._block_size, request.kv.hashes
+        ids = request.token_ids[len(hashes) * size : num_blocks * size]
+        # every stream does this at the end of every block, a long prompt for hundreds at once
+        packed = self._pack(*ids) if len(ids) == size else pack_ids(ids)
+        spec, num_bytes = request.spec, size * BYTES_PER_ID
         has_extras = spec.has_block_extras or request.kv.is_long or bool(self._kv_code)
         salt = request.block_salt if has_extras else None
         parent = hashes[-1] if hashes else NO_PARENT
-        for start in range(len(hashes) * size, num_blocks * size, size):
-            end = start + size
-            extras = b""
+        for place in range(0, len(packed), num_bytes):
+            block = packed[place : place + num_bytes]
             if has_extras:
-                extras = extra_keys_for_block(
-                    start, end, lora=spec.lora, salt=salt, media=spec.media, kv_code=self._kv_code
+                span = len(hashes) * size, (len(hashes) + 1) * size
+                block += extra_keys_for_block(
+                    *span, lora=spec.lora, salt=salt, media=spec.media, kv_code=self._kv_code
                 )
-            # every stream does this at the end of every block
-            parent = digest(parent + self._pack(*token_ids[start:end]) + extras)
+            parent = digest(parent + block)
             hashes.append(parent)
 
 
