@@ -98,6 +98,7 @@ def test_a_family_is_read_from_blocks(tmp_path: Path, name: str) -> None:
         ),
         ("granite", {"granite.expert_count": 4}, "granite.expert_count is set, which is not"),
         ("granite", {"granite.attention.sliding_window": 9}, "attention.sliding_window is set (9)"),
+        ("glm4", {"glm4.rope.scaling.factor": 2.0}, "factor is 2.0 without rope.scaling.type"),
         ("glm4", {"glm4.nextn_predict_layers": 1}, "glm4.nextn_predict_layers is set (1)"),
         ("olmo2", {"olmo2.rope.dimension_count": 8}, "dimension_count is 8, not that of a head"),
         ("phi3", {"phi3.rope.scaling.attn_factor": 1.2}, "rope.scaling.attn_factor is set (1.2"),

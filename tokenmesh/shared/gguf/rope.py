@@ -29,8 +29,9 @@ def rope_parameters(data: GgufValues, rotated: int, max_position: int) -> dict[s
         _expect(data, kind, "none", "longrope")
         return base | _long_factors(data, rotated // 2, max_position, original)
     if kind == "none":
-        # what it was before: phi3 has it without factors, too
-        data.get("rope.scaling.factor")
+        factor = data.get("rope.scaling.factor", 1.0)
+        if factor not in (0.0, 1.0) and data.get("rope.scaling.type") is None:
+            raise data.error("rope.scaling.factor", f"is {factor!r} without rope.scaling.type")
         return base
     _expect(data, kind, "linear", "yarn")
     scaled = {**base, "rope_type": kind, "factor": data.number("rope.scaling.factor")}
