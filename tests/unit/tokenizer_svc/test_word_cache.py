@@ -141,6 +141,25 @@ def test_a_text_of_mostly_unknown_words_is_encoded_whole_and_learned_in_part() -
     assert 0 < sizes[0] < sizes[1] < 1000
 
 
+def test_a_text_of_many_unknown_pieces_is_not_divided_on_the_event_loop() -> None:
+    words = word_cache(TOKENIZERS["gpt2"])
+    assert words is not None
+    words._learn([" fox"])
+    text = "fox fox \u2014 " * (module._MOST_PIECES + 1)
+    expected = TOKENIZERS["gpt2"].encode(text, add_special_tokens=False).ids
+    work, cost = words.work(text)
+    assert words.look_up(text, module._MOST_PIECES) is None
+    assert cost == len(text)
+    assert work() == expected
+
+
+def test_words_of_many_ids_are_not_kept() -> None:
+    words = word_cache(TOKENIZERS["gpt2"])
+    assert words is not None
+    words._learn([" " + "\u4e01" * 10, " fox"])
+    assert [*words._ids] == ["fox"]
+
+
 BY_METASPACE = made(pre_tokenizers.Metaspace())
 
 

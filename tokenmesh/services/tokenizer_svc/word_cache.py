@@ -29,7 +29,8 @@ _NORMALIZERS: Final = (None, {"type": "NFC"})
 """NFC composes a space with nothing."""
 _MOST_WORDS: Final = 1 << 15
 _MOST_WORD_CHARS: Final = 32
-"""With the line above: the cache takes less than 16 MiB."""
+_MOST_WORD_IDS: Final = 8
+"""With the two lines above: the cache takes less than 24 MiB."""
 _LEARNED_AT_ONCE: Final = 24
 """Words of a text that is encoded as a whole."""
 _PLACES_COST: Final = 2
@@ -37,7 +38,9 @@ _PLACES_COST: Final = 2
 _KNOWN_COST: Final = 16
 """As many known characters are looked up in the time of encoding one."""
 _SHORT_CHARS: Final = 1 << 15
-"""Looked up in less than two milliseconds."""
+"""Split and looked up in less than two milliseconds."""
+_MOST_PIECES: Final = 512
+"""Unknown pieces of a text that is divided on the event loop, in less than a millisecond."""
 _MOST_CHARS: Final = 1 << 18
 """A longer text is encoded as a whole: its words would take more memory."""
 _MOST_SAMPLES: Final = 64
@@ -86,25 +89,28 @@ class WordCache:
 
         A short text is looked up at once.
         """
-        if len(text) <= _SHORT_CHARS:
-            found = self.look_up(text)
-            return partial(self.complete, found), found.cost
-        return partial(self.encode, text), len(text)
+        found = self.look_up(text, _MOST_PIECES) if len(text) <= _SHORT_CHARS else None
+        if found is None:
+            return partial(self.encode, text), len(text)
+        return partial(self.complete, found), found.cost
 
     def encode(self, text: str) -> Ids:
-        if len(text) > _MOST_CHARS:
-            return _encode(self._tokenizer, text)
-        return self.complete(self.look_up(text))
+        found = self.look_up(text) if len(text) <= _MOST_CHARS else None
+        return _encode(self._tokenizer, text) if found is None else self.complete(found)
 
-    def look_up(self, text: str) -> Found:
+    def look_up(self, text: str, most_pieces: int = _MOST_CHARS) -> Found | None:
         """Divide a text into pieces, most of which are words. The first one is never known.
 
-        A text of which little is known is not divided; some of its words are returned.
+        A text of which little is known is not divided; some of its words are returned. None: more
+        than `most_pieces` are unknown, though most are known.
         """
         words = text.split(" ")
         known: list[tuple[int, ...] | None] = [None, *map(self._ids.get, words[1:])]
-        if known.count(None) * 2 > len(words):
+        num_unknown = known.count(None)
+        if num_unknown * 2 > len(words):
             return Found(text, [], self._some(words), len(text))
+        if num_unknown > most_pieces:
+            return None
         return _divided(text, words, known)
 
     def _some(self, words: list[str]) -> dict[int, str]:
@@ -136,7 +142,7 @@ class WordCache:
             stop = bisect_right(ends, num_chars, start)
             found.append(ids[start:stop])
             start = stop
-            if _is_word(piece):
+            if len(found[-1]) <= _MOST_WORD_IDS and _is_word(piece):
                 if len(self._ids) >= _MOST_WORDS:
                     self._ids.clear()
                 self._ids[piece[1:]] = tuple(found[-1])
