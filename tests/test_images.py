@@ -81,7 +81,7 @@ def test_an_image_holds_what_its_service_needs_and_no_more(
 def test_a_worker_finds_its_kernels_without_a_compiler(images: dict[str, str], target: str) -> None:
     code = (
         "from pathlib import Path; from tokenmesh.kernels.native.build import *\n"
-        "for extra in every_extra_flags(): compiled(Path('/app/kernels'), extra)"
+        "for level in LEVELS: compiled(Path('/app/kernels'), level)"
     )
     run("run", "--rm", *HARDENED, "--entrypoint", "python", images[target], "-c", code)
 

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, in_avx2_too_slowly, needs_native
 from tests.ops.test_moe import SPECS, Layer, layer
 from tests.ops.test_native_codes import ROUNDED
 from tests.ops.test_routed import Layer as RoutedLayer
@@ -68,6 +68,7 @@ def check(own: Layer, packed: Packed, limit: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", sorted(SPECS))
 @pytest.mark.parametrize("kind", [*ROUNDINGS, "six"])
+@in_avx2_too_slowly
 def test_products_in_float32_are_those_of_the_decoded_weights(kind: str, name: str) -> None:
     own, packed = coded(layer(SPECS[name], sizes=SIZES), kind)
     assert all(isinstance(each, CodedExperts) for each in packed[:2])
@@ -75,6 +76,7 @@ def test_products_in_float32_are_those_of_the_decoded_weights(kind: str, name: s
 
 
 @pytest.mark.parametrize("kind", [*ROUNDINGS, "six"])
+@in_avx2
 def test_products_in_bfloat16_are_within_the_rounding_of_activations(kind: str) -> None:
     if kind == "fp8" and not NativeCodes.fits(rounded(torch.randn(4, 64), "fp8"), is_exact=False):
         pytest.skip("this processor has no AVX-512 VBMI")
@@ -91,6 +93,7 @@ def test_one_of_both_products_may_have_plain_weights(parts: tuple[bool, bool]) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@in_avx2
 def test_a_token_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     sizes = (150, 2, 33, 64, 96)
     own, packed = coded(layer(SPECS["silu"], dtype, sizes), "int4")
@@ -140,6 +143,7 @@ class CodedLayer(RoutedLayer):
 
 
 @pytest.mark.parametrize("count", [1, 33])
+@in_avx2
 def test_a_program_runs_them(count: int) -> None:
     plain = routed_layer(torch.float32, torch.float32, has_biases=True)
     for stack in (plain.w13, plain.w2):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, in_avx2_too_slowly, needs_native
 from tests.ops.scattered import BLOCKS, scattered
 from tests.ops.test_native_attention import BLOCKS as POOL
 from tests.ops.test_native_attention import SCALE, SHAPES, VARIANTS, Case
@@ -150,6 +150,7 @@ def scales_of(coded: torch.dtype) -> tuple[float, float]:
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("coded", CODED, ids=str)
+@in_avx2
 def test_c_kernels_write_the_same_bytes(coded: torch.dtype, dtype: torch.dtype) -> None:
     case = CodedCase("chunks", (2, 1, 64), dtype, coded, scales_of(coded))
     case.qkv.view(-1, 4, 64)[:8, 2:] = numbers(16, 64).view(8, 2, 64).to(dtype)
@@ -171,6 +172,7 @@ def test_c_kernels_write_the_same_bytes(coded: torch.dtype, dtype: torch.dtype) 
 @pytest.mark.parametrize("kind", ["plain", "both"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("coded", CODED, ids=str)
+@in_avx2_too_slowly
 def test_attention_in_c_equals_the_reference(
     coded: torch.dtype,
     shape: tuple[int, int, int],
@@ -189,6 +191,7 @@ def test_attention_in_c_equals_the_reference(
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("coded", CODED, ids=str)
+@in_avx2
 def test_a_token_has_the_same_bits_in_any_tile(coded: torch.dtype, dtype: torch.dtype) -> None:
     case = CodedCase("chunks", (14, 2, 48), dtype, coded, scales_of(coded))
     whole = case.run(9, case.starts, case.counts, VARIANTS["both"])

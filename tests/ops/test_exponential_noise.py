@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, needs_native
 from tokenmesh.kernels.exponential_noise import (
     TOLERANCE,
     cpu,
@@ -58,6 +58,7 @@ def test_bits_equal_the_reference() -> None:
 
 
 @needs_native
+@in_avx2
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 31, 32, 33, 8191, 8192, 8193, 20_001])
 def test_bits_in_c_equal_numpys(size: int) -> None:
     bits = native_noise(SEEDS, POSITIONS, size, torch.int32)
@@ -68,6 +69,7 @@ def test_bits_in_c_equal_numpys(size: int) -> None:
 
 
 @needs_native
+@in_avx2
 def test_numbers_in_c_are_within_the_tolerance_of_exact_ones() -> None:
     bits = cpu.noise_bits(SEEDS, POSITIONS, VOCAB)
     uniform = (bits.float() + 0.5).mul_(2**-31).clamp_(max=1 - 2**-24).double()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, needs_native
 from tokenmesh.kernels.linear import linear, pack
 from tokenmesh.kernels.lora import (
     TOLERANCE,
@@ -57,6 +57,7 @@ def test_it_equals_the_reference(dtype: torch.dtype, add: object) -> None:
 
 
 @needs_native
+@in_avx2
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_has_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
     x, out, rows = step(dtype)
@@ -70,6 +71,7 @@ def test_a_token_has_the_same_bits_beside_any_others(dtype: torch.dtype) -> None
 
 
 @needs_native
+@in_avx2
 def test_a_wide_result_of_narrow_inputs_is_not_rounded() -> None:
     x, out, rows = step(torch.bfloat16)
     wide = out.float()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, in_avx2_too_slowly, needs_native
 from tokenmesh.kernels.moe import (
     ACTIVATIONS,
     TOLERANCE,
@@ -93,6 +93,7 @@ def layer(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("name", sorted(SPECS))
+@in_avx2_too_slowly
 def test_moe_equals_the_reference(
     name: str, has_bias: bool, dtype: torch.dtype, native: bool
 ) -> None:
@@ -101,6 +102,7 @@ def test_moe_equals_the_reference(
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("native", WAYS)
+@in_avx2
 def test_moe_activations_keep_large_numbers_and_nan(activation: str, native: bool) -> None:
     """x goes through both products as it is, with and without a gate of the same number."""
     numbers = torch.tensor([-200.0, -90, -20, -1, -1e-3, 0, 1e-3, 1, 20, 90, 200, torch.nan])
@@ -126,6 +128,7 @@ def test_moe_activations_keep_large_numbers_and_nan(activation: str, native: boo
     dtype=st.sampled_from(DTYPES),
     has_bias=st.booleans(),
 )  # fmt: skip
+@in_avx2_too_slowly
 def test_moe_of_any_shape_equals_the_reference(
     sizes: tuple[int, int, int, int, int], name: str, dtype: torch.dtype, has_bias: bool
 ) -> None:
@@ -153,6 +156,7 @@ def test_moe_without_tokens_or_without_experts_here(native: bool) -> None:
         pytest.param([[0, 2, 3], [3, 0, 2]], id="experts-without-tokens"),
     ],
 )
+@in_avx2
 def test_moe_of_uneven_experts(ids: list[list[int]], native: bool) -> None:
     case = layer(SPECS["gpt_oss"], sizes=(len(ids), 3, 5, 32, 40))
     replace(case, ids=torch.tensor(ids)).check(native)
@@ -181,6 +185,7 @@ def test_moe_refuses_an_id_that_is_out_of_range(wrong: int, native: bool) -> Non
 @needs_native
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["silu", "relu2-no-gate"])
+@in_avx2
 def test_a_token_of_the_native_moe_has_the_same_bits_in_any_batch(
     name: str, dtype: torch.dtype
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, needs_native
 from tokenmesh.kernels import gelu_mul, silu_mul
 from tokenmesh.kernels.native import Kind, Op, Program, ProgramInputs, ProgramModel
 
@@ -16,7 +16,7 @@ REFERENCES: Final[dict[Kind, Callable[[torch.Tensor], torch.Tensor]]] = {
     Kind.GELU_TANH_MUL: lambda gate_up: gelu_mul.gelu_mul_reference(gate_up, "tanh"),
 }
 
-pytestmark = needs_native
+pytestmark = [needs_native, in_avx2]
 
 
 def run(kind: Kind, gate_up: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, in_avx2_too_slowly, needs_native
 from tokenmesh.kernels.native import Kind, Op, Program, ProgramInputs, ProgramModel
 from tokenmesh.kernels.paged_attention import (
     PLAIN,
@@ -124,6 +124,7 @@ class Case:
 @pytest.mark.parametrize("window", [None, 1, 6, 100])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ROWS)
+@in_avx2_too_slowly
 def test_it_equals_the_reference(
     name: str, shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
 ) -> None:
@@ -139,6 +140,7 @@ def test_it_equals_the_reference(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", VARIANTS)
 @pytest.mark.parametrize("name", ["decode", "mixed"])
+@in_avx2_too_slowly
 def test_softcaps_and_sinks_equal_the_reference(
     name: str, kind: str, shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_sink_of_minus_infinity_counts_nothing_and_nan_reaches_the_result() ->
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["decode", "chunks"])
+@in_avx2
 def test_a_score_that_is_nan_reaches_the_result(
     name: str, broken: float, dtype: torch.dtype
 ) -> None:
@@ -187,6 +190,7 @@ def test_a_score_that_is_nan_reaches_the_result(
 
 @pytest.mark.parametrize("page_size", [5, 8, 32])
 @pytest.mark.parametrize("name", ["decode", "chunks"])
+@in_avx2
 def test_pages_of_any_size_will_do(name: str, page_size: int) -> None:
     case = Case(name, (3, 1, 80), page_size, torch.bfloat16)
     result = case.run(9, case.starts, case.counts)
@@ -197,6 +201,7 @@ def test_pages_of_any_size_will_do(name: str, page_size: int) -> None:
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("variant", [PLAIN, VARIANTS["both"]], ids=["plain", "both"])
+@in_avx2
 def test_a_token_has_the_same_bits_in_any_tile(
     variant: Variant, shape: tuple[int, int, int], window: int | None, dtype: torch.dtype
 ) -> None:
@@ -210,6 +215,7 @@ def test_a_token_has_the_same_bits_in_any_tile(
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("name", ROWS)
+@in_avx2
 def test_operations_read_the_tables_of_their_group(name: str, group: int) -> None:
     case = Case(name, (4, 4, 64), 16, torch.bfloat16)
     pages = case.written()

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, needs_native
 from tokenmesh.kernels.codes import Codes, merged
 from tokenmesh.kernels.linear.formats import round
 from tokenmesh.kernels.linear.formats.round import rounded
 from tokenmesh.kernels.native import NativeCodes
 
-pytestmark = needs_native
+pytestmark = [needs_native, in_avx2]
 
 KINDS = ["int8", "int6", "int5", "int4", "table", "e4m3"]
 TABLE = tuple(range(3, 19))

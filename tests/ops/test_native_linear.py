@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, needs_native
 from tokenmesh.kernels.linear import TOLERANCE, linear_reference
 from tokenmesh.kernels.native import NativeWeight, native_linear
 
@@ -12,7 +12,7 @@ SHAPES = [(48, 80), (34, 7), (2, 1), (896, 640), (130, 4099)]
 TOKENS = (1, 2, 5, 6, 7, 12, 13, 64)
 """Around the sizes of the tiles."""
 
-pytestmark = needs_native
+pytestmark = [needs_native, in_avx2]
 
 
 def _case(

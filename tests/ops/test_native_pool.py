@@ -71,10 +71,30 @@ def test_a_folder_that_others_can_write_to_is_not_loaded_from(tmp_path: Path) ->
         build.load(folder)
 
 
-def test_an_old_processor_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    with pytest.raises(build.NativeUnavailable, match="AVX-512"):
-        build.load(tmp_path)
+@pytest.mark.parametrize(
+    ("used", "lacks", "expected"),
+    [
+        ("AVX512", "", "AVX-512 with VBMI"),
+        ("AVX512", "avx512_vbmi", "AVX-512"),
+        ("AVX512", "avx512_bf16", "AVX2"),
+        ("AVX512", "avx512_vnni", "AVX2"),
+        ("AVX2", "", "AVX2"),
+        ("AVX2", "fma3", None),
+        ("DEFAULT", "", None),
+    ],
+)
+def test_the_processor_and_what_torch_uses_choose_the_instructions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used: str, lacks: str, expected: str | None
+) -> None:
+    names = ("avx512_vbmi", "avx512_bf16", "avx512_vnni", "fma3", "f16c", "bmi2")
+    there = {name: name != lacks for name in names}
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: used)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: there)
+    if expected:
+        assert build.level() == expected
+    else:
+        with pytest.raises(build.NativeUnavailable, match="no AVX2"):
+            build.load(tmp_path)
 
 
 def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

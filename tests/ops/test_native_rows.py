@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, needs_native
 from tokenmesh.kernels import native
 
-pytestmark = needs_native
+pytestmark = [needs_native, in_avx2]
 
 LENGTHS = (1, 5, 8, 31, 32, 33, 70)
 

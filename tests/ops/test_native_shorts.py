@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, needs_native
 from tokenmesh.kernels.native import NativeShorts
 
-pytestmark = needs_native
+pytestmark = [needs_native, in_avx2]
 
 
 def _error(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> float:

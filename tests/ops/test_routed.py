@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.ops.native import needs_native
+from tests.ops.native import in_avx2, needs_native
 from tokenmesh.kernels.moe import (
     SCORES,
     TOLERANCE,
@@ -108,6 +108,7 @@ def tokens(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @needs_native
+@in_avx2
 @pytest.mark.parametrize("has_biases", [False, True], ids=["plain", "biases"])
 @pytest.mark.parametrize(
     ("dtype", "router"),
@@ -128,6 +129,7 @@ def test_the_operation_equals_the_reference(
 
 
 @needs_native
+@in_avx2
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_has_the_same_bits_among_any_others(dtype: torch.dtype) -> None:
     own, routing = layer(dtype, torch.float32, True), Routing(top_k=3, scores="sigmoid")
@@ -142,6 +144,7 @@ def test_a_token_has_the_same_bits_among_any_others(dtype: torch.dtype) -> None:
 
 
 @needs_native
+@in_avx2
 def test_equal_scores_choose_the_experts_of_the_lowest_numbers() -> None:
     own = layer(torch.float32, torch.float32, False)
     own.router.zero_()
@@ -152,6 +155,7 @@ def test_equal_scores_choose_the_experts_of_the_lowest_numbers() -> None:
 
 
 @needs_native
+@in_avx2
 def test_tokens_that_are_nan_stay_nan_and_leave_the_others_unchanged() -> None:
     own = layer(torch.float32, torch.float32, True)
     x = tokens(3, torch.float32)

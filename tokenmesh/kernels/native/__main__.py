@@ -6,7 +6,7 @@ What compiles them is not what runs them: an image is built on one machine and s
 import sys
 from pathlib import Path
 
-from tokenmesh.kernels.native.build import compiled, every_extra_flags
+from tokenmesh.kernels.native.build import LEVELS, compiled
 
-for extra in every_extra_flags():
-    sys.stdout.write(f"{compiled(Path(sys.argv[1]), extra)}\n")
+for level in LEVELS:
+    sys.stdout.write(f"{compiled(Path(sys.argv[1]), level)}\n")

@@ -1,39 +1,34 @@
 """Compile the C kernels at first use, once for each user, and load them.
 
-They need an x86-64 processor with AVX-512 and its bfloat16 products, Linux, and a C compiler.
-Where one of these is missing the callers take their torch path. `python -m
+They need an x86-64 processor with AVX-512 and its bfloat16 products or at least with AVX2, Linux,
+and a C compiler. Where one of these is missing the callers take their torch path. They use the
+instructions that torch does: `ATEN_CPU_CAPABILITY=avx2` keeps both from AVX-512. `python -m
 tokenmesh.kernels.native FOLDER` compiles them ahead, for an image whose user can write nothing.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
 import shutil
 import subprocess
 import tempfile
-from itertools import combinations
 from pathlib import Path
 from typing import Final
 
 import torch
 
 COMPILE_TIMEOUT_S: Final = 120.0
-_FLAGS: Final = (
-    *("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno"),
-    *(
-        "-mavx512f",
-        "-mavx512bw",
-        "-mavx512vl",
-        "-mavx512dq",
-        "-mavx512bf16",
-        "-mavx512vnni",
-        "-mfma",
-        "-mbmi2",
-    ),
-)
-_EXTRA_FLAGS: Final = {"avx512vbmi": "-mavx512vbmi"}
-"""Flags of instructions that some kernels need, by the processor's name for them."""
+_FLAGS: Final = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-mfma", "-mbmi2")
+_AVX2: Final = ("-mavx2", "-mf16c")
+_AVX512: Final = tuple(f"-mavx512{name}" for name in ("f", "bw", "vl", "dq", "bf16", "vnni"))
+LEVELS: Final = {
+    "AVX-512 with VBMI": (*_AVX512, "-mavx512vbmi"),
+    "AVX-512": _AVX512,
+    "AVX2": _AVX2,
+}
+"""Flags of the instructions that the kernels are compiled for, the fastest first."""
 _SOURCES: Final = (
     "pool.c",
     "gemm.c",
@@ -60,55 +55,62 @@ class NativeUnavailable(Exception):
 def load(folder: Path) -> ctypes.CDLL:
     """The kernels, compiled into `folder` (which may begin with ~) unless they are there.
 
-    Raises Unavailable.
+    Raises NativeUnavailable.
     """
-    if not torch.cpu._is_avx512_bf16_supported():
-        raise NativeUnavailable("the processor has no AVX-512 BF16")
+    name = level()
     try:
-        return ctypes.CDLL(str(compiled(folder.expanduser())))
+        kernels = ctypes.CDLL(str(compiled(folder.expanduser(), name)))
     # RuntimeError: a user without a home
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise NativeUnavailable(str(getattr(error, "stderr", None) or error)) from error
+    logger.info("the C kernels use %s", name)
+    return kernels
 
 
-def compiled(folder: Path, extra: tuple[str, ...] | None = None) -> Path:
-    """The shared library of these very sources in `folder`, made unless it is there.
+def level() -> str:
+    """Which of `LEVELS` this processor can run and torch uses.
 
-    With these extra flags, or with those that this processor can run.
+    Raises NativeUnavailable.
+    """
+    used, there = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
+    if used == "AVX512" and there.get("avx512_bf16") and there.get("avx512_vnni"):
+        return "AVX-512 with VBMI" if there.get("avx512_vbmi") else "AVX-512"
+    if used in ("AVX2", "AVX512") and all(there.get(name) for name in ("fma3", "f16c", "bmi2")):
+        return "AVX2"
+    raise NativeUnavailable("the processor has no AVX2")
+
+
+def compiled(folder: Path, name: str) -> Path:
+    """The shared library of these very sources for a level in `folder`, made unless it is there.
 
     Raises OSError or subprocess.SubprocessError.
     """
     sources = sorted(p for p in _HERE.iterdir() if p.suffix in {".c", ".h", ".inc"})
-    flags = (*_FLAGS, *(extra_flags() if extra is None else extra))
+    flags = (*_FLAGS, *LEVELS[name])
     digest = hashlib.sha256(" ".join((*flags, *_SOURCES)).encode())
     for source in sources:
         digest.update(source.read_bytes())
     _check(folder)
     target = folder / f"kernels-{digest.hexdigest()[:24]}.so"
     if not target.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / target.name
-            command = [_compiler(), *flags, "-o", str(made)]
-            command += [str(_HERE / name) for name in _SOURCES] + ["-lpthread", "-lm"]
-            subprocess.run(
-                command, check=True, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True
-            )
-            made.replace(target)
-        logger.info("compiled the C kernels into %s", target)
+        with (folder / ".lock").open("w") as lock:
+            # workers that start together compile once
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                _compile(target, flags)
     return target
 
 
-def extra_flags() -> tuple[str, ...]:
-    """For the instructions that this processor has."""
-    text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    there = set(next((x for x in text.splitlines() if x.startswith("flags")), "").split())
-    return tuple(flag for name, flag in _EXTRA_FLAGS.items() if name in there)
-
-
-def every_extra_flags() -> tuple[tuple[str, ...], ...]:
-    """What `extra_flags` can say on any processor."""
-    flags = tuple(_EXTRA_FLAGS.values())
-    return tuple(some for n in range(len(flags) + 1) for some in combinations(flags, n))
+def _compile(target: Path, flags: tuple[str, ...]) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        command = [_compiler(), *flags, "-o", str(made)]
+        command += [str(_HERE / source) for source in _SOURCES] + ["-lpthread", "-lm"]
+        subprocess.run(
+            command, check=True, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True
+        )
+        made.replace(target)
+    logger.info("compiled the C kernels into %s", target)
 
 
 def _compiler() -> str:

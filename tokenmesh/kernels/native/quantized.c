@@ -23,7 +23,7 @@
 
 enum {
     PANEL = 32,
-    MAX_ROWS = 8,            /* tokens of a tile of rounded or bfloat16 activations: 16 accumulators */
+    MAX_ROWS = HAS_32_REGISTERS ? 8 : 4, /* tokens of a tile of rounded or bfloat16 activations */
     MAX_FLOAT_ROWS = 4,      /* of a tile of float activations */
     ROWS_AT_ONCE = 256,      /* tokens whose activations are prepared at a time */
     CHUNKS_OF_THREAD = 16,
@@ -114,7 +114,7 @@ TM_INLINE void round_block(const struct job *job, const void *row, long token, l
     const long place = token * w->blocks + block;
     job->scales[place] = scale;
     job->sums[place] = scale * (float)total;
-    job->starts[place] = -(int32_t)w->center * total;
+    job->starts[place] = ((w->bits == 8 ? WIDE_CODES_FROM : 0) - (int32_t)w->center) * total;
 }
 
 TM_INLINE void widen_block(const struct job *job, const void *row, long token, long block) {
@@ -222,22 +222,16 @@ TM_INLINE struct quad unpack(const uint8_t *codes, const int place, const int BI
     return out;
 }
 
-/* sum += codes * numbers, four by four. By hand: compilers copy accumulators to and fro. */
-TM_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i numbers) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(numbers));
-    return sum;
-}
-
 TM_INLINE __m512i four(const int8_t *p) {
     int numbers;
     memcpy(&numbers, p, sizeof numbers);
     return _mm512_set1_epi32(numbers);
 }
 
-/* Adds the products of a block's integers to 2 * ROWS sums. Returns where the next block's are. */
+/* Adds the products of a block's integers to the sums of some halves. Returns where the next block's are. */
 TM_INLINE const uint8_t *add_block(const struct job *job, const uint8_t *codes, const int8_t *x,
-                                   __m512i (*sum)[2], __m512i table, const int ROWS, const int BITS,
-                                   const int HAS_TABLE) {
+                                   __m512i (*sum)[2], __m512i table, const int from, const int to,
+                                   const int ROWS, const int BITS, const int HAS_TABLE) {
     for (long column = 0; column < job->weight->block; column += 16) {
         if (ROWS == 1 && BITS != 8)
             for (int byte = 0; byte < 64 * BITS; byte += 64)
@@ -246,8 +240,8 @@ TM_INLINE const uint8_t *add_block(const struct job *job, const uint8_t *codes, 
             const struct quad numbers = unpack(codes, place, BITS, HAS_TABLE, table);
             _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++) {
                 const __m512i a = four(x + r * job->columns + column + 4 * place);
-                sum[r][0] = dot(sum[r][0], numbers.half[0], a);
-                sum[r][1] = dot(sum[r][1], numbers.half[1], a);
+                for (int half = from; half < to; half++)
+                    sum[r][half] = dot_bytes(sum[r][half], numbers.half[half], a, BITS == 8);
             }
         }
         codes += 64 * BITS;
@@ -266,8 +260,8 @@ TM_INLINE const uint8_t *add_block_of_one(const struct job *job, const uint8_t *
         for (int half = 0; half < 2; half++) {
             _mm_prefetch((const char *)codes + BYTES_AHEAD + 64 * half, _MM_HINT_T0);
             const __m512i packed = _mm512_loadu_si512(codes + 64 * half);
-            sum[0][half] = dot(sum[0][half], _mm512_and_si512(packed, low), a);
-            upper[half] = dot(upper[half], _mm512_and_si512(packed, high), b);
+            sum[0][half] = dot_bytes(sum[0][half], _mm512_and_si512(packed, low), a, 0);
+            upper[half] = dot_bytes(upper[half], _mm512_and_si512(packed, high), b, 1);
         }
     }
     for (int half = 0; half < 2; half++)
@@ -275,9 +269,9 @@ TM_INLINE const uint8_t *add_block_of_one(const struct job *job, const uint8_t *
     return codes;
 }
 
-/* ROWS tokens of int8 activations times one panel. */
-TM_INLINE void rounded_tile(const struct job *job, long token, long panel, const int ROWS,
-                            const int BITS, const int HAS_TABLE) {
+/* ROWS tokens of int8 activations times some halves of one panel. */
+TM_INLINE void rounded_part(const struct job *job, long token, long panel, const int from, const int to,
+                            const int ROWS, const int BITS, const int HAS_TABLE) {
     const struct tm_quantized *w = job->weight;
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->table));
     const uint8_t *codes = w->codes + panel * PANEL * job->columns * BITS / 8;
@@ -290,13 +284,14 @@ TM_INLINE void rounded_tile(const struct job *job, long token, long panel, const
     for (long block = 0; block < w->blocks; block++) {
         __m512i sum[MAX_ROWS][2];
         _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)
-            sum[r][0] = sum[r][1] = _mm512_set1_epi32(starts[r * w->blocks + block]);
-        if (ROWS == 1 && BITS == 4 && !HAS_TABLE)
+            for (int half = from; half < to; half++)
+                sum[r][half] = _mm512_set1_epi32(starts[r * w->blocks + block]);
+        if (HAS_32_REGISTERS && ROWS == 1 && BITS == 4 && !HAS_TABLE)
             codes = add_block_of_one(job, codes, x, sum);
         else
-            codes = add_block(job, codes, x, sum, table, ROWS, BITS, HAS_TABLE);
+            codes = add_block(job, codes, x, sum, table, from, to, ROWS, BITS, HAS_TABLE);
         x += w->block;
-        _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+        _Pragma("GCC unroll 2") for (int half = from; half < to; half++) {
             if (w->scales) {
                 const __m512 s = factors(w, w->scales, group, half);
                 _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++) {
@@ -322,10 +317,19 @@ TM_INLINE void rounded_tile(const struct job *job, long token, long panel, const
             group++;
         }
     }
-    for (int r = 0; r < ROWS; r++) {
-        finish(job, token + r, panel, 0, acc[r][0]);
-        finish(job, token + r, panel, 1, acc[r][1]);
+    for (int r = 0; r < ROWS; r++)
+        for (int half = from; half < to; half++) finish(job, token + r, panel, half, acc[r][half]);
+}
+
+/* The same times the whole panel, as much of it at a time as there are registers. */
+TM_INLINE void rounded_tile(const struct job *job, long token, long panel, const int ROWS,
+                            const int BITS, const int HAS_TABLE) {
+    if (HAS_32_REGISTERS || ROWS == 1) {
+        rounded_part(job, token, panel, 0, 2, ROWS, BITS, HAS_TABLE);
+        return;
     }
+    rounded_part(job, token, panel, 0, 1, ROWS, BITS, HAS_TABLE);
+    rounded_part(job, token, panel, 1, 2, ROWS, BITS, HAS_TABLE);
 }
 
 /* Number j of every four bytes. */
@@ -425,11 +429,6 @@ TM_INLINE void pairs_of(__m512i codes, const __m512i *upper, const __m512i *lowe
     out[1] = _mm512_unpackhi_epi8(low, signed_high);
 }
 
-TM_INLINE __m512 dot_bf16(__m512 sum, __m512i codes, __m512i numbers) {
-    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(numbers));
-    return sum;
-}
-
 /* ROWS tokens of bfloat16 activations times one panel of E4M3. */
 TM_INLINE void narrowed_tile(const struct job *job, long token, long panel, const int ROWS) {
     const struct tm_quantized *w = job->weight;
@@ -480,6 +479,10 @@ typedef void (*tile_of_rows)(const struct job *, long, long);
 #define FEW_TILES(NAME, BODY)                                                                      \
     BODY(NAME, 1) BODY(NAME, 2) BODY(NAME, 3) BODY(NAME, 4)                                        \
     static const tile_of_rows NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4};
+#ifndef __AVX512BF16__
+#undef TILES
+#define TILES FEW_TILES
+#endif
 #define TILE_OF(NAME, ROWS, CALL)                                                                  \
     static void NAME##_##ROWS(const struct job *job, long token, long panel) { CALL; }
 #define ROUNDED8(NAME, ROWS) TILE_OF(NAME, ROWS, rounded_tile(job, token, panel, ROWS, 8, 0))

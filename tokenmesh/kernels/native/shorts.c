@@ -104,12 +104,6 @@ TM_INLINE void finish(const struct product *job, long row, long column, __m512 s
     _mm512_mask_storeu_ps(job->out + row * w->outputs + column, mask, sum);
 }
 
-/* acc += pairs of a times pairs of b. As an intrinsic, gcc 12 keeps accumulators of a large tile on the stack. */
-TM_INLINE __m512i add_products(__m512i acc, __m512i a, __m512i b) {
-    __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
-    return acc;
-}
-
 /* ROWS tokens, from number `first` of the scratch on, times one panel. */
 #define SHORTS_TILE(ROWS)                                                                          \
     static void tile_##ROWS(const struct product *job, long row, long first, long panel) {         \
@@ -127,8 +121,8 @@ TM_INLINE __m512i add_products(__m512i acc, __m512i a, __m512i b) {
                 const __m512i high = _mm512_loadu_si512(w + k * WIDTH + 32);                       \
                 _Pragma("GCC unroll 12") for (int r = 0; r < ROWS; r++) {                          \
                     const __m512i a = spread_bf16((const bf16 *)x + r * SHORTS_BLOCK + k);         \
-                    acc[r][0] = add_products(acc[r][0], a, low);                            \
-                    acc[r][1] = add_products(acc[r][1], a, high);                           \
+                    acc[r][0] = dot_shorts(acc[r][0], a, low);                              \
+                    acc[r][1] = dot_shorts(acc[r][1], a, high);                             \
                 }                                                                                  \
             }                                                                                      \
             _Pragma("GCC unroll 12") for (int r = 0; r < ROWS; r++) {                              \

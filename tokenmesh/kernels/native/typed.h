@@ -30,7 +30,7 @@
 #define WVEC __m512i
 #define SPREAD(p) spread_bf16(p)
 #define LOADW(p) _mm512_loadu_si512(p)
-#define MULADD(acc, a, b) _mm512_dpbf16_ps(acc, (__m512bh)(a), (__m512bh)(b))
+#define MULADD(acc, a, b) dot_bf16(acc, a, b)
 #else
 #define T float
 #define TYPED(name) name##_f32

@@ -9,6 +9,13 @@ typedef uint16_t bf16;
 
 #define TM_INLINE static inline __attribute__((always_inline))
 
+#ifdef __AVX512BF16__
+enum { HAS_32_REGISTERS = 1 };
+#else
+#include "avx2.h"
+enum { HAS_32_REGISTERS = 0 }; /* 16 of 256 bits: tiles have a quarter of the accumulators */
+#endif
+
 TM_INLINE __m512 load16_f32(const float *p) { return _mm512_loadu_ps(p); }
 TM_INLINE void store16_f32(float *p, __m512 v) { _mm512_storeu_ps(p, v); }
 TM_INLINE void store_some_f32(float *p, __mmask16 m, __m512 v) { _mm512_mask_storeu_ps(p, m, v); }
@@ -23,6 +30,34 @@ TM_INLINE __m512 load16_bf16(const bf16 *p) { return widen(_mm256_loadu_si256((c
 TM_INLINE void store16_bf16(bf16 *p, __m512 v) { _mm256_storeu_si256((__m256i *)p, narrow(v)); }
 TM_INLINE void store_some_bf16(bf16 *p, __mmask16 m, __m512 v) { _mm256_mask_storeu_epi16(p, m, narrow(v)); }
 TM_INLINE __m512 load_some_bf16(const bf16 *p, __mmask16 m) { return widen(_mm256_maskz_loadu_epi16(m, p)); }
+
+/* sum += products of neighbors: of pairs of bfloat16 numbers, of pairs of 16-bit integers, of four bytes
+ * with four signed ones. By hand: compilers copy accumulators to and fro, or keep them on the stack. */
+#ifdef __AVX512BF16__
+TM_INLINE __m512 dot_bf16(__m512 sum, __m512i a, __m512i b) {
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+TM_INLINE __m512i dot_shorts(__m512i sum, __m512i a, __m512i b) {
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+enum { WIDE_CODES_FROM = 0 };
+TM_INLINE __m512i dot_bytes(__m512i sum, __m512i codes, __m512i numbers, const int is_wide) {
+    (void)is_wide;
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(numbers));
+    return sum;
+}
+#else
+TM_INLINE __m512 dot_bf16(__m512 sum, __m512i a, __m512i b) {
+    return (__m512){_tm_dot_bf16(sum.lo, a.lo, b.lo), _tm_dot_bf16(sum.hi, a.hi, b.hi)};
+}
+TM_INLINE __m512i dot_shorts(__m512i sum, __m512i a, __m512i b) { return TM_THREE(_tm_dot_shorts, sum, a, b); }
+enum { WIDE_CODES_FROM = 128 }; /* is subtracted from codes of 8 bits */
+TM_INLINE __m512i dot_bytes(__m512i sum, __m512i codes, __m512i numbers, const int is_wide) {
+    return is_wide ? TM_THREE(_tm_dot_wide, sum, codes, numbers) : TM_THREE(_tm_dot_small, sum, codes, numbers);
+}
+#endif
 
 /* Two neighbors in every pair of lanes. */
 TM_INLINE __m512i spread_bf16(const bf16 *p) {

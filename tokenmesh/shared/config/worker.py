@@ -42,7 +42,7 @@ class WorkerSettings(BaseModel):
     )
     native_kernels: bool = Field(
         default=True,
-        description="C kernels on CPUs with AVX-512 BF16, compiled at first use; else torch's.",
+        description="C kernels on CPUs with AVX-512 or AVX2, compiled at first use; else torch's.",
     )
     float32_matmul_precision: Literal["highest", "high"] = Field(
         default="high",

@@ -144,7 +144,7 @@ def _maker_of(
     if device.type == "cuda":
         check_shapes(facts, worker)
         check_compiler()
-    dtype = choose_dtype(model, facts, directory, device)
+    dtype = choose_dtype(model, facts, directory, device, native)
     page_dtype = page_dtype_of(worker, dtype, device, raw)
     return RunnerMaker(
         facts=facts,
@@ -193,9 +193,15 @@ def _speed(times: LoadTimes) -> str:
 
 
 def choose_dtype(
-    model: ModelSettings, facts: ModelFacts, directory: Path, device: torch.device
+    model: ModelSettings,
+    facts: ModelFacts,
+    directory: Path,
+    device: torch.device,
+    native: bool = False,
 ) -> torch.dtype:
     """What the settings say; with "auto" half the size if the checkpoint is, where that is fast.
+
+    native: the C kernels compute the model's products. They are fast in bfloat16 everywhere.
 
     A GPU takes the checkpoint's own type. A CPU does not compute in float16 and says so in the log.
     """
@@ -205,7 +211,7 @@ def choose_dtype(
     if model.dtype in ("float32", "bfloat16"):
         return _DTYPES[model.dtype]
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    is_fast = size >= SMALL_CHECKPOINT_BYTES and can_pack(torch.bfloat16)
+    is_fast = size >= SMALL_CHECKPOINT_BYTES and (native or can_pack(torch.bfloat16))
     dtype = torch.bfloat16 if chosen in _HALVES and is_fast else torch.float32
     if chosen == "float16":
         loss = ", which drops 3 bits of each weight; float32 drops none"

@@ -82,7 +82,7 @@ class RunnerMaker:
         model = load_model(self.facts, checkpoint, self.dtype, progress, self.native)
         if self.settings.batch_invariant and not model.has_program:
             raise ConfigError(
-                "batch_invariant needs the C kernels: a CPU with AVX-512 BF16, a C compiler, "
+                "batch_invariant needs the C kernels: a CPU with AVX2, a C compiler, "
                 "native_kernels on, and heads of a multiple of 16 features, at most 256",
                 param="worker.batch_invariant",
             )
