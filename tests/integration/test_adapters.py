@@ -15,13 +15,16 @@ from msgspec.structs import replace
 from tests.fakes.adapters import AdapterSpec, write_tensors
 from tests.fakes.small_mesh import SmallMesh
 from tests.fakes.worker_process import joined, worker_process
+from tokenmesh.services.gateway.mesh.catalog import Catalog
+from tokenmesh.services.gateway.operations.adapter_commands import AdapterCommands, Answers
 from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, SimAdapters
 from tokenmesh.shared.adapter_registry import AdapterRegistry
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
-from tokenmesh.shared.errors import Unavailable
+from tokenmesh.shared.errors import InvalidInput, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import InstanceId, ModelName
+from tokenmesh.shared.messages import Message
 from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.service import Mesh
@@ -173,6 +176,36 @@ async def test_an_unknown_model_is_loaded_from_the_directory(
         assert answer.status_code == 400
         assert "adapter_config.json: use_dora is True" in answer.text
         assert str(tmp_path) not in answer.text, "paths are for the operator"
+
+
+@pytest.mark.parametrize(
+    "refusal", [InvalidInput("other layers"), Unavailable("no worker")], ids=["other", "gone"]
+)
+async def test_an_unknown_model_is_loaded_for_the_model_that_it_fits(
+    make_mesh: MakeMesh,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: TokenMeshError,
+) -> None:
+    write(tmp_path / "adapters" / "found")
+    async with make_mesh(lora={"lora_dir": str(tmp_path / "adapters")}) as mesh:
+        resolvers_of, send_inner = Catalog.resolvers, AdapterCommands.send
+
+        def resolvers(self: Catalog) -> list[ModelCard]:
+            (card,) = resolvers_of(self)
+            return [replace(card, name=ModelName("another")), card]
+
+        async def send(self: AdapterCommands, model: ModelName, message: Message) -> Answers:
+            if model == "another":
+                raise refusal
+            return await send_inner(self, model, message)
+
+        monkeypatch.setattr(Catalog, "resolvers", resolvers)
+        monkeypatch.setattr(AdapterCommands, "send", send)
+        assert await text_of(mesh, "found")
+        # where no model has it, the refusal is the answer
+        lost = await mesh.complete(model="lost")
+        assert (lost.status_code, refusal.message in lost.text) == (refusal.status, True)
 
 
 async def test_adapters_of_the_settings_are_there_from_the_start(

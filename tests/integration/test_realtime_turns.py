@@ -1,5 +1,6 @@
 """Turns of a realtime session that are spoken, and answered by their transcript."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from tests.fakes.recordings import tones
 from tests.integration.test_realtime import TEXT, talking
 from tokenmesh.services.gateway.realtime.speech_input import SpeechInput
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 
@@ -53,3 +55,45 @@ async def test_a_turn_is_answered_by_what_was_said(
     assert isinstance(received.prompt, ChatPrompt)
     messages = json.loads(received.prompt.messages_json)
     assert [each["content"] for each in messages] == ["2 s of tones"]
+
+
+async def test_a_response_waits_for_the_transcript_of_what_was_committed(
+    mesh: BackEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Push to talk: append, commit and response.create, sent at once."""
+    may_end, problems = asyncio.Event(), [None, Overloaded("no room")]
+
+    async def hear(_self: SpeechInput, turn: Any, _wanted: object) -> None:
+        await may_end.wait()
+        problem = problems.pop(0)
+        if problem is not None:
+            raise problem
+        turn.item.change(content=[{"type": "input_audio", "transcript": "27 and 45"}])
+
+    monkeypatch.setattr(SpeechInput, "_transcribe", hear)
+    audio = base64.b64encode(bytes(48000)).decode()
+    audio_input = {"transcription": {"language": "en"}, "turn_detection": None}
+    async with talking(mesh) as talk:
+        session: Any = {"type": "realtime", "audio": {"input": audio_input}}
+        await talk.connection.session.update(session=session)
+        await talk.until("session.updated")
+        await talk.connection.input_audio_buffer.append(audio=audio)
+        await talk.connection.input_audio_buffer.commit()
+        await talk.connection.response.create()
+        await talk.until("conversation.item.done")
+        error = await talk.refused({"type": "response.create"})
+        assert "already waits" in error.message
+        assert not mesh.tokenizer.received
+        may_end.set()
+        events = await talk.until("response.done")
+        assert events[-1].response.output[0].content[0].text == TEXT
+        await talk.connection.input_audio_buffer.append(audio=audio)
+        await talk.connection.input_audio_buffer.commit()
+        await talk.connection.send({"type": "response.create", "event_id": "mine"})
+        await talk.until("conversation.item.input_audio_transcription.failed")
+        error = await talk.next()
+        assert error.error.event_id == "mine"
+        assert "audio without a transcript" in error.error.message
+    (received,) = mesh.tokenizer.received
+    assert isinstance(received.prompt, ChatPrompt)
+    assert json.loads(received.prompt.messages_json)[0]["content"] == "27 and 45"

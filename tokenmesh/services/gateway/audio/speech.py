@@ -1,6 +1,8 @@
 """Speech: samples that arrive while they are transcribed."""
 
 import asyncio
+import io
+import wave
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,3 +47,14 @@ class Speech:
             self._changed.clear()
             await self._changed.wait()
         return self.num_samples >= num_samples
+
+
+def wav_of(audio: bytes, rate: int) -> bytes:
+    """A WAV file of samples of one channel."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(BYTES_PER_SAMPLE)
+        writer.setframerate(rate)
+        writer.writeframes(audio)
+    return file.getvalue()

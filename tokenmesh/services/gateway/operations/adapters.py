@@ -147,13 +147,20 @@ class Adapters:
             raise unknown from None
 
     async def _resolve(self, name: str) -> None:
+        refusal: TokenMeshError | None = None
         for card in self._catalog.resolvers():
             try:
                 async with self._turn:
                     await self._load(card, name, "", in_place=False)
             except NotFound:
                 continue
+            except (InvalidInput, Unavailable) as error:
+                # made for another model, perhaps
+                refusal = refusal or error
+                continue
             return
+        if refusal is not None:
+            raise refusal
         self._unknown[name] = self._clock() + _UNKNOWN_S
         self._unknown.move_to_end(name)
         while len(self._unknown) > _MAX_UNKNOWN:

@@ -79,7 +79,7 @@ class RealtimeSession:
             events.ItemRetrieve: self._retrieve_item,
             events.ItemDelete: self._delete_item,
             events.ItemTruncate: self._truncate_item,
-            events.ResponseCreate: self._create_response,
+            events.ResponseCreate: self._respond,
             events.ResponseCancel: self._cancel_response,
             events.AudioAppend: lambda event: self._speech.append(event.audio),
             events.AudioCommit: lambda _: self._speech.commit(),
@@ -171,18 +171,16 @@ class RealtimeSession:
         if self._response is not None and self._response.is_active:
             self._response.cancel()
 
-    async def _answer(self) -> None:
-        if self._config.is_transcription:
-            return
+    async def _answer(self, event: events.ResponseCreate) -> None:
         try:
             if self._response is not None and self._response.is_cancelled:
                 await self._response.done()
             async with self._lock:
-                await self._create_response(events.ResponseCreate(type="response.create"))
+                await self._create_response(event)
         except (Cancelled, SessionOver):
             raise
         except TokenMeshError as error:
-            await self._channel.send_error(error)
+            await self._channel.send_error(error, event.event_id)
 
     async def _create_item(self, event: events.ItemCreate) -> None:
         item = read_item(event.item, "item")
@@ -214,6 +212,10 @@ class RealtimeSession:
                 "audio_end_ms": event.audio_end_ms,
             }
         )
+
+    async def _respond(self, event: events.ResponseCreate) -> None:
+        if not self._speech.holds(event):
+            await self._create_response(event)
 
     async def _create_response(self, event: events.ResponseCreate) -> None:
         if self._gateway.draining.is_set():

@@ -1,8 +1,6 @@
 """SpeechInput: the audio of a session becomes items, and their transcripts, one after the other."""
 
 import asyncio
-import io
-import wave
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable
@@ -11,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest
-from tokenmesh.services.gateway.audio.speech import BYTES_PER_SAMPLE
+from tokenmesh.services.gateway.audio.speech import wav_of
 from tokenmesh.services.gateway.files.uploads import NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import Turns, off_loop
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.realtime.audio_config import AudioConfig, InputTranscription
 from tokenmesh.services.gateway.realtime.channel import Channel
+from tokenmesh.services.gateway.realtime.client_events import ResponseCreate
 from tokenmesh.services.gateway.realtime.conversation import (
     Item,
     RealtimeConversation,
@@ -27,7 +26,7 @@ from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts,
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.realtime.voice_activity import InputBuffer, SpeechStarted
 from tokenmesh.services.gateway.tenancy.tenant import Access
-from tokenmesh.shared.errors import Cancelled, InvalidInput, Overloaded, TokenMeshError
+from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
 
 _LONG_CHARS: Final = 256 * 1024
@@ -36,7 +35,7 @@ _MAX_WAITING: Final = 8
 """Items of a session that wait to be transcribed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Turn:
     """An item with audio, to be transcribed or to be answered."""
 
@@ -46,6 +45,9 @@ class _Turn:
     is_answered: bool
     live: LiveTranscript | None = None
     """What has transcribed it while it arrived."""
+    event: ResponseCreate | None = None
+    """The client's, which waits for the transcript."""
+    is_done: bool = False
 
 
 class SpeechInput:
@@ -59,7 +61,7 @@ class SpeechInput:
         access: Access,
         config: SessionConfig,
         on_start: Callable[[], None],
-        on_turn: Callable[[], Awaitable[None]],
+        on_turn: Callable[[ResponseCreate], Awaitable[None]],
     ) -> None:
         """`on_start`: speech has begun that interrupts; `on_turn`: an item is to be answered."""
         self._gateway = gateway
@@ -74,6 +76,7 @@ class SpeechInput:
         self._buffer = self._new_buffer()
         self._item_id = new_request_id("item")
         self._waiting: asyncio.Queue[_Turn] = asyncio.Queue(_MAX_WAITING)
+        self._newest: _Turn | None = None
         self._transcripts = ItemTranscripts(gateway, channel, access)
         self._live: LiveTranscript | None = None
         """Of the next item."""
@@ -163,8 +166,11 @@ class SpeechInput:
         )
         detection = config.detection
         is_answered = is_turn and detection is not None and detection.create_response
+        is_answered &= not self._session.is_transcription
+        turn = _Turn(item, audio, config, is_answered, live)
         try:
-            self._waiting.put_nowait(_Turn(item, audio, config, is_answered, live))
+            self._waiting.put_nowait(turn)
+            self._newest = turn
         except asyncio.QueueFull:
             if live is not None:
                 await self._cancel(live)
@@ -178,7 +184,7 @@ class SpeechInput:
         """
         if self._session.is_transcription or not await self._is_heard():
             return None
-        data = await off_loop(len(audio) > _LONG_CHARS, _wav_of, audio, self._config.rate)
+        data = await off_loop(len(audio) > _LONG_CHARS, wav_of, audio, self._config.rate)
         self._conversation.check_recording(len(data))
         new = NewFile(
             id=new_file_id(),
@@ -205,23 +211,45 @@ class SpeechInput:
             for each in self._conversation.recordings():
                 await self._uploads.remove(each.file_id, self._access)
 
+    def holds(self, event: ResponseCreate) -> bool:
+        """Whether a response waits for the newest item's transcript, and `run` starts it.
+
+        Raises Conflict where another one does.
+        """
+        turn = self._newest
+        if turn is None or turn.is_done or turn.config.transcription is None:
+            return False
+        if turn.item.recording is not None or (event.response and event.response.input is not None):
+            return False
+        if turn.event is not None:
+            raise Conflict("a response.create already waits for the transcript of the input audio")
+        turn.event = event
+        return True
+
     async def run(self) -> None:
         """Transcribe and answer item after item until cancelled."""
         while True:
             turn = await self._waiting.get()
-            if turn.config.transcription is not None:
-                try:
-                    await self._transcribe(turn, turn.config.transcription)
-                except Cancelled:
-                    raise
-                except TokenMeshError as error:
-                    await self._transcripts.send_failed(turn.item.id, error)
-                    continue
-                finally:
-                    if turn.live is not None:
-                        self._lives.discard(turn.live)
-            if turn.is_answered:
-                await self._on_turn()
+            is_known = await self._is_transcribed(turn)
+            turn.is_done = True
+            if turn.event is not None or (turn.is_answered and is_known):
+                await self._on_turn(turn.event or ResponseCreate(type="response.create"))
+
+    async def _is_transcribed(self, turn: _Turn) -> bool:
+        """False where its transcript has failed."""
+        if turn.config.transcription is None:
+            return True
+        try:
+            await self._transcribe(turn, turn.config.transcription)
+        except Cancelled:
+            raise
+        except TokenMeshError as error:
+            await self._transcripts.send_failed(turn.item.id, error)
+            return False
+        finally:
+            if turn.live is not None:
+                self._lives.discard(turn.live)
+        return True
 
     async def _transcribe(self, turn: _Turn, wanted: InputTranscription) -> None:
         item_id, found = turn.item.id, None
@@ -261,16 +289,6 @@ class SpeechInput:
     async def _cancel(self, live: LiveTranscript) -> None:
         self._lives.discard(live)
         await live.cancel()
-
-
-def _wav_of(audio: bytes, rate: int) -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(BYTES_PER_SAMPLE)
-        writer.setframerate(rate)
-        writer.writeframes(audio)
-    return file.getvalue()
 
 
 def _decoded(text: str) -> bytes:
