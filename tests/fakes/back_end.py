@@ -210,7 +210,8 @@ class BackEnd:
     ) -> None:
         self.model = ModelName(f"fake-{secrets.token_hex(4)}")
         self.script = script or saying("Hello from the mesh, na\u00efve caf\u00e9!")
-        gateway = GatewaySettings(port=0, **limits)
+        # All tests share a Redis, and each has its own model.
+        gateway = GatewaySettings(port=0, **{"max_usage_models": 1 << 20, **limits})
         self.settings = Settings(
             bus=bus_settings,
             redis=redis_settings,

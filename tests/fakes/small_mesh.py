@@ -64,7 +64,13 @@ class SmallMesh:
                 {"engine": "sim", "sim_step_s": 0.001, **(worker or {})}
             ),
             gateway=GatewaySettings.model_validate(
-                {"port": free_port(), "admin_routes": True, **(gateway or {})}
+                {
+                    "port": free_port(),
+                    "admin_routes": True,
+                    # All tests share a Redis, and each mesh has its own model.
+                    "max_usage_models": 1 << 20,
+                    **(gateway or {}),
+                }
             ),
             scheduler=SchedulerSettings(asleep_retry_after_s=7.0),
         )
