@@ -202,3 +202,16 @@ def test_a_default_that_would_change_what_is_drawn_is_refused_by_name(
         read_eos(raw, tmp_path, model, 10)
     ignoring = ModelSettings(model=str(tmp_path), generation_config="vllm")
     assert 2 in read_eos(raw, tmp_path, ignoring, 10)
+
+
+@pytest.mark.parametrize("part", [None, "text_config"])
+def test_such_a_default_is_refused_in_config_json_if_there_is_no_file_for_it(
+    tmp_path: Path, part: str | None
+) -> None:
+    stated = {"eos_token_id": 2, "no_repeat_ngram_size": 3}
+    raw = RawConfig(stated if part is None else {part: stated}, "config.json")
+    model = ModelSettings(model=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"config\.json.* no_repeat_ngram_size is 3"):
+        read_eos(raw, tmp_path, model, 10)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert 2 in read_eos(raw, tmp_path, model, 10)

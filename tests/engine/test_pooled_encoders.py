@@ -136,3 +136,15 @@ def test_special_tokens_do_not_move_positions(encoder: Callable[[str], Made]) ->
         prompt = [0, *prompts(9)[0], 2]
         numbers = driver.run([prompt], TOKENS)[0]
         np.testing.assert_allclose(numbers, states_of(model, prompt).numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["roberta", "xlm_roberta", "mpnet", "bert"])
+def test_padding_that_a_text_spells_counts_as_in_transformers(
+    encoder: Callable[[str], Made], name: str
+) -> None:
+    driver, model = encoder(name)
+    given = prompts(9, 9, 6, 3)
+    padding = model.config.pad_token_id
+    given[0][0] = given[1][4] = given[1][5] = given[2][-1] = padding
+    for prompt, numbers in zip(given, driver.run(given, TOKENS), strict=True):
+        np.testing.assert_allclose(numbers, states_of(model, prompt).numpy(), atol=2e-5)

@@ -84,6 +84,16 @@ def test_facts_come_from_the_checkpoint(tmp_path: Path) -> None:
     assert neutral.default_sampling == {}
 
 
+def test_defaults_are_those_of_config_json_without_a_file_for_them(tmp_path: Path) -> None:
+    directory = byte_level_bpe(tmp_path)
+    text = {"repetition_penalty": 1.2, "temperature": 0.1}
+    write_json(directory / "config.json", {"temperature": 0.6, "text_config": text})
+    settings = ModelSettings(model=str(directory))
+    assert load_model(settings).default_sampling == {"temperature": 0.6, "repetition_penalty": 1.2}
+    write_json(directory / "generation_config.json", {"top_k": 20})
+    assert load_model(settings).default_sampling == {"top_k": 20}
+
+
 def test_the_demo_model_samples_greedily_by_default() -> None:
     loaded = load_model(ModelSettings(model=str(DEMO_MODEL)))
     assert loaded.default_sampling["temperature"] == 0.0

@@ -32,7 +32,7 @@ _SAMPLING_FIELDS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""generation_config.json's names -> ours (and vLLM's)."""
+"""transformers' names -> ours (and vLLM's)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         special_tokens={name: str(token) for name, token in source.special_tokens_map.items()},
         special_ids=sorted(index for index, token in added.items() if token.special),
         templates=_templates(settings, source.chat_template, directory, retrieval),
-        default_sampling=_default_sampling(settings, directory),
+        default_sampling=_default_sampling(settings, directory, config),
         max_model_len=settings.stated_len
         or positive_int(text_model.get("max_position_embeddings"))
         or positive_int(text_model.get("max_target_positions")),
@@ -170,10 +170,12 @@ def _eos_token_ids(directory: Path, config: JsonObject, of_tokenizer: object) ->
     return sorted(ids)
 
 
-def _default_sampling(settings: ModelSettings, directory: Path) -> JsonObject:
+def _default_sampling(settings: ModelSettings, directory: Path, config: JsonObject) -> JsonObject:
+    """Those of generation_config.json; without that file config.json's, as older ones have them."""
     if settings.generation_config == "vllm":
         return {}
-    found = read_json(directory / "generation_config.json")
+    path = directory / "generation_config.json"
+    found = read_json(path) if path.exists() else {**text_config(config), **config}
     return {
         ours: found[theirs]
         for theirs, ours in _SAMPLING_FIELDS.items()

@@ -95,7 +95,7 @@ class ModelSettings(OnDemandModel):
     )
     generation_config: Literal["auto", "vllm"] = Field(
         default="auto",
-        description="auto: sampling defaults from generation_config.json; vllm: neutral defaults.",
+        description="auto: defaults of generation_config.json, else of config.json; vllm: none.",
     )
     reasoning_parser: str = Field(
         default="auto",

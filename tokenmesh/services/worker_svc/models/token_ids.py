@@ -127,7 +127,7 @@ def _ids_in_file(path: Path, name: str) -> frozenset[int]:
 
 _OF_REQUESTS: Final = {"whisper": ("suppress_tokens", "begin_suppress_tokens")}
 """By model type: keys of generation_config.json that requests bring with them."""
-_ADVICE: Final = "; --generation-config vllm takes nothing but end tokens from this file"
+_ADVICE: Final = "; --generation-config vllm takes only end tokens from it"
 
 
 def read_eos(
@@ -145,13 +145,14 @@ def _configured(raw: RawConfig, directory: Path, model: ModelSettings) -> frozen
     path = directory / "generation_config.json"
     text = raw.part("text_config")
     sources = [raw] if text is None else [raw, text]
+    generation = sources  # of older checkpoints, which transformers and vLLM read so as well
     if path.exists():
-        generation = read_json(path)
-        sources.insert(0, generation)
+        generation = [read_json(path)]
+        sources = generation + sources
+    for source in generation if model.generation_config == "auto" else ():
         for key in _OF_REQUESTS.get(str(raw.get("model_type")), ()):
-            generation.get(key)
-        if model.generation_config == "auto":
-            refuse_keys(generation, REFUSED_IN_GENERATION, _ADVICE)
+            source.get(key)
+        refuse_keys(source, REFUSED_IN_GENERATION, _ADVICE)
     for source in sources:
         value = source.get("eos_token_id")
         if value is None:

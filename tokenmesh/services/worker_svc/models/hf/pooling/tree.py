@@ -112,10 +112,22 @@ class EncoderTree:
 
     def _flat(self, ids: torch.Tensor, types: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """All prompts as one row."""
-        places = [torch.arange(each.length).repeat(each.rows) for each in groups_of(counts)]
-        positions = (torch.cat(places) + self.offset).to(ids.device)
         with self.rows(counts):
-            return self._run(ids[None], types[None], positions[None])[0]
+            return self._run(ids[None], types[None], self._positions(ids, counts)[None])[0]
+
+    def _positions(self, ids: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """[T]: of each prompt's tokens; those of padding, which a text may spell, take none."""
+        if not self.offset:
+            places = [torch.arange(each.length).repeat(each.rows) for each in groups_of(counts)]
+            return torch.cat(places).to(ids.device)
+        padding = self.offset - 1
+        is_counted = (ids != padding).long()
+        places_of_all = is_counted.cumsum(0)
+        lengths = torch.tensor(counts, device=ids.device)
+        firsts = lengths.cumsum(0) - lengths
+        before = (places_of_all - is_counted)[firsts]
+        before = before.repeat_interleave(lengths, output_size=len(ids))
+        return (places_of_all - before) * is_counted + padding
 
     @contextmanager
     def rows(self, counts: Sequence[int]) -> Iterator[None]:
