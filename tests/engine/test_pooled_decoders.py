@@ -1,5 +1,6 @@
 """Decoders that embed and classify: chunked, cached and batched like prompts that generate."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,18 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fakes.pool_driver import PoolDriver
+from tests.fakes.pool_driver import PoolDriver, numbers_of
 from tests.fakes.poolers import (
     DECODERS,
     HIDDEN,
+    FakePooler,
     make_pooler,
     prompts,
     states_of,
     write_json,
     write_modules,
 )
+from tokenmesh.services.worker_svc.pooling.admission import admit_pool
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.messages.pooling import PoolingParams
+from tokenmesh.shared.ids import GatewayId, ModelName, RequestId
+from tokenmesh.shared.messages.pooling import Pool, PoolingParams, PoolItem
+from tokenmesh.shared.tokens import pack_ids
 
 LENGTHS = (7, 1, 33, 7, 20, 33, 2, 40)
 TOKENS = PoolingParams(task="token_embed", use_activation=False)
@@ -141,6 +146,50 @@ def test_a_reranker_scores_by_two_logits(tmp_path: Path, is_tied: bool) -> None:
             logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
         expected = torch.sigmoid(logits[9] - logits[7]).numpy()
         np.testing.assert_allclose(score, [expected], atol=3e-5)
+
+
+async def test_a_classifier_reads_the_last_token_that_is_not_padding(tmp_path: Path) -> None:
+    """Many texts end with a token that pads, too."""
+    model = make_pooler(DECODERS["qwen2"], "ForSequenceClassification", num_labels=3)
+    model.save_pretrained(tmp_path)
+    driver = PoolDriver(tmp_path, num_gpu_blocks_override=64)
+    padding = model.config.pad_token_id
+    given = [[7, 8, padding], [padding, 9, padding, padding], [7, padding, 8], [padding] * 3]
+    message = Pool(
+        request_id=RequestId("r"),
+        model=ModelName("m"),
+        gateway=GatewayId("g"),
+        stream=1,
+        epoch=1,
+        items=[PoolItem(prompt_ids=pack_ids(each)) for each in given],
+        params=CLASSIFY,
+    )
+    requests = await admit_pool(message, driver.loaded, 16)
+    assert [each.reason for each in driver.end(requests)] == ["stop"] * len(given)
+    for prompt, request in zip(given, requests, strict=True):
+        with torch.no_grad():
+            expected = model(input_ids=torch.tensor([prompt])).logits[0].softmax(-1)
+        np.testing.assert_allclose(numbers_of(request), expected.numpy(), atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"), [("Phi", {}), ("Helium", {}), ("NanoChat", {}), ("Cohere", {})]
+)
+def test_a_score_by_logits_that_are_more_than_products_is_refused(
+    tmp_path: Path, kind: str, values: dict[str, Any]
+) -> None:
+    """A bias (Phi), a cap (NanoChat), a multiplier (Cohere)."""
+    fake = FakePooler(kind, {"num_key_value_heads": 2, "head_dim": 16, **values})
+    make_pooler(fake, "ForCausalLM").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", {**config, "classifier_from_token": ["no", "yes"]})
+    write_json(tmp_path / "tokenizer.json", {"model": {"vocab": {"no": 7, "yes": 9}}})
+    settings: dict[str, Any] = {"model": {"runner": "pooling"}, "num_gpu_blocks_override": 64}
+    if kind == "Helium":  # none of them
+        assert PoolDriver(tmp_path, **settings).loaded.pooling.tasks == ("classify", "score")
+        return
+    with pytest.raises(CheckpointError, match="LogitScore of a model whose logits"):
+        PoolDriver(tmp_path, **settings)
 
 
 def test_weights_may_be_those_of_the_body_alone(tmp_path: Path) -> None:

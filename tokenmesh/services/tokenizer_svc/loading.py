@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.services.tokenizer_svc.retrieval import COLQWEN2, RetrievalPrompts, read_retrieval
@@ -77,6 +77,8 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     # A tokenizer.json may set these; prompts are truncated here, if the request says so.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if read_json(directory / "sentence_bert_config.json").get("do_lower_case") is True:
+        _lower_texts(tokenizer)
     text = tokenizer.to_str().encode()
     added = tokenizer.get_added_tokens_decoder()
     text_model = text_config(config)
@@ -123,6 +125,12 @@ def _load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
             "gateway needs to turn tokens into text"
         )
     return tokenizer
+
+
+def _lower_texts(tokenizer: Tokenizer) -> None:
+    """As sentence-transformers does before a cased tokenizer."""
+    own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 def _prompts(directory: Path) -> dict[str, str]:

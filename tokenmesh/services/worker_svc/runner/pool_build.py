@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,8 @@ from tokenmesh.services.worker_svc.models.keeps import row_bytes
 from tokenmesh.services.worker_svc.models.kv_scales import NO_SCALES, KvScales, read_kv_scales
 from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.pooling.api import PoolModel
+from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
+from tokenmesh.services.worker_svc.models.pooling.heads import LabelHead, PoolHead, TokenLogits
 from tokenmesh.services.worker_svc.models.pooling.kind import read_pooling, stated_length
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.services.worker_svc.models.token_ids import check_tokenizer_ids
@@ -43,6 +46,9 @@ from tokenmesh.services.worker_svc.runner.rows import HostRows
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +99,22 @@ def build_pool_runner(
     return LoadedPooler(
         runner=runner,
         facts=facts,
-        pooling=replace(pooling, reads_all=loaded.head.takes != ("lasttoken",)),
+        pooling=_with_head(pooling, facts, loaded.head),
         max_model_len=longest,
         resident=TorchResident(runner, loaded, store, partial(load, lambda done, total: None)),
         kv_bytes=KvBytes(need.block_bytes, row_bytes(loaded.keeps)),
         adapters=AdapterReader(loaded.sites, dtype, worker.lora.max_lora_rank),
     )
+
+
+def _with_head(pooling: PoolingFacts, facts: "HfFacts", head: PoolHead) -> PoolingFacts:
+    """What only the loaded head shows."""
+    padding: int | None = None
+    if pooling.is_causal and "classify" in pooling.tasks and isinstance(head, LabelHead):
+        # classifiers of transformers skip it at a prompt's end, even if it is what ends texts
+        is_classifier = not isinstance(head.logits, TokenLogits)
+        padding = facts.config.get_text_config().pad_token_id if is_classifier else None
+    return replace(pooling, reads_all=head.takes != ("lasttoken",), padding_id=padding)
 
 
 def _check_gpu(facts: ModelFacts, worker: WorkerSettings) -> None:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.hf.model import Computed
 from tokenmesh.services.worker_svc.models.hf.pooling.classifier import activation_of, label_head
 from tokenmesh.services.worker_svc.models.pooling.facts import EMBEDDINGS, PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.heads import (
@@ -26,6 +27,8 @@ from tokenmesh.services.worker_svc.models.pooling.modules import (
 )
 from tokenmesh.shared.errors import CheckpointError
 
+_SAME: Final = 1e-2
+_ZERO: Final = 1e-4
 PROJECTION: Final = "linear.weight"
 """The tensor that makes ColBERT's token embeddings of states."""
 
@@ -94,15 +97,25 @@ def _logit_head(
     weight = table.weight[torch.tensor(ids)].detach().float()
     if len(ids) == 2:
         weight = weight[:1] - weight[1:]
-    _check_plain(model)
+    _check_plain(model, table.weight)
     return LabelHead(("lasttoken",), TokenLogits(weight), activation_of(facts.config, pooling))
 
 
-def _check_plain(model: PreTrainedModel) -> None:
-    """Raise CheckpointError where the model's logits are more than products with a table."""
-    config: Any = model.config.get_text_config()
-    for key in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(config, key, None) not in (None, 1, 1.0):
-            raise CheckpointError(
-                f"LogitScore of a model with {key} is not supported", param="modules.json"
-            )
+def _check_plain(model: PreTrainedModel, table: torch.Tensor) -> None:
+    """Raise CheckpointError where the model's logits are more than products with its table.
+
+    A bias, a multiplier or a cap changes scores.
+    """
+    body: Any = model.base_model
+    # zeros show a bias, large numbers a cap
+    states = torch.randn((1, 2, table.shape[1]), generator=torch.Generator().manual_seed(0))
+    states = (states * torch.tensor([[0.0], [100.0]])).to(table.device, table.dtype)
+    setattr(model, model.base_model_prefix, Computed(body))
+    try:
+        logits = model(inputs_embeds=states).logits
+    finally:
+        setattr(model, model.base_model_prefix, body)
+    products = torch.nn.functional.linear(states, table)
+    if not torch.allclose(logits.float(), products.float(), rtol=_SAME, atol=_ZERO):
+        problem = "whose logits are not plain products of its states is not supported"
+        raise CheckpointError(f"LogitScore of a model {problem}", param="modules.json")
