@@ -22,7 +22,7 @@ from tokenmesh.shared.bus.base import (
 )
 from tokenmesh.shared.bus.headers import SenderClocks, bounded, pack, unpack
 from tokenmesh.shared.bus.nats import NatsLink
-from tokenmesh.shared.bus.nats_client import Packet
+from tokenmesh.shared.bus.nats_frames import Packet
 from tokenmesh.shared.bus.requests import (
     PendingRequests,
     RawRequests,
@@ -220,8 +220,11 @@ class MessageBus(Bus):
         await self._link.close()
 
     async def _refuse_dropped(self, reply_to: str) -> None:
-        """Answer a request that arrived faster than its subscription was read."""
-        await self._refuse(reply_to, Overloaded("too many messages wait to be received"))
+        """Answer a request that arrived faster than its subscription was read; this is called by
+        what reads the connection, which must not wait for a server that does not read."""
+        error = Overloaded("too many messages wait to be received")
+        if not self._link.offer(reply_to, self._encode(to_failed(error))):
+            self._log.note("unanswered", str(error))
 
     async def _refuse(self, reply_to: str, error: TokenMeshError) -> None:
         try:

@@ -1,4 +1,4 @@
-"""NatsLink: a connection to core NATS. Only this file and `nats_client.py` import nats-py.
+"""NatsLink: a connection to core NATS, in bytes.
 
 nats-py reconnects by itself without end; what is sent meanwhile waits in a bounded buffer.
 """
@@ -15,8 +15,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from tokenmesh.shared.bus.base import RateLimitedLog, Subscription
-from tokenmesh.shared.bus.nats_client import FastClient, Packet
-from tokenmesh.shared.cancellation import keeps_cancellation
+from tokenmesh.shared.bus.nats_client import FastClient
+from tokenmesh.shared.bus.nats_frames import Packet
 from tokenmesh.shared.config.mesh import BusSettings
 from tokenmesh.shared.errors import BusLost, ConfigError, PayloadTooLarge, ProtocolError
 from tokenmesh.shared.rights import INBOXES, inbox_prefix
@@ -111,19 +111,28 @@ class NatsLink:
     async def send(
         self, subject: str, data: bytes, headers: dict[str, str] | None, reply_to: str = ""
     ) -> None:
-        """Send, or buffer while the server cannot be reached."""
-        if self._client.put(subject, data, reply_to, headers):
-            return
+        """Send, or buffer while the server cannot be reached. Waits while it reads too slowly."""
         try:
-            # nats-py swallows a cancellation while it waits for a server that has stopped reading.
-            with keeps_cancellation():
-                await self._client.publish(subject, data, reply_to, headers)
+            if self._client.put(subject, data, reply_to, headers):
+                return
+            async with asyncio.timeout(self._settings.flush_timeout_s):
+                while not self._client.put(subject, data, reply_to, headers):
+                    await self._client.wait_for_room()
+        except TimeoutError as error:
+            raise BusLost(f"cannot send on {subject}: the NATS server does not read") from error
         except nats.errors.MaxPayloadError as error:
             raise PayloadTooLarge(f"{len(data)} bytes are too many for the NATS server") from error
         except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
             raise ProtocolError(f"{subject!r}, {reply_to!r}: {error}") from error
         except nats.errors.Error as error:
             raise BusLost(f"cannot send on {subject}: {error}") from error
+
+    def offer(self, subject: str, data: bytes) -> bool:
+        """Send if that needs no waiting."""
+        try:
+            return self._client.put(subject, data, "", None)
+        except nats.errors.Error:
+            return False
 
     async def subscribe(self, subject: str, on_packet: OnPacket, queue: str | None) -> Subscription:
         """Hand over each packet, one at a time in order of arrival."""
@@ -151,11 +160,8 @@ class NatsLink:
         self._subscriptions.discard(subscription)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                if self._client.is_connected:
-                    await subscription.inner.drain()  # type: ignore[no-untyped-call]
-                else:
-                    await subscription.inner.unsubscribe()
-        except (TimeoutError, nats.errors.Error) as error:
+                await self._client.leave(subscription.inner)
+        except TimeoutError as error:
             self._log.note("undrained", f"{subscription.inner.subject}: {error!r}")
 
     async def flush(self) -> None:
@@ -169,16 +175,20 @@ class NatsLink:
     async def close(self) -> None:
         self._is_closing = True
         await asyncio.gather(*(each.stop() for each in tuple(self._subscriptions)))
-        if self._client.is_connected:
-            try:
-                await self.flush()
-            except BusLost as error:
-                self._log.note("closed unflushed", str(error))
         try:
-            await self._client.close()
-        except (OSError, RuntimeError) as error:
-            # What it had buffered for an absent server cannot be sent any more; uvloop calls a
-            # write to a closed transport a RuntimeError.
+            if not self._client.is_connected:
+                raise BusLost("the NATS server is away")
+            await self.flush()
+        except BusLost as error:
+            # nats-py would wait until the server has read everything
+            if num_bytes := self._client.abort():
+                self._log.note("closed unflushed", f"{num_bytes} bytes were not sent: {error}")
+        try:
+            async with asyncio.timeout(self._settings.flush_timeout_s):
+                await self._client.close()
+        except (OSError, RuntimeError, TimeoutError) as error:
+            # uvloop calls a write to a closed transport a RuntimeError
+            self._client.abort()
             self._log.note("closed unflushed", repr(error))
 
     async def wait_lost(self) -> None:

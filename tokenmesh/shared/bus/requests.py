@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final, Generic, TypeVar
 
 from tokenmesh.shared.bus.nats import NatsLink
-from tokenmesh.shared.bus.nats_client import Packet
+from tokenmesh.shared.bus.nats_frames import Packet
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import (
     BusLost,
