@@ -3,13 +3,14 @@
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from tests.servers import Server, bus_settings_of
+from tests.servers import MAX_PAYLOAD_BYTES, Server, bus_settings_of
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.bus.nats_frames import Packet
 from tokenmesh.shared.clock import now_s
@@ -243,3 +244,28 @@ async def test_headers_count_into_the_largest_payload(bus: MessageBus) -> None:
         await link.send("t.big", fits + b"x", {"a": "b"})
     await bus.flush()
     assert bus.counts == {}
+
+
+def lower_limit(server: Server) -> None:
+    config = Path(server.command[-1])
+    old = f"max_payload: {MAX_PAYLOAD_BYTES}"
+    config.write_text(config.read_text().replace(old, "max_payload: 9000"))
+    assert server.process is not None
+    server.process.send_signal(signal.SIGHUP)
+
+
+async def test_a_server_that_lowers_its_limit_refuses_one_message_and_no_process(
+    start_nats: Callable[[], Server],
+) -> None:
+    server = start_nats()
+    bus = await connect(bus_settings_of(server), "large")
+    lower_limit(server)
+    await until(lambda: b"Reloaded" in server.log.read_bytes())
+    with suppress(BusLost, PayloadTooLarge):
+        await bus.publish_raw("t.large", bytes(100_000))
+        await bus.flush()
+    await until(lambda: bus.is_connected and bus.max_message_bytes < 9000)
+    with pytest.raises(PayloadTooLarge):
+        await bus.publish_raw("t.large", bytes(100_000))
+    await bus.flush()
+    await bus.close()

@@ -115,6 +115,15 @@ class FastClient(Client):
         self._max_payload = info.get("max_payload", self._max_payload)
         await super()._process_info(info, initial_connection)
 
+    async def _process_err(self, err_msg: str) -> None:
+        """The limit of a message was lowered: the next connection tells the new one."""
+        if "maximum payload" in err_msg:
+            error = nats.errors.MaxPayloadError()
+            await self._error_cb(error)
+            await self._process_op_err(error)
+        else:
+            await super()._process_err(err_msg)
+
     async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         await self._send_command(PING_PROTO)
@@ -259,7 +268,8 @@ class FastClient(Client):
         """End a subscription; returns when what was received on it has been handed over."""
         try:
             try:
-                await self._send_unsubscribe(subscription._id)
+                if not self.is_closed:
+                    await self._send_unsubscribe(subscription._id)
                 await self.flush()
             except (nats.errors.Error, TimeoutError):
                 pass  # what the server had not sent is lost with the connection
