@@ -26,15 +26,13 @@ class Recorder:
         self.seen: list[object] = []
         self.reset_after: FrameParser | None = None
 
-    async def take(
-        self, subject: bytes, sid: int, reply: bytes, head: bytes, payload: bytes
-    ) -> None:
+    def take(self, subject: bytes, sid: int, reply: bytes, head: bytes, payload: bytes) -> None:
         self.seen.append((subject, sid, reply, bytes(head), payload))
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
     ) -> None:
-        await self.take(subject, sid, reply, headers or b"", data)
+        self.take(subject, sid, reply, headers or b"", data)
 
     async def report(self, error: MalformedFrame) -> None:
         self.reported = str(error)

@@ -5,6 +5,7 @@ What is overridden are private parts, those of one minor version (pyproject;
 """
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any, Final, cast
 
 import nats.errors
@@ -241,12 +242,12 @@ class FastClient(Client):
                 if not written.done():
                     written.set_result(None)
 
-    async def take(
+    def take(
         self, subject: bytes, sid: int, reply: bytes, head: bytes, payload: bytes
-    ) -> None:
+    ) -> Awaitable[None] | None:
         found = self._subs.get(sid)
         if found is None:
-            return
+            return None
         headers = headers_of(head) if head else None
         # a peer may have written any bytes
         message = Packet(
@@ -255,11 +256,11 @@ class FastClient(Client):
         limit = found._pending_bytes_limit
         if found._pending_queue.full() or 0 < limit <= found._pending_size + len(payload):
             dropped = nats.errors.SlowConsumerError(message.subject, message.reply, sid, found)
-            await self._error_cb(dropped)
-            return
+            return self._error_cb(dropped)
         found._pending_size += len(payload)
         # nats-py's own loop hands it to the callback; all that it reads of a message is `data`
         found._pending_queue.put_nowait(cast("Msg", message))
+        return None
 
     async def report(self, error: MalformedFrame) -> None:
         await self._error_cb(error)

@@ -5,6 +5,7 @@ ends, and holds any number of bytes that have no end of line.
 """
 
 import json
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -42,10 +43,10 @@ class MalformedFrame(nats.errors.ProtocolError):
 class FrameReader(Protocol):
     """What reacts to frames; the methods of nats-py's client, and `take` for messages."""
 
-    async def take(
+    def take(
         self, subject: bytes, sid: int, reply: bytes, head: bytes, payload: bytes
-    ) -> None:
-        """A message; `head`: its headers as received."""
+    ) -> Awaitable[None] | None:
+        """A message; `head`: its headers as received. Returns what is awaited before the next."""
 
     async def report(self, error: MalformedFrame) -> None:
         """Nothing more is read from this connection; nats-py says nothing about it."""
@@ -72,6 +73,7 @@ class FrameParser:
         self._num_held = 0
         self._num_needed = 0
         """Bytes that a message needs of which the beginning is held."""
+        self._reaction: Awaitable[None] | None = None
 
     async def parse(self, data: bytes = b"") -> None:
         parts = self._parts
@@ -85,7 +87,10 @@ class FrameParser:
         self._num_held = self._num_needed = start = 0
         while start < len(data):
             try:
-                end = await self._frame(data, start)
+                end = self._frame(data, start)
+                if self._reaction is not None:
+                    reaction, self._reaction = self._reaction, None
+                    await reaction
             except MalformedFrame as error:
                 await self._reader.report(error)
                 raise
@@ -97,7 +102,7 @@ class FrameParser:
                 return
             start = end
 
-    async def _frame(self, data: bytes, start: int) -> int:
+    def _frame(self, data: bytes, start: int) -> int:
         """Hand over the frame at `start`; returns its end, negative when it is not complete."""
         line_end = data.find(_CRLF, start, start + MAX_LINE_BYTES)
         if line_end < 0:
@@ -107,7 +112,7 @@ class FrameParser:
         words = data[start:line_end].split()
         begin = line_end + len(_CRLF)
         if not words or words[0] not in (b"MSG", b"HMSG"):
-            await self._obey(words, data[start:line_end])
+            self._reaction = self._obey(words, data[start:line_end])
             return begin
         # MSG subject subscription [reply] [bytes of headers] bytes
         num_sizes = 2 if words[0] == b"HMSG" else 1
@@ -125,7 +130,7 @@ class FrameParser:
             raise _malformed("the end of a message", data[end:])
         reply = words[3] if len(words) - num_sizes == 4 else b""
         head, payload = data[begin : begin + num_head], data[begin + num_head : end]
-        await self._reader.take(words[1], sid, reply, head, payload)
+        self._reaction = self._reader.take(words[1], sid, reply, head, payload)
         return end + len(_CRLF)
 
     async def _obey(self, words: list[bytes], line: bytes) -> None:
@@ -179,7 +184,6 @@ def headers_of(head: bytes) -> dict[str, str] | None:
             headers = {}
     for line in lines:
         name, colon, value = line.partition(":")
-        name = name.strip()
-        if colon and name.isascii() and " " not in name and name.isprintable() and name:
+        if colon and name.isascii() and name.isprintable() and name and " " not in name:
             headers[name] = value.strip()
     return headers or None
