@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,13 @@ def refusal(directory: Path) -> str:
     with pytest.raises(CheckpointError) as error:
         EngineDriver(directory, model_impl="transformers")
     return error.value.message.replace(f"{directory}", "DIR")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen3_moe"])
+def test_a_config_of_another_family_is_refused(tiny: Tiny, tmp_path: Path, name: str) -> None:
+    shutil.copytree(tiny(name).directory, tmp_path / "model")
+    edit_config(tmp_path / "model", model_type="mistral")
+    assert re.search(r"model_type is 'mistral', but \w+ takes '\w+'", refusal(tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +119,10 @@ def test_tensors_that_are_not_those_of_the_config_are_named(
             "Missing required keys in `rope_parameters` for 'rope_type'='yarn': {'factor'}",
         ),
         ({"architectures": ["MineForCausalLM"]}, "MineForCausalLM cannot be served: transformers"),
-        ({"model_type": "llama"}, "transformers cannot build it: AttributeError: 'LlamaConfig'"),
+        (
+            {"model_type": "llama"},
+            "model_type is 'llama', but Qwen3MoeForCausalLM takes 'qwen3_moe'",
+        ),
         ({"quantization_config": {"quant_method": "gptq"}}, "DIR/config.json: quantization_config"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -111,6 +111,7 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
             raise UnservedModel("transformers has no such class")
         if not kind.can_generate():
             raise UnservedModel("it does not generate text")
+        check_config_class(raw, config, kind)
         tree = build_empty(raw, config, kind)
         facts = hf_facts_of(raw, directory, architecture, config, tree, quantization)
         adapted = adapt(tree, facts.ropes)
@@ -121,6 +122,22 @@ def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> H
             f"{raw.origin}: {architecture} cannot be served: {error.message}", param="architectures"
         ) from error
     return facts
+
+
+def check_config_class(raw: RawConfig, config: Any, kind: type[PreTrainedModel]) -> None:
+    """Raise CheckpointError where `model_type` and `architectures` name two families.
+
+    Some of such trees can be built, with the defaults of the other family.
+    """
+    asked: Any = kind.config_class
+    own = asked is None or not kind.__module__.startswith("transformers.")
+    if own or isinstance(config, asked) or isinstance(config.get_text_config(), asked):
+        return
+    maps = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    if kind in [each.get(type(config), None) for each in maps]:
+        return  # families that are another's, with a config of their own
+    problem = f"is {raw.get('model_type')!r}, but {kind.__name__} takes {asked.model_type!r}"
+    raise raw.error("model_type", problem)
 
 
 def empty_tree(config: PreTrainedConfig, kind: type[PreTrainedModel]) -> PreTrainedModel:
