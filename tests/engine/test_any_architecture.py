@@ -11,6 +11,7 @@ import torch
 
 from tests.fakes.any_architecture import CannotMake, kinds, make_checkpoint
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
+from tests.fakes.family_configs import checkpoint_of, config_of
 from tests.fakes.tiny import prompt_of
 from tokenmesh.shared.errors import CheckpointError
 
@@ -94,6 +95,15 @@ def test_weights_are_those_that_are_stored_where_transformers_would_scale_them(
         ids = torch.tensor([[*PROMPTS[0], *ours[:-1]]])
         logits = oracle(ids, use_cache=False).logits[0, len(PROMPTS[0]) - 1 :]
     assert logits.argmax(-1).tolist() == ours
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+def test_a_native_family_with_another_activation_is_of_the_general_kind(
+    tmp_path: Path, architecture: str
+) -> None:
+    checkpoint = checkpoint_of(tmp_path, config_of(architecture, hidden_act="gelu"))
+    jobs = [Job(prompt, greedy(NUM_TOKENS)) for prompt in PROMPTS]
+    assert EngineDriver(tmp_path).tokens(jobs) == checkpoint.greedy(PROMPTS, NUM_TOKENS)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
@@ -23,6 +23,8 @@ from tokenmesh.services.worker_svc.models.raw_config import (
 )
 from tokenmesh.shared.messages.media import IMAGE
 
+_ACTIVATIONS: Final = ("silu", "swish")
+
 
 @dataclass(frozen=True, slots=True)
 class NativeFacts(ModelFacts):
@@ -38,10 +40,11 @@ class NativeFacts(ModelFacts):
 
 
 def is_native(raw: RawConfig) -> bool:
-    """Whether the architecture is one of ours."""
+    """Whether the architecture is one of ours, with the activation that ours has."""
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    return name in FAMILIES or name in IMAGE_ARCHITECTURES
+    has_silu = (raw.get("hidden_act") or "silu") in _ACTIVATIONS
+    return (name in FAMILIES and has_silu) or name in IMAGE_ARCHITECTURES
 
 
 def read_facts(raw: RawConfig) -> NativeFacts:
@@ -113,7 +116,7 @@ def _text_model(raw: RawConfig) -> tuple[RawConfig, Family]:
 
 def _decoder_config(raw: RawConfig, family: Family) -> DecoderConfig:
     activation = raw.get("hidden_act") or "silu"
-    if activation not in ("silu", "swish"):
+    if activation not in _ACTIVATIONS:
         raise raw.error("hidden_act", f"is {activation!r}; supported is silu")
     hidden_size = raw.integer("hidden_size")
     num_heads = raw.integer("num_attention_heads")
