@@ -169,17 +169,21 @@ def test_a_directory_without_weights_is_refused(copy: Callable[[str], Path]) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "fields", "reason"),
     [
-        ("MambaForCausalLM", "transformers cannot build it"),
-        ("NoSuchForCausalLM", "transformers has no such class"),
+        (
+            "MambaForCausalLM",
+            {"model_type": "mamba", "state_size": -1},
+            "transformers cannot build it",
+        ),
+        ("NoSuchForCausalLM", {}, "transformers has no such class"),
     ],
 )
 def test_an_architecture_that_cannot_be_served_is_named_with_the_reason(
-    copy: Callable[[str], Path], name: str, reason: str
+    copy: Callable[[str], Path], name: str, fields: dict[str, object], reason: str
 ) -> None:
     directory = copy("llama")
-    edit_config(directory, architectures=[name])
+    edit_config(directory, architectures=[name], **fields)
     assert f"{name} cannot be served: {reason}" in refusal(directory)
 
 
@@ -194,7 +198,7 @@ def test_an_architecture_that_cannot_be_served_is_named_with_the_reason(
         ("vocab_size", True),
         ("rms_norm_eps", "small"),
         ("tie_word_embeddings", 1),
-        ("hidden_act", "gelu"),
+        ("hidden_act", "none such"),
         ("rope_parameters", "default"),
         ("quantization_config", {"quant_method": "hqq"}),
     ],
