@@ -20,6 +20,11 @@ _THINKERS: Final = {
 text. The part that speaks, the talker, is not served."""
 _OF_WHOLE: Final = ("dtype", "torch_dtype", "quantization_config")
 """Keys of config.json that hold for all parts of a model."""
+_SENTENCE_CONFIGS: Final = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Of sentence-transformers' older releases all but the first; in the order of its search."""
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
@@ -42,6 +47,12 @@ def served_part(config: Mapping[str, Any]) -> dict[str, Any]:
     whole = {name: config[name] for name in _OF_WHOLE if config.get(name) is not None}
     stated = {"architectures": [_THINKERS[kind]], "model_type": f"{kind}_thinker"}
     return {**whole, **thinker, **stated}
+
+
+def sentence_config_path(directory: Path) -> Path | None:
+    """Where sentence-transformers keeps a model's longest text and whether texts are lowered."""
+    paths = (directory / name for name in _SENTENCE_CONFIGS)
+    return next((path for path in paths if path.exists()), None)
 
 
 def locate_model(model: str, revision: str | None, *patterns: str) -> Path:

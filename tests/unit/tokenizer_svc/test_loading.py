@@ -94,9 +94,16 @@ def test_defaults_are_those_of_config_json_without_a_file_for_them(tmp_path: Pat
     assert load_model(settings).default_sampling == {"top_k": 20}
 
 
-@pytest.mark.parametrize("has_own", [False, True])
+@pytest.mark.parametrize(
+    ("has_own", "name"),
+    [
+        (False, "sentence_bert_config.json"),
+        (True, "sentence_bert_config.json"),
+        (False, "sentence_xlm-roberta_config.json"),
+    ],
+)
 def test_texts_are_lowered_where_sentence_transformers_does_so(
-    tmp_path: Path, has_own: bool
+    tmp_path: Path, has_own: bool, name: str
 ) -> None:
     directory = byte_level_bpe(tmp_path)
     if has_own:
@@ -104,7 +111,7 @@ def test_texts_are_lowered_where_sentence_transformers_does_so(
         stored = {**json.loads(path.read_text()), "normalizer": {"type": "NFC"}}
         write_json(path, stored)
     cased = load_model(ModelSettings(model=str(directory))).tokenizer
-    write_json(directory / "sentence_bert_config.json", {"do_lower_case": True})
+    write_json(directory / name, {"do_lower_case": True})
     lowered = load_model(ModelSettings(model=str(directory))).tokenizer
     assert cased.encode("Hello World").ids != cased.encode("hello world").ids
     assert lowered.encode("Hello World").ids == cased.encode("hello world").ids

@@ -17,7 +17,7 @@ from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.services.tokenizer_svc.retrieval import COLQWEN2, RetrievalPrompts, read_retrieval
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
-from tokenmesh.shared.model_files import locate_model, served_part
+from tokenmesh.shared.model_files import locate_model, sentence_config_path, served_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,7 +77,8 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     # A tokenizer.json may set these; prompts are truncated here, if the request says so.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if read_json(directory / "sentence_bert_config.json").get("do_lower_case") is True:
+    of_sentences = sentence_config_path(directory)
+    if of_sentences and read_json(of_sentences).get("do_lower_case") is True:
         _lower_texts(tokenizer)
     text = tokenizer.to_str().encode()
     added = tokenizer.get_added_tokens_decoder()

@@ -9,7 +9,7 @@ from tokenmesh.shared.model_files import locate_model
 
 FILES: Final = (
     *("config.json", "generation_config.json", "hf_quant_config.json"),
-    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
     "model*.safetensors*",
 )

@@ -21,6 +21,7 @@ from tokenmesh.services.worker_svc.models.raw_config import RawConfig, architect
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.pooling import PoolTask
+from tokenmesh.shared.model_files import sentence_config_path
 
 COLBERT: Final = "HF_ColBERT"
 """The architecture of Stanford's ColBERT checkpoints, which transformers has no class for."""
@@ -190,6 +191,6 @@ def stated_length(model: ModelSettings, longest: int, directory: Path) -> int:
                 param="max_model_len",
             )
         return model.stated_len
-    path = directory / "sentence_bert_config.json"
-    stated = read_json(path).get("max_seq_length") if path.exists() else None
+    path = sentence_config_path(directory)
+    stated = read_json(path).get("max_seq_length") if path else None
     return min(longest, stated) if isinstance(stated, int) and stated > 0 else longest
