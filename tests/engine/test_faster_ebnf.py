@@ -49,6 +49,26 @@ def masks_along(text: str, choices: random.Random, steps: int = 12) -> list[list
     return seen
 
 
+def tokens_along(text: str, choices: random.Random, steps: int = 12) -> list[list[int]]:
+    """As `masks_along`, by trying each token: xgrammar's masks of a rule that holds itself and ends
+    with a repeated class leave out tokens that it accepts."""
+    matcher = xgrammar.GrammarMatcher(compiled(text))
+
+    def is_accepted(token: int) -> bool:
+        accepted = matcher.accept_token(token)
+        if accepted:
+            matcher.rollback(1)
+        return accepted
+
+    seen: list[list[int]] = []
+    while len(seen) < steps and not matcher.is_terminated():
+        seen.append([each for each in range(len(PIECES)) if is_accepted(each)])
+        if not seen[-1]:
+            break
+        matcher.accept_token(choices.choice(seen[-1]))
+    return seen
+
+
 TEXTS = st.sampled_from(['"a"', '"ab"', '"+"', '"\\""', "[ab]", "[b-c]", "[^a]", "[x-]", '"("'])
 NAMES = st.sampled_from(["one", "two", "root"])
 TIMES = st.sampled_from(["*", "+", "?", "{1,2}", "{2}"])
@@ -86,8 +106,8 @@ def test_a_rewritten_grammar_allows_the_same_in_every_step(num_examples: int) ->
         except RuntimeError:
             return
         for walk in range(seed, seed + 3):
-            before = masks_along(text, random.Random(walk))
-            assert masks_along(faster, random.Random(walk)) == before, faster
+            before = tokens_along(text, random.Random(walk))
+            assert tokens_along(faster, random.Random(walk)) == before, faster
 
     check()
 
