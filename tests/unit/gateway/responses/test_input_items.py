@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.responses.item_lists import input_items, page
+from tokenmesh.services.gateway.responses.items import input_items, page
 from tokenmesh.services.gateway.responses.records import ResponseBegun
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId

@@ -6,7 +6,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import EventLog
-from tokenmesh.services.gateway.responses.item_lists import input_items
+from tokenmesh.services.gateway.responses.items import input_items
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
 from tokenmesh.services.gateway.responses.runs import Runs
 from tokenmesh.services.gateway.tenancy.tenant import Access

@@ -6,8 +6,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.openai.translation import Json, invalid
-from tokenmesh.services.gateway.responses.item_lists import input_items
-from tokenmesh.services.gateway.responses.items import no_such_item
+from tokenmesh.services.gateway.responses.items import input_items, no_such_item
 from tokenmesh.services.gateway.responses.output_items import response_of_item
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs

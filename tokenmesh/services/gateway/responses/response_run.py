@@ -17,7 +17,7 @@ from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.conversations import Conversations
 from tokenmesh.services.gateway.responses.event_log import Replay, encode_frames
-from tokenmesh.services.gateway.responses.item_lists import request_items
+from tokenmesh.services.gateway.responses.items import request_items
 from tokenmesh.services.gateway.responses.model_turn import Flush, job_of_turn, open_turn
 from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.records import Flushed, ResponseEnded, Status

@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded, Metadata
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.responses.conversations import Conversations, item_of
-from tokenmesh.services.gateway.responses.item_lists import page
+from tokenmesh.services.gateway.responses.items import page
 from tokenmesh.services.gateway.responses.request import Include
 from tokenmesh.services.gateway.tenancy.tenant import Access
 

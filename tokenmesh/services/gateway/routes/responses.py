@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.openai.translation import FieldNames, Json
 from tokenmesh.services.gateway.responses.event_log import encode_frames
 from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.feed import FramesResponse
-from tokenmesh.services.gateway.responses.item_lists import page
+from tokenmesh.services.gateway.responses.items import page
 from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.reader import ResponseReader
 from tokenmesh.services.gateway.responses.request import Include, ResponsesRequest
