@@ -10,11 +10,10 @@ from tokenmesh.services.gateway.mesh.ownership import OrphanWatch
 from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.responses.event_log import EventLog
-from tokenmesh.services.gateway.responses.maker import ResponseMaker
+from tokenmesh.services.gateway.responses.maker import ResponseMaker, previous_items
 from tokenmesh.services.gateway.responses.mcp_servers import McpServers
 from tokenmesh.services.gateway.responses.reader import ResponseReader
 from tokenmesh.services.gateway.responses.records import ResponseBegun
-from tokenmesh.services.gateway.responses.references import previous_items
 from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
 from tokenmesh.services.gateway.responses.response_plan import Planner, ResponseSpec
 from tokenmesh.services.gateway.responses.response_run import RunContext
