@@ -21,10 +21,10 @@ from tokenmesh.services.gateway.responses.events import ResponseEvents
 from tokenmesh.services.gateway.responses.feed import FramesResponse
 from tokenmesh.services.gateway.responses.items import page
 from tokenmesh.services.gateway.responses.output_items import Event
-from tokenmesh.services.gateway.responses.reader import ResponseReader
 from tokenmesh.services.gateway.responses.request import Include, ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import not_found
 from tokenmesh.services.gateway.responses.response_plan import prepare
+from tokenmesh.services.gateway.responses.service import ResponseReader
 from tokenmesh.services.gateway.responses.shapes import InputTokens, usage_fields
 from tokenmesh.services.gateway.responses.translation import is_long, translate
 from tokenmesh.services.gateway.routes.tokens import count_prompt_tokens
