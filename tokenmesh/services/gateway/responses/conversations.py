@@ -15,7 +15,7 @@ import msgspec
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.openai.translation import Json, invalid
 from tokenmesh.services.gateway.responses.items import ItemsConversation, item_prefix, shaped_item
-from tokenmesh.services.gateway.responses.stored_shares import OVERHEAD_BYTES, StoredShares
+from tokenmesh.services.gateway.responses.log_writer import OVERHEAD_BYTES, StoredShares
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.responses import ResponseSettings

@@ -12,6 +12,7 @@ from typing import Final
 from tokenmesh.services.gateway.mesh.ownership import OwnerMarks
 from tokenmesh.services.gateway.responses.conversations import Conversations
 from tokenmesh.services.gateway.responses.event_log import EventLog, read_log
+from tokenmesh.services.gateway.responses.log_writer import StoredShares
 from tokenmesh.services.gateway.responses.records import (
     Record,
     ResponseBegun,
@@ -21,7 +22,6 @@ from tokenmesh.services.gateway.responses.records import (
     frames_of,
     join_records,
 )
-from tokenmesh.services.gateway.responses.stored_shares import StoredShares
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
 from tokenmesh.shared.bus.message_bus import MessageBus
