@@ -12,8 +12,7 @@ import msgspec
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.pooling.fields import CohereEmbedRequest, CohereType
-from tokenmesh.services.gateway.pooling.job import PoolJob
-from tokenmesh.services.gateway.pooling.media import check_number_of_media
+from tokenmesh.services.gateway.pooling.job import PoolJob, check_number_of_media
 from tokenmesh.services.gateway.pooling.numbers import rows_of
 from tokenmesh.services.gateway.pooling.response import CHARS_PER_VALUE, NumbersBody
 from tokenmesh.services.gateway.pooling.run import PoolRun

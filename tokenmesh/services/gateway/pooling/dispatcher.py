@@ -15,9 +15,14 @@ import msgspec
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls, card_attributes
 from tokenmesh.services.gateway.mesh.liveness import Breaker
 from tokenmesh.services.gateway.mesh.streams import Streams
-from tokenmesh.services.gateway.pooling.batches import PoolBatch, split
-from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolJob
-from tokenmesh.services.gateway.pooling.media import with_embeddings
+from tokenmesh.services.gateway.pooling.job import (
+    FLOAT_BYTES,
+    PER_TOKEN,
+    PoolBatch,
+    PoolJob,
+    split,
+    with_embeddings,
+)
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s

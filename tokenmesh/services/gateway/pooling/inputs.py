@@ -7,7 +7,7 @@ import msgspec
 
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
 from tokenmesh.services.gateway.pooling.fields import InputFields
-from tokenmesh.services.gateway.pooling.media import (
+from tokenmesh.services.gateway.pooling.job import (
     Messages,
     check_number_of_media,
     media_options,

@@ -1,20 +1,31 @@
-"""PoolJob: a validated request for numbers. PoolBuilder makes one from the fields of a body."""
+"""PoolJob: a validated request for numbers. PoolBuilder makes one from the fields of a body.
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+Its prompts may hold images and videos, and are divided into batches that workers compute at once.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext, check_request_id
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.openai.sampling import refuse_not_served
 from tokenmesh.services.gateway.pooling.fields import PoolingFields, PromptFields
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput, UnknownModel
-from tokenmesh.shared.ids import RequestId
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, ProtocolError, UnknownModel
+from tokenmesh.shared.ids import RequestId, WorkerId
+from tokenmesh.shared.messages import Encode
 from tokenmesh.shared.messages.beat import ModelCard
-from tokenmesh.shared.messages.pooling import PoolingParams, PoolTask
+from tokenmesh.shared.messages.media import MediaItem, count_by_modality
+from tokenmesh.shared.messages.pooling import PoolingParams, PoolItem, PoolTask
+from tokenmesh.shared.telemetry import REQUEST_ID, span
+from tokenmesh.shared.tokens import count_ids
 
 Side = Literal["left", "right"]
 FLOAT_BYTES: Final = 4
@@ -155,3 +166,111 @@ def _check_dimensions(given: int, card: ModelCard, task: PoolTask) -> None:
             f"dimensions is {given}, the model's embeddings have {card.pooled_size}",
             param="dimensions",
         )
+
+
+Messages = list[dict[str, Any]]
+
+_AT_ONCE: Final = 16
+"""Media of one Encode, whose answer has a time limit."""
+
+
+def check_number_of_media(chats: Sequence[Messages], settings: GatewaySettings) -> None:
+    """Raises PayloadTooLarge before any of them is fetched."""
+    contents = [message.get("content") for chat in chats for message in chat]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    num_media = sum(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+    if num_media > settings.max_pool_media:
+        raise PayloadTooLarge(
+            f"the request holds {num_media} images or videos, at most {settings.max_pool_media}"
+        )
+
+
+def media_options(body: PromptFields) -> bytes | None:
+    """`ChatPrompt.mm_processor_kwargs_json` of a request."""
+    options = body.mm_processor_kwargs
+    return None if options is None else msgspec.json.encode(options)
+
+
+async def with_embeddings(
+    calls: ServiceCalls, job: PoolJob, items: list[PoolItem]
+) -> list[PoolItem]:
+    """The items with embeddings of their media. Raises what the calls of encoders raise."""
+    media = [each for item in items for each in item.media]
+    if not media:
+        return items
+    attributes: dict[str, str | int] = {
+        REQUEST_ID: job.request_id,
+        "tokenmesh.items": len(media),
+    }
+    encoded: list[MediaItem] = []
+    with span("encode_media", attributes) as current:
+        cached = 0
+        for start in range(0, len(media), _AT_ONCE):
+            part = media[start : start + _AT_ONCE]
+            message = Encode(request_id=job.request_id, model=job.card.name, items=part)
+            answer = await calls.encode(message, job.deadline_s)
+            if len(answer.items) != len(part):
+                raise ProtocolError(f"{len(answer.items)} embeddings for {len(part)} media")
+            encoded += answer.items
+            cached += answer.cached
+        current.set_attribute("tokenmesh.cached", cached)
+    found = iter(encoded)
+    return [
+        msgspec.structs.replace(item, media=[next(found) for _ in item.media]) for item in items
+    ]
+
+
+_MAX_BATCH_ITEMS: Final = 256
+_INLINE_BYTES: Final = 64 * 1024
+"""Numbers of one item up to this size are in the answer itself, larger ones in a blob."""
+_INLINE_TOTAL_BYTES: Final = 1024 * 1024
+"""Such numbers of a batch together, and its token ids."""
+_BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Numbers of one batch together, blobs included."""
+
+
+@dataclass(slots=True)
+class PoolBatch:
+    """Some items of a request, by their numbers."""
+
+    indices: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    num_bytes: int = 0
+    """Numbers of the answer."""
+    num_inline: int = 0
+    """Of these, bytes in the message itself."""
+    media_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens of the prompts that stand for media, by modality."""
+    cached_tokens: int = 0
+    """Set by the answer."""
+    worker_id: WorkerId | None = None
+    """Set by the answer: the worker that has computed it."""
+
+
+def split(
+    job: PoolJob, items: Sequence[PoolItem], most_tokens: int, max_message_bytes: int
+) -> Iterator[PoolBatch]:
+    """Batches of prompts of similar length, the longest first."""
+    most_inline = min(_INLINE_TOTAL_BYTES, max_message_bytes // 2)
+    lengths = [count_ids(item.prompt_ids) for item in items]
+    is_per_token, width = job.params.task in PER_TOKEN, job.width
+    batch = PoolBatch()
+    for index in sorted(range(len(items)), key=lengths.__getitem__, reverse=True):
+        num_tokens = lengths[index]
+        num_bytes = width * FLOAT_BYTES * (num_tokens if is_per_token else 1)
+        num_inline = min(num_bytes, _INLINE_BYTES) + len(items[index].prompt_ids)
+        if batch.indices and (
+            batch.num_tokens + num_tokens > most_tokens
+            or batch.num_bytes + num_bytes > _BATCH_BYTES
+            or batch.num_inline + num_inline > most_inline
+            or len(batch.indices) >= _MAX_BATCH_ITEMS
+        ):
+            yield batch
+            batch = PoolBatch()
+        batch.indices.append(index)
+        batch.num_tokens += num_tokens
+        batch.num_bytes += num_bytes
+        batch.num_inline += num_inline
+        batch.media_tokens.update(count_by_modality(items[index].media))
+    if batch.indices:
+        yield batch

@@ -10,9 +10,8 @@ from tokenmesh.services.gateway.files.uploads import Uploads
 from tokenmesh.services.gateway.generation.answer import LoadHeaders
 from tokenmesh.services.gateway.generation.usage import Meters, Usage, usage_of
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES, BodyBudget, Share
-from tokenmesh.services.gateway.pooling.batches import PoolBatch
 from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
-from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolJob
+from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolBatch, PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import monotonic_s

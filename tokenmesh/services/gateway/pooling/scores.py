@@ -7,7 +7,7 @@ from functools import partial
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.pooling.fields import RerankRequest, ScoreFields, ScoreRequest
-from tokenmesh.services.gateway.pooling.media import (
+from tokenmesh.services.gateway.pooling.job import (
     Messages,
     check_number_of_media,
     media_options,

@@ -7,7 +7,7 @@ import msgspec
 
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
-from tokenmesh.services.gateway.pooling.media import Messages
+from tokenmesh.services.gateway.pooling.job import Messages
 from tokenmesh.services.gateway.pooling.prompts import located
 from tokenmesh.services.gateway.pooling.run import PoolRun
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
