@@ -12,12 +12,12 @@ import msgspec
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.pooling.fields import CohereEmbedRequest, CohereType
+from tokenmesh.services.gateway.pooling.inputs import Side
 from tokenmesh.services.gateway.pooling.job import PoolJob, check_number_of_media
 from tokenmesh.services.gateway.pooling.numbers import rows_of
 from tokenmesh.services.gateway.pooling.response import CHARS_PER_VALUE, NumbersBody
 from tokenmesh.services.gateway.pooling.run import PoolRun
 from tokenmesh.services.gateway.pooling.shapes import ApiVersion, BilledUnits, CohereMeta
-from tokenmesh.services.gateway.pooling.sides import Side
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -7,6 +7,7 @@ from functools import partial
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.pooling.fields import RerankRequest, ScoreFields, ScoreRequest
+from tokenmesh.services.gateway.pooling.inputs import Side
 from tokenmesh.services.gateway.pooling.job import (
     Messages,
     check_number_of_media,
@@ -26,7 +27,6 @@ from tokenmesh.services.gateway.pooling.shapes import (
     Score,
     ScoreList,
 )
-from tokenmesh.services.gateway.pooling.sides import Side
 from tokenmesh.shared.errors import FieldPath, InvalidInput, ProtocolError
 from tokenmesh.shared.messages.pooling import Pooled, PoolTask
 from tokenmesh.shared.telemetry import REQUEST_ID, span
