@@ -47,8 +47,12 @@ from tokenmesh.services.gateway.operations.worker_metrics import (
 from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
 from tokenmesh.services.gateway.pooling.job import PoolBuilder, PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
-from tokenmesh.services.gateway.pooling.response import Compute, PoolingResponse
-from tokenmesh.services.gateway.pooling.run import PoolServices, answer_budget
+from tokenmesh.services.gateway.pooling.run import (
+    Compute,
+    PoolingResponse,
+    PoolServices,
+    answer_budget,
+)
 from tokenmesh.services.gateway.responses.service import Responses
 from tokenmesh.services.gateway.scale_out.generate_response import AbortableResponse, GenerateWriter
 from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut

@@ -11,8 +11,7 @@ from tokenmesh.services.gateway.ollama.writer import nanoseconds
 from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
 from tokenmesh.services.gateway.pooling.inputs import read_items
 from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of
-from tokenmesh.services.gateway.pooling.response import NumbersBody
-from tokenmesh.services.gateway.pooling.run import PoolRun
+from tokenmesh.services.gateway.pooling.run import NumbersBody, PoolRun
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.messages.pooling import Pooled
 

@@ -15,8 +15,7 @@ from tokenmesh.services.gateway.pooling.fields import CohereEmbedRequest, Cohere
 from tokenmesh.services.gateway.pooling.inputs import Side
 from tokenmesh.services.gateway.pooling.job import PoolJob, check_number_of_media
 from tokenmesh.services.gateway.pooling.numbers import rows_of
-from tokenmesh.services.gateway.pooling.response import CHARS_PER_VALUE, NumbersBody
-from tokenmesh.services.gateway.pooling.run import PoolRun
+from tokenmesh.services.gateway.pooling.run import CHARS_PER_VALUE, NumbersBody, PoolRun
 from tokenmesh.services.gateway.pooling.shapes import ApiVersion, BilledUnits, CohereMeta
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s

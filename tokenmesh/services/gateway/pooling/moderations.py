@@ -14,8 +14,7 @@ from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.pooling.fields import ClassificationRequest
 from tokenmesh.services.gateway.pooling.inputs import read_items
 from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of
-from tokenmesh.services.gateway.pooling.response import NumbersBody
-from tokenmesh.services.gateway.pooling.run import PoolRun
+from tokenmesh.services.gateway.pooling.run import NumbersBody, PoolRun
 from tokenmesh.shared.config.requests import PoolingSettings
 from tokenmesh.shared.errors import InvalidInput, ProtocolError
 from tokenmesh.shared.messages.beat import ModelCard

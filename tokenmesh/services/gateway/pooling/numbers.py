@@ -17,8 +17,7 @@ from tokenmesh.services.gateway.pooling.fields import (
     NumberFields,
 )
 from tokenmesh.services.gateway.pooling.inputs import read_items
-from tokenmesh.services.gateway.pooling.response import NumbersBody
-from tokenmesh.services.gateway.pooling.run import PoolRun
+from tokenmesh.services.gateway.pooling.run import NumbersBody, PoolRun
 from tokenmesh.services.gateway.pooling.shapes import (
     ClassificationList,
     ClassProbabilities,

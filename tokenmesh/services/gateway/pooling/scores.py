@@ -14,8 +14,7 @@ from tokenmesh.services.gateway.pooling.job import (
     media_options,
 )
 from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of
-from tokenmesh.services.gateway.pooling.response import CHARS_PER_VALUE, NumbersBody
-from tokenmesh.services.gateway.pooling.run import PoolRun
+from tokenmesh.services.gateway.pooling.run import CHARS_PER_VALUE, NumbersBody, PoolRun
 from tokenmesh.services.gateway.pooling.shapes import (
     ApiVersion,
     BilledUnits,
