@@ -26,9 +26,9 @@ from tokenmesh.services.gateway.scale_out.derender_whole import (
     delivery_of,
     prompt_of,
     reader_of,
+    replayed,
     with_head,
 )
-from tokenmesh.services.gateway.scale_out.output_reader import replayed
 from tokenmesh.services.gateway.scale_out.shapes import DerenderedChunk, DerenderState
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.beat import ModelCard
