@@ -12,9 +12,8 @@ import pytest
 from starlette.requests import Request
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.operations.console import assets
-from tokenmesh.services.gateway.operations.console.assets import asset_response
-from tokenmesh.services.gateway.operations.console.pages import Page
+from tokenmesh.services.gateway.operations.console import pages
+from tokenmesh.services.gateway.operations.console.pages import Page, asset_response
 from tokenmesh.services.gateway.operations.console.running import TokenRates
 from tokenmesh.services.gateway.operations.open_requests import WINDOW_S, OpenRequests
 from tokenmesh.services.gateway.tenancy.auth import OPEN_PATHS
@@ -27,7 +26,7 @@ from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.metrics import Metrics
 
 SOURCES = Path(__file__).resolve().parents[3] / "console"
-BUILT = Path(assets.__file__).parent / "built"
+BUILT = Path(pages.__file__).parent / "built"
 NOT_BUILT = {"test", "node_modules", "screenshots", "tsconfig.json", ".gitignore"}
 
 
@@ -96,7 +95,7 @@ def test_files_are_sent_with_a_strict_policy_and_only_when_they_changed(name: st
     assert name == "index.html" or f"/console/{name}" in OPEN_PATHS
 
 
-@pytest.mark.parametrize("name", ["sources.sha256", "../assets.py", "nothing"])
+@pytest.mark.parametrize("name", ["sources.sha256", "../pages.py", "nothing"])
 def test_other_files_are_not_sent(name: str) -> None:
     with pytest.raises(NotFound):
         asset_response(name, request())

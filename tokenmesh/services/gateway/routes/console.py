@@ -9,8 +9,12 @@ from starlette.responses import RedirectResponse, Response
 
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.operations.console.assets import PAGE, asset_response
-from tokenmesh.services.gateway.operations.console.pages import ConsolePages, PageResponse
+from tokenmesh.services.gateway.operations.console.pages import (
+    PAGE,
+    ConsolePages,
+    PageResponse,
+    asset_response,
+)
 from tokenmesh.services.gateway.operations.console.state import StateReader
 from tokenmesh.shared.errors import Forbidden
 

@@ -1,10 +1,17 @@
-"""ConsolePages: the open pages of the console, and what each is sent."""
+"""The page of the console with its files, and ConsolePages: the open pages and what each is sent.
+
+The files are built by vite from the folder `console/`. They hold no data: the page reads it from
+the API with the key that its user types.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from hashlib import sha256
+from importlib.resources import files
 from typing import Final
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,8 +22,51 @@ from tokenmesh.services.gateway.operations.console.state import StateReader
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Cancelled, Overloaded
+from tokenmesh.shared.errors import Cancelled, NotFound, Overloaded
 from tokenmesh.shared.telemetry import Tally
+
+_TYPES: Final = {
+    "index.html": "text/html; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "app.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+PAGE: Final = "index.html"
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-cache",
+}
+
+
+class _Asset:
+    def __init__(self, name: str) -> None:
+        self.data = files(__package__).joinpath("built", name).read_bytes()
+        tag = f'"{sha256(self.data).hexdigest()[:32]}"'
+        self.headers = {**HEADERS, "Content-Type": _TYPES[name], "ETag": tag}
+
+
+_ASSETS: Final = {name: _Asset(name) for name in _TYPES}
+
+
+def asset_response(name: str, request: Request) -> Response:
+    """A file, or 304 where the browser has it already. Raises NotFound."""
+    asset = _ASSETS.get(name)
+    if asset is None:
+        raise NotFound(f"the console has no file {name[:80]!r}")
+    if request.headers.get("if-none-match") == asset.headers["ETag"]:
+        return Response(status_code=304, headers=asset.headers)
+    return Response(asset.data, headers=asset.headers)
+
 
 _MAX_STREAM_S: Final = 300.0
 """Then the page connects again, so that a key that was removed does not see the mesh for ever."""
