@@ -14,7 +14,7 @@ from starlette.requests import Request
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.operations.console import pages
 from tokenmesh.services.gateway.operations.console.pages import Page, asset_response
-from tokenmesh.services.gateway.operations.console.running import TokenRates
+from tokenmesh.services.gateway.operations.console.shapes import TokenRates
 from tokenmesh.services.gateway.operations.open_requests import WINDOW_S, OpenRequests
 from tokenmesh.services.gateway.tenancy.auth import OPEN_PATHS
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS

@@ -10,21 +10,19 @@ from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.mesh.catalog import WORKER, Catalog
 from tokenmesh.services.gateway.mesh.streams import Streams
-from tokenmesh.services.gateway.operations.console.running import (
-    RequestProgress,
-    TokenRates,
-    connected_row,
-    unconnected_row,
-)
 from tokenmesh.services.gateway.operations.console.shapes import (
     ConsoleState,
     Health,
     MeshState,
     ModelState,
     ProcessState,
+    RequestProgress,
     RunningRequest,
     RunningRequests,
+    TokenRates,
     WorkerState,
+    connected_row,
+    unconnected_row,
 )
 from tokenmesh.services.gateway.operations.open_requests import WINDOW_S, OpenRequests
 from tokenmesh.services.gateway.operations.traces import TraceStore
