@@ -34,16 +34,16 @@ from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.operations.adapter_commands import AdapterCommands
 from tokenmesh.services.gateway.operations.adapters import Adapters
 from tokenmesh.services.gateway.operations.admin import Admin
-from tokenmesh.services.gateway.operations.mesh_view import MeshView
-from tokenmesh.services.gateway.operations.open_requests import OpenRequests
-from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.services.gateway.operations.worker_metrics import (
+from tokenmesh.services.gateway.operations.mesh_view import (
     LOAD_FORMAT,
     EngineMetrics,
     Headers,
+    MeshView,
     load_header,
     measure_workers,
 )
+from tokenmesh.services.gateway.operations.open_requests import OpenRequests
+from tokenmesh.services.gateway.operations.traces import TraceStore
 from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
 from tokenmesh.services.gateway.pooling.job import PoolBuilder, PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer

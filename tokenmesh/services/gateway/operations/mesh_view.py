@@ -1,20 +1,30 @@
-"""MeshView: every process of the mesh by its last heartbeat, and draining one of them."""
+"""The mesh as one gateway sees it: every process by its last heartbeat, and draining one of them.
 
+Metrics of workers are in the gateway's /metrics, their load is also a response header (Envoy's
+ORCA). The load comes from heartbeats, everything else is requested at a scrape. Dead workers are
+left out.
+"""
+
+import asyncio
 import difflib
 import logging
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
 import tokenmesh
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Forbidden, NotFound
+from tokenmesh.shared.errors import Forbidden, NotFound, TokenMeshError
 from tokenmesh.shared.ids import GatewayId, InstanceId
 from tokenmesh.shared.membership import Member, Members
-from tokenmesh.shared.messages import Drain, Heartbeat
-from tokenmesh.shared.messages.beat import PROTOCOL
+from tokenmesh.shared.messages import Drain, Heartbeat, MetricsRead, ReadMetrics
+from tokenmesh.shared.messages.beat import PROTOCOL, WorkerLoad
+from tokenmesh.shared.metrics import ENGINE_METRICS, Metrics, Sample, join_samples
 from tokenmesh.shared.subjects import process_control
 
 logger = logging.getLogger(__name__)
@@ -90,3 +100,116 @@ def _process(member: Member, now: float) -> dict[str, Any]:
         "models": [card.name for card in beat.models],
         "load": None if beat.load is None else msgspec.structs.asdict(beat.load),
     }
+
+
+LOAD_FORMAT: Final = b"endpoint-load-metrics-format"
+"""The request's header."""
+_HEADER: Final = b"endpoint-load-metrics"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def load_header(context: RequestContext, workers: Sequence[Member]) -> Headers:
+    """The response header, as TEXT or JSON as the request wants; empty if no load is known."""
+    kind = context.headers[LOAD_FORMAT].upper()
+    if kind not in (b"TEXT", b"JSON"):
+        context.warnings.append("endpoint-load-metrics-format must be TEXT or JSON")
+        return []
+    metrics = _metrics(workers)
+    if not metrics:
+        return []
+    if kind == b"JSON":
+        return [(_HEADER, b"JSON " + encode_json({"named_metrics": metrics}))]
+    pairs = (f"named_metrics.{name}={value:g}" for name, value in metrics.items())
+    return [(_HEADER, b"TEXT " + ", ".join(pairs).encode())]
+
+
+def _metrics(workers: Sequence[Member]) -> dict[str, float]:
+    """vLLM's two metrics, over all workers."""
+    loads = [member.beat.load for member in workers if member.beat.load is not None]
+    if not loads:
+        return {}
+    num_blocks = sum(load.kv_blocks_total for load in loads)
+    return {
+        "kv_cache_usage_perc": sum(load.kv_blocks_used for load in loads) / max(1, num_blocks),
+        "num_requests_waiting": float(sum(load.waiting for load in loads)),
+    }
+
+
+_READ_BY_NAME: Final[dict[str, Callable[[WorkerLoad], float]]] = {
+    "worker_requests_running": lambda load: load.running,
+    "worker_requests_waiting": lambda load: load.waiting,
+    "worker_kv_cache_usage_perc": lambda load: load.kv_blocks_used / max(1, load.kv_blocks_total),
+    "worker_sleep_level": lambda load: load.sleep_level,
+    "worker_preemptions": lambda load: load.preemptions,
+    "worker_prefill_tokens": lambda load: load.prefill_tokens,
+    "worker_decode_tokens": lambda load: load.decode_tokens,
+}
+
+
+def measure_workers(
+    metrics: Metrics, workers: Callable[[], list[Member]], max_workers: int
+) -> None:
+    """Add the load of at most `max_workers` workers, those with the smallest ids."""
+
+    def read() -> Iterator[Sample]:
+        members = sorted(workers(), key=lambda each: each.beat.instance_id)
+        for member in members[:max_workers]:
+            load, models = member.beat.load, member.beat.models
+            if load is None or not models:
+                continue
+            labels = {"model_name": models[0].name, "engine": member.beat.instance_id}
+            for name, value_of in _READ_BY_NAME.items():
+                yield Sample(name, labels, value_of(load))
+
+    metrics.watch(tuple(_READ_BY_NAME), read)
+
+
+class EngineMetrics:
+    """Metrics of the engines of workers and encoders, under vLLM's names."""
+
+    def __init__(
+        self, bus: Bus, members: Callable[[], list[Member]], settings: GatewaySettings
+    ) -> None:
+        self._bus = bus
+        self._members = members
+        self._settings = settings
+        self._lines: dict[InstanceId, dict[str, bytes]] = {}
+        """The last answer of each live process."""
+        self._reading = asyncio.Lock()
+        self._read_at_s = float("-inf")
+
+    async def read(self) -> None:
+        """Read them for a scrape; a process that does not answer in time keeps its last values."""
+        async with self._reading:
+            # Concurrent scrapes share one reading.
+            if monotonic_s() - self._read_at_s >= self._settings.metrics_interval_s:
+                await self._read_all()
+                self._read_at_s = monotonic_s()
+
+    def render(self, prefix: str, is_open: bool) -> bytes:
+        """What was read, as text; `is_open`: in OpenMetrics."""
+        return join_samples(ENGINE_METRICS, self._lines.values(), prefix, is_open)
+
+    async def _read_all(self) -> None:
+        ids = sorted(member.beat.instance_id for member in self._members())
+        ids = ids[: self._settings.max_metric_workers]
+        answers = await asyncio.gather(*(self._read(each) for each in ids))
+        known = self._lines
+        self._lines = {
+            each: known.get(each, {}) if lines is None else lines
+            for each, lines in zip(ids, answers, strict=True)
+        }
+
+    async def _read(self, instance: InstanceId) -> dict[str, bytes] | None:
+        deadline_s = now_s() + self._settings.metrics_wait_s
+        try:
+            answer = await self._bus.request(
+                process_control(instance), ReadMetrics(), deadline_s=deadline_s
+            )
+        except TokenMeshError:
+            return None
+        if not isinstance(answer, MetricsRead):
+            return None
+        num_bytes = sum(map(len, answer.lines.values()))
+        return answer.lines if num_bytes <= self._settings.max_metrics_bytes else None
