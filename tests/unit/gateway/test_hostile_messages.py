@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
 from tokenmesh.services.gateway.anthropic.translation import translate
 from tokenmesh.services.gateway.http.errors import invalid_fields
-from tokenmesh.services.gateway.realtime.client_events import decode_event, read_event
 from tokenmesh.services.gateway.realtime.conversation import read_item
+from tokenmesh.services.gateway.realtime.events import decode_event, read_event
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 

@@ -18,8 +18,8 @@ from tokenmesh.services.gateway.parsers.parser import (
     Event,
     Reasoning,
 )
-from tokenmesh.services.gateway.realtime.channel import Channel
 from tokenmesh.services.gateway.realtime.conversation import Item, RealtimeConversation, read_item
+from tokenmesh.services.gateway.realtime.events import Channel
 from tokenmesh.services.gateway.realtime.response import ResponseOutput
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, NotFound

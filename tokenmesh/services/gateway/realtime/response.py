@@ -20,8 +20,8 @@ from tokenmesh.services.gateway.parsers.parser import (
     Content,
     Event,
 )
-from tokenmesh.services.gateway.realtime.channel import Channel, error_view
 from tokenmesh.services.gateway.realtime.conversation import Item, RealtimeConversation
+from tokenmesh.services.gateway.realtime.events import Channel, error_view
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
 from tokenmesh.shared.telemetry import REQUEST_ID, span

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.errors import error_response
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.realtime.channel import Channel
+from tokenmesh.services.gateway.realtime.events import Channel
 from tokenmesh.services.gateway.realtime.session import RESTARTS, RealtimeSession
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.tenancy.tenant import Tenant, refusal

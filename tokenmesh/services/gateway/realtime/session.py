@@ -8,14 +8,14 @@ from typing import Any
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
-from tokenmesh.services.gateway.realtime import client_events as events
-from tokenmesh.services.gateway.realtime.channel import Channel
+from tokenmesh.services.gateway.realtime import events
 from tokenmesh.services.gateway.realtime.conversation import (
     Item,
     RealtimeConversation,
     read_item,
     reference_id,
 )
+from tokenmesh.services.gateway.realtime.events import Channel
 from tokenmesh.services.gateway.realtime.response import RealtimeResponse, ResponseOutput
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig, translate
 from tokenmesh.services.gateway.realtime.speech_input import SpeechInput

@@ -15,13 +15,13 @@ from tokenmesh.services.gateway.openai.translation import (
     validate_chat,
 )
 from tokenmesh.services.gateway.realtime.audio_config import DEFAULT_AUDIO, AudioConfig
-from tokenmesh.services.gateway.realtime.client_events import (
+from tokenmesh.services.gateway.realtime.conversation import Item
+from tokenmesh.services.gateway.realtime.events import (
     GenerationFields,
     ResponseFields,
     SessionFields,
     check_served,
 )
-from tokenmesh.services.gateway.realtime.conversation import Item
 
 _FIELDS: Final = (
     "instructions",

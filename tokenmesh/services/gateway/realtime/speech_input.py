@@ -15,13 +15,12 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import Turns, off_loop
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.realtime.audio_config import AudioConfig, InputTranscription
-from tokenmesh.services.gateway.realtime.channel import Channel
-from tokenmesh.services.gateway.realtime.client_events import ResponseCreate
 from tokenmesh.services.gateway.realtime.conversation import (
     Item,
     RealtimeConversation,
     StoredRecording,
 )
+from tokenmesh.services.gateway.realtime.events import Channel, ResponseCreate
 from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts, LiveTranscript
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.realtime.voice_activity import InputBuffer, SpeechStarted
