@@ -18,8 +18,7 @@ from tokenmesh.services.gateway.audio.request import (
     read_fields,
 )
 from tokenmesh.services.gateway.audio.response import TranscriptionResponse
-from tokenmesh.services.gateway.audio.speech import Speech
-from tokenmesh.services.gateway.audio.speech_transcriber import SpeechTranscriber
+from tokenmesh.services.gateway.audio.speech_transcriber import Speech, SpeechTranscriber
 from tokenmesh.services.gateway.audio.transcriber import Transcriber, stored_s
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.answer import GenerationServices

@@ -1,10 +1,13 @@
 """SpeechTranscriber: speech becomes text while it goes on, by a model that writes as it listens.
 
-Part after part of it is encoded. After each part the model writes as many tokens as it has heard,
-in a request whose prompt is all that it has written before: the prefix cache of the worker holds
-what was computed, and any worker can go on.
+Speech holds the samples as they arrive. Part after part of it is encoded. After each part the model
+writes as many tokens as it has heard, in a request whose prompt is all that it has written before:
+the prefix cache of the worker holds what was computed, and any worker can go on.
 """
 
+import asyncio
+import io
+import wave
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -15,7 +18,6 @@ import msgspec
 from tokenmesh.services.gateway.audio.clip_passes import ClipPasses, Recording
 from tokenmesh.services.gateway.audio.prompts import part_of_speech
 from tokenmesh.services.gateway.audio.segments import Transcript
-from tokenmesh.services.gateway.audio.speech import Speech
 from tokenmesh.services.gateway.audio.transcriber import charge
 from tokenmesh.services.gateway.generation.request import PromptJob
 from tokenmesh.services.gateway.generation.usage import Meter
@@ -34,6 +36,60 @@ from tokenmesh.shared.messages.tokenize import IdsPrompt, Tokenized
 from tokenmesh.shared.subjects import tokenize
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import pack_ids
+
+BYTES_PER_SAMPLE: Final = 2
+
+
+@dataclass(slots=True)
+class Speech:
+    """Samples of 16 bits, little-endian, mono. The caller bounds how many there are."""
+
+    rate: int
+    is_over: bool = False
+    _data: bytearray = field(default_factory=bytearray)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that have arrived."""
+        return len(self._data) // BYTES_PER_SAMPLE
+
+    def append(self, data: bytes) -> None:
+        """Take samples that have arrived."""
+        self._data += data
+        self._changed.set()
+
+    def end(self, whole: bytes) -> None:
+        """It is over; `whole`: all its samples."""
+        self._data = bytearray(whole)
+        self.is_over = True
+        self._changed.set()
+
+    def read(self, first: int, end: int) -> bytes:
+        """The samples [first, end)."""
+        return bytes(self._data[first * BYTES_PER_SAMPLE : end * BYTES_PER_SAMPLE])
+
+    async def wait(self, num_samples: int) -> bool:
+        """Wait until there are so many samples, or the speech is over; whether there are.
+
+        The session of the speech ends the wait, which has a time limit.
+        """
+        while self.num_samples < num_samples and not self.is_over:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.num_samples >= num_samples
+
+
+def wav_of(audio: bytes, rate: int) -> bytes:
+    """A WAV file of samples of one channel."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(BYTES_PER_SAMPLE)
+        writer.setframerate(rate)
+        writer.writeframes(audio)
+    return file.getvalue()
+
 
 _MAX_RESTARTS: Final = 2
 """Of a clip some of whose parts are gone: it is encoded again from its beginning."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest
-from tokenmesh.services.gateway.audio.speech import wav_of
+from tokenmesh.services.gateway.audio.speech_transcriber import wav_of
 from tokenmesh.services.gateway.files.uploads import NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import Turns, off_loop

@@ -11,7 +11,7 @@ from math import sqrt
 from operator import mul
 from typing import Final
 
-from tokenmesh.services.gateway.audio.speech import BYTES_PER_SAMPLE
+from tokenmesh.services.gateway.audio.speech_transcriber import BYTES_PER_SAMPLE
 from tokenmesh.shared.errors import InvalidInput
 
 assert sys.byteorder == "little"  # of the samples, as they are sent
