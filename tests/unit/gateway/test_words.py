@@ -7,8 +7,7 @@ from transformers import AutoTokenizer
 from transformers.models.whisper.tokenization_whisper import _collate_word_timestamps
 
 from tests.fakes.whisper import END, FIRST_TIME, whisper
-from tokenmesh.services.gateway.audio.segments import Transcript
-from tokenmesh.services.gateway.audio.words import words_of
+from tokenmesh.services.gateway.audio.segments import Transcript, words_of
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.audio import AudioClip, SpeechFacts
 

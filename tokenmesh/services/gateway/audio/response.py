@@ -17,6 +17,7 @@ from tokenmesh.services.gateway.audio.segments import (
     segments_of,
     to_srt,
     to_vtt,
+    words_of,
 )
 from tokenmesh.services.gateway.audio.shapes import (
     AudioTokenUsage,
@@ -31,7 +32,6 @@ from tokenmesh.services.gateway.audio.shapes import (
     VerboseTranscription,
 )
 from tokenmesh.services.gateway.audio.transcriber import Transcriber
-from tokenmesh.services.gateway.audio.words import words_of
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.generation.answer import LoadHeaders, forget_frames
 from tokenmesh.services.gateway.http import sse
