@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest
+from tokenmesh.services.gateway.audio.response import TextStream
 from tokenmesh.services.gateway.audio.segments import Transcript
-from tokenmesh.services.gateway.audio.shapes import TextStream
 from tokenmesh.services.gateway.audio.speech_transcriber import Speech
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
