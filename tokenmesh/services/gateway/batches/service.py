@@ -15,10 +15,15 @@ from tokenmesh.services.gateway.batches.logs import (
     tenant_token,
     token_of,
 )
-from tokenmesh.services.gateway.batches.records import BatchBegun, BatchState
+from tokenmesh.services.gateway.batches.records import (
+    BatchBegun,
+    BatchList,
+    BatchObject,
+    BatchState,
+    batch_object,
+)
 from tokenmesh.services.gateway.batches.requests import LineRunner
 from tokenmesh.services.gateway.batches.run import BatchRun
-from tokenmesh.services.gateway.batches.shapes import BatchList, BatchObject, batch_object
 from tokenmesh.services.gateway.files.uploads import FileObject, Uploads
 from tokenmesh.services.gateway.http.local_call import LocalCalls
 from tokenmesh.services.gateway.mesh.ownership import OrphanWatch
@@ -26,7 +31,7 @@ from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound, Overloaded, TokenMeshError
+from tokenmesh.shared.errors import Conflict, NotFound, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.metrics import Metrics
@@ -290,10 +295,3 @@ class BatchRunner:
             logger.exception("batch %s crashed", batch_id)
         finally:
             del self._runs[batch_id]
-
-
-def check_input(file: FileObject) -> None:
-    """Raises InvalidInput for a file that was not uploaded for a batch."""
-    if file.purpose != "batch":
-        text = f"the file {file.id!r} has the purpose {file.purpose!r}, not 'batch'"
-        raise InvalidInput(text, param="input_file_id")

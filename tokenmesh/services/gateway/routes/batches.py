@@ -7,14 +7,15 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.batches.service import check_input
 from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.files.uploads import FileObject
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.fields import Bounded, Metadata
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.routes.openai import CHAT, COMPLETIONS
 from tokenmesh.services.gateway.routes.responses import PATH as RESPONSES
+from tokenmesh.shared.errors import InvalidInput
 
 PATH: Final = "/v1/batches"
 EMBEDDINGS: Final = "/v1/embeddings"
@@ -58,7 +59,7 @@ def batches_router(gateway: Gateway) -> APIRouter:
             names = ", ".join(name[:64] for name in list(body.model_extra)[:16])
             context.warnings.append(f"unknown fields ignored: {names}")
         file = await gateway.uploads.get(body.input_file_id, context.access)
-        check_input(file)
+        _check_input(file)
         expiry = body.output_expires_after
         batch = await batches.create(
             file,
@@ -91,3 +92,10 @@ def batches_router(gateway: Gateway) -> APIRouter:
         return json_response(await batches.cancel(batch_id, context_of(request.scope).access))
 
     return router
+
+
+def _check_input(file: FileObject) -> None:
+    """Raises InvalidInput for a file that was not uploaded for a batch."""
+    if file.purpose != "batch":
+        text = f"the file {file.id!r} has the purpose {file.purpose!r}, not 'batch'"
+        raise InvalidInput(text, param="input_file_id")

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
 from tokenmesh.services.gateway.audio.response import Transcription, VerboseTranscription
-from tokenmesh.services.gateway.batches.shapes import BatchList, BatchObject
+from tokenmesh.services.gateway.batches.records import BatchList, BatchObject
 from tokenmesh.services.gateway.files.uploads import FileDeleted, FileList, FileObject
 from tokenmesh.services.gateway.http.body import SCHEMA_REF
 from tokenmesh.services.gateway.http.errors import ErrorBody
