@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.files.uploads import FileDeleted, FileList, File
 from tokenmesh.services.gateway.http.body import SCHEMA_REF
 from tokenmesh.services.gateway.http.errors import ErrorBody
 from tokenmesh.services.gateway.ollama import writer as ollama_writer
-from tokenmesh.services.gateway.ollama.embeddings import OllamaEmbedding, OllamaEmbeddings
+from tokenmesh.services.gateway.ollama.writer import OllamaEmbedding, OllamaEmbeddings
 from tokenmesh.services.gateway.openai import shapes
 from tokenmesh.services.gateway.openai.sampling_fields import NotServed, marked
 from tokenmesh.services.gateway.pooling import shapes as numbers

@@ -18,12 +18,6 @@ from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import json_response
-from tokenmesh.services.gateway.ollama.embeddings import (
-    WHOLE_MODEL,
-    OllamaEmbeddings,
-    embed,
-    embed_one,
-)
 from tokenmesh.services.gateway.ollama.models import running, served_name, show, tags
 from tokenmesh.services.gateway.ollama.request import (
     OllamaChatRequest,
@@ -38,7 +32,15 @@ from tokenmesh.services.gateway.ollama.translation import (
     translate_generate,
     translate_raw,
 )
-from tokenmesh.services.gateway.ollama.writer import LINES_HEADERS, OllamaWriter, rfc3339
+from tokenmesh.services.gateway.ollama.writer import (
+    LINES_HEADERS,
+    WHOLE_MODEL,
+    OllamaEmbeddings,
+    OllamaWriter,
+    embed,
+    embed_one,
+    rfc3339,
+)
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
 from tokenmesh.services.gateway.openai.translation import Json, TranslatedChat, warn_unknown
