@@ -26,7 +26,6 @@ from tokenmesh.services.gateway.parsers.tools import (
     headed,
     json_families,
     markup,
-    mistral,
     pythonic,
 )
 

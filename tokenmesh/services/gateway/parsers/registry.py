@@ -21,7 +21,6 @@ from tokenmesh.services.gateway.parsers.tools import (
     headed,
     json_families,
     markup,
-    mistral,
     pythonic,
 )
 from tokenmesh.services.gateway.parsers.tools.script import PlainText
@@ -57,7 +56,7 @@ TOOLS: Final[Mapping[str, ToolFormat]] = {
     "longcat": json_families.LONGCAT,
     "mimo": markup.MIMO,
     "minimax_m2": markup.MINIMAX_M2,
-    "mistral": mistral.MISTRAL,
+    "mistral": headed.MISTRAL,
     "olmo3": pythonic.OLMO3,
     "openai": harmony.OPENAI,
     "phi4_mini_json": json_families.PHI4_MINI,
