@@ -22,7 +22,6 @@ from tokenmesh.services.gateway.parsers.parser import CallBegin, Event
 from tokenmesh.services.gateway.parsers.registry import TOOLS
 from tokenmesh.services.gateway.parsers.tools import (
     gemma,
-    glm,
     headed,
     json_families,
     markup,
@@ -76,14 +75,18 @@ def _is_beginning(early: Sequence[Event], whole: Sequence[Event]) -> bool:
 
 PIECES = {
     gemma: ["call:f{", "call:", "a:1", "a:", "f", "{a:[1,{b:", "true"],
-    headed: ["functions.f:0", "f", "function", "```json", "```", "\n"],
+    headed: [
+        *("functions.f:0", "f", "function", "```json", "```", "\n"),
+        *("[ARGS]", "[CALL_ID]", '{"name": "f", "arguments": {"a": 1}}'),
+    ],
     json_families: [
         *('{"name": "f", "arguments": {"a": 1}}', '"name": "f"', '"arguments": '),
         *('[{"f": ', '{"f": {"a": 1}}', '"f"', "f"),
     ],
-    markup: ["f>", "a>", "'f'>", '"f">', ">", 'name="a" string="true">'],
-    glm: ["f", "get_weather", "city", "days", "\n"],
-    mistral: ["[ARGS]", "[CALL_ID]", "f", '{"name": "f", "arguments": {"a": 1}}'],
+    markup: [
+        *("f>", "a>", "'f'>", '"f">', ">", 'name="a" string="true">'),
+        *("f", "get_weather", "city", "days", "\n"),
+    ],
     pythonic: ["f(", "a=", "[f(a=1)]", "=", ")", "'", "'''", "\\", "g()", "(", "None"],
 }
 JSON_PIECES = ["{", "}", "[", "]", ",", ":", '"', "\\", " ", "\n", "{}", '{"a": [1, "x"]}', "null"]

@@ -17,7 +17,6 @@ from tokenmesh.services.gateway.parsers.parser import Content, Event, ParseConte
 from tokenmesh.services.gateway.parsers.reasoning.families import REASONING
 from tokenmesh.services.gateway.parsers.tools import (
     gemma,
-    glm,
     headed,
     json_families,
     markup,
@@ -38,8 +37,8 @@ TOOLS: Final[Mapping[str, ToolFormat]] = {
     "functiongemma": gemma.FUNCTIONGEMMA,
     "gemma4": gemma.GEMMA4,
     "gigachat3": json_families.GIGACHAT3,
-    "glm45": glm.GLM,
-    "glm47": glm.GLM,
+    "glm45": markup.GLM,
+    "glm47": markup.GLM,
     "granite": json_families.GRANITE,
     "granite-20b-fc": json_families.GRANITE_20B_FC,
     "granite4": json_families.HERMES,
@@ -49,7 +48,7 @@ TOOLS: Final[Mapping[str, ToolFormat]] = {
     "jamba": json_families.JAMBA,
     "kimi_k2": headed.KIMI_K2,
     "lfm2": pythonic.LFM2,
-    "ling3": glm.GLM,
+    "ling3": markup.GLM,
     "llama3_json": json_families.LLAMA_JSON,
     "llama4_json": json_families.LLAMA_JSON,
     "llama4_pythonic": pythonic.LLAMA4_PYTHONIC,
