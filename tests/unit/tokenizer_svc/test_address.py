@@ -1,10 +1,11 @@
 """Only addresses of the public internet are connected to, whatever they are wrapped in."""
 
-import asyncio
+import socket
 
 import pytest
 
-from tokenmesh.services.tokenizer_svc.media.fetch import is_public, resolve_public
+from tokenmesh.services.tokenizer_svc.media.resolver import Resolver, is_public
+from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput
 
 PRIVATE = [
@@ -59,6 +60,14 @@ PUBLIC = [
 ]
 
 
+async def resolve(host: str, *, allow_private: bool = False) -> str:
+    resolver = Resolver(MediaSettings(allow_private_addresses=allow_private))
+    try:
+        return await resolver.resolve(host, 80, "a")
+    finally:
+        resolver.stop()
+
+
 @pytest.mark.parametrize("address", PRIVATE)
 def test_addresses_that_are_not_public_are_refused(address: str) -> None:
     assert not is_public(address)
@@ -74,13 +83,13 @@ def test_public_addresses_are_allowed(address: str) -> None:
 )
 async def test_every_spelling_of_loopback_is_refused(host: str) -> None:
     with pytest.raises(InvalidInput, match=r"not on the public internet|does not resolve"):
-        await resolve_public(host, 80, allow_private=False)
+        await resolve(host)
 
 
 @pytest.mark.parametrize("host", ["x" * 64 + ".example", "a..b", "\udcff", ""])
 async def test_names_that_cannot_exist_do_not_resolve(host: str) -> None:
     with pytest.raises(InvalidInput, match=r"does not resolve|not on the public"):
-        await resolve_public(host, 80, allow_private=False)
+        await resolve(host)
 
 
 async def test_one_private_address_among_public_ones_refuses_the_name(
@@ -88,10 +97,7 @@ async def test_one_private_address_among_public_ones_refuses_the_name(
 ) -> None:
     answers = [(0, 0, 0, "", ("8.8.8.8", 80)), (0, 0, 0, "", ("10.0.0.1", 80))]
 
-    async def resolve(*_: object, **__: object) -> list[object]:
-        return list(answers)
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     with pytest.raises(InvalidInput, match="not on the public internet"):
-        await resolve_public("two-faced.example", 80, allow_private=False)
-    assert await resolve_public("two-faced.example", 80, allow_private=True) == "8.8.8.8"
+        await resolve("two-faced.example")
+    assert await resolve("two-faced.example", allow_private=True) == "8.8.8.8"

@@ -1,6 +1,8 @@
 """URLs are fetched within a size, a time and the hosts that are allowed."""
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -39,6 +41,18 @@ async def refusal(url: str, **changes: object) -> str:
         await fetcher.stop()
 
 
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
+    """Every name has these addresses; returns a list of the names that were looked up."""
+    names: list[str] = []
+
+    def look_up(host: str, port: int, **_: object) -> list[object]:
+        names.append(host)
+        return [(0, 0, 0, "", (each, port)) for each in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return names
+
+
 async def test_a_body_is_fetched(server: ImageServer, fetcher: Fetcher) -> None:
     url = server.serve("/a?b=c%20d", b"body")
     assert await fetcher.fetch(url, "a") == b"body"
@@ -49,10 +63,7 @@ async def test_a_body_is_fetched(server: ImageServer, fetcher: Fetcher) -> None:
 async def test_the_host_is_named_and_the_checked_address_connected_to(
     server: ImageServer, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def resolve(*_: object, **__: object) -> list[object]:
-        return [(0, 0, 0, "", ("127.0.0.1", server.port))]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    resolve_to(monkeypatch, "127.0.0.1")
     server.serve("/a", b"body")
     # Only our own resolution knows this name: a second one would fail.
     url = f"http://user:pass@images.example:{server.port}/a"
@@ -79,20 +90,15 @@ async def test_private_addresses_are_refused_unless_allowed(server: ImageServer)
         *("[2002:7f00:1::]", "100.64.0.1", "224.0.0.1", "[::]", "localhost."),
     ):
         message = await refusal(url.replace("127.0.0.1", host), allow_private_addresses=False)
-        assert "not on the public internet" in message or "does not resolve" in message, host
+        reasons = ("not on the public internet", "does not resolve", "is malformed")
+        assert any(reason in message for reason in reasons), (host, message)
     assert server.hits == []
 
 
 async def test_a_name_of_a_public_and_a_private_address_is_refused(
     server: ImageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resolved: list[str] = []
-
-    async def resolve(host: str, port: int, **_: object) -> list[object]:
-        resolved.append(host)
-        return [(0, 0, 0, "", (each, port)) for each in ("93.184.215.14", "127.0.0.1")]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    resolved = resolve_to(monkeypatch, "93.184.215.14", "127.0.0.1")
     url = server.serve("/a", b"secret").replace("127.0.0.1", "rebinding.example")
     assert "not on the public internet" in await refusal(url, allow_private_addresses=False)
     # a name that answers otherwise the next time is not resolved again
@@ -103,18 +109,10 @@ async def test_a_name_of_a_public_and_a_private_address_is_refused(
 async def test_a_redirect_to_a_private_address_is_refused(
     server: ImageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = asyncio.get_running_loop()
-    real = loop.getaddrinfo
-
-    async def resolve(host: str, port: int, **options: object) -> list[object]:
-        if host == "public.example":
-            return [(0, 0, 0, "", ("127.0.0.1", port))]
-        return list(await real(host, port, **options))  # type: ignore[arg-type]
-
-    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    resolve_to(monkeypatch, "127.0.0.1")
     # The first hop counts as public, so that only the second one can be what is refused.
     monkeypatch.setattr(
-        "tokenmesh.services.tokenizer_svc.media.fetch.is_public",
+        "tokenmesh.services.tokenizer_svc.media.resolver.is_public",
         lambda address: server.hits == [],
     )
     server.redirect("/a", server.url("/secret"))
@@ -193,6 +191,60 @@ async def test_slow_hosts_of_a_tenant_leave_slots_to_others(server: ImageServer)
     await fetcher.stop()
 
 
+async def test_slow_names_of_a_tenant_leave_threads_to_others(
+    server: ImageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+
+    def look_up(host: str, port: int, **_: object) -> list[object]:
+        if host == "slow.example":
+            answered.wait(20)
+        return [(0, 0, 0, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    changes = {"max_concurrent_fetches": 40, "max_fetches_per_tenant": 32, "fetch_timeout_s": 1.0}
+    fetcher = Fetcher(LIMITS.model_copy(update=changes))
+    try:
+        # The second round begins after the first has given up, whose threads still wait.
+        for _ in range(2):
+            slow = (fetcher.fetch(server.url("/a", "slow.example"), "b") for _ in range(32))
+            results = await asyncio.gather(*slow, return_exceptions=True)
+            assert [type(each) for each in results] == [InvalidInput] * 32
+        assert await fetcher.fetch(server.serve("/a", b"body"), "a") == b"body"
+        # A name that was answered late has given its slot back.
+        answered.set()
+        assert await fetcher.fetch(server.url("/a", "slow.example"), "b") == b"body"
+    finally:
+        answered.set()
+        await fetcher.stop()
+
+
+async def test_a_host_with_other_letters_than_ascii_is_asked_for_as_dns_knows_it(
+    server: ImageServer, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = resolve_to(monkeypatch, "127.0.0.1")
+    server.serve("/a", b"body")
+    assert await fetcher.fetch(server.url("/a", "b\u00fccher.example"), "a") == b"body"
+    server.redirect("/b", server.url("/a", "b\u00fccher.example"))
+    assert await fetcher.fetch(server.url("/b"), "a") == b"body"
+    ascii_name = "xn--bcher-kva.example"
+    assert names == [ascii_name, "127.0.0.1", ascii_name]
+    assert server.hosts[0] == f"{ascii_name}:{server.port}"
+    allowed = ("b\u00fccher.example",)
+    limited = Fetcher(LIMITS.model_copy(update={"allowed_domains": allowed}))
+    assert await limited.fetch(server.url("/a", "b\u00fccher.example"), "a") == b"body"
+    await limited.stop()
+
+
+@pytest.mark.parametrize(
+    "target", ["http://[", "//[", "http://127.0.0.1:x/", "http://127.0.0.1:-1/", "http://xn--a--/"]
+)
+async def test_a_redirect_to_a_malformed_url_is_refused(target: str, server: ImageServer) -> None:
+    message = await refusal(server.redirect("/a", target))
+    reasons = ("malformed", "does not resolve", "cannot be fetched")
+    assert any(reason in message for reason in reasons), message
+
+
 async def test_compressed_bodies_are_refused(server: ImageServer) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\nxx"
     server.answers["/a"] = head
@@ -226,6 +278,10 @@ async def test_a_failing_server_is_named(answer: bytes, message: str, server: Im
         "http://127.0.0.1:99999/",
         "http://[::1/",
         "http://127.0.0.1/\x00",
+        "http://127.0.0.1/\ud800",
+        "http://\ud800/",
+        "http://xn--a--/",
+        "http://127\u30020\u30020\u30021:1/",
         "http://exa mple/",
         "nothing",
         "",

@@ -1,80 +1,27 @@
 """Reads a media file: from a data URI, an upload, a gateway's blob, or an http(s) URL.
 
-URLs must lead to the public internet. A name is resolved once, and the connection goes to the
-address that was checked, since a second resolution could differ (DNS rebinding).
+URLs must lead to the public internet: the connection goes to an address that `Resolver` has
+checked, for each redirect again.
 """
 
 import asyncio
 import base64
 import binascii
-import socket
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
-from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
 
+from tokenmesh.services.tokenizer_svc.media.resolver import Resolver
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
 from tokenmesh.shared.fair_queue import FairSlots
 from tokenmesh.shared.ids import BlobKey
 
-_NAT64: Final = IPv6Network("64:ff9b::/96")
-_IETF_USE: Final = IPv4Network("192.0.0.0/24")
-"""Not public, although some Python versions report parts of it as public."""
-_V4_COMPATIBLE: Final = IPv6Network("::/96")
-_LOW_32_BITS: Final = 0xFFFFFFFF
-
-
-def is_public(address: str) -> bool:
-    """Whether an IP address, or the IPv4 address embedded in it, is on the public internet."""
-    ip = ip_address(address.partition("%")[0])
-    if isinstance(ip, IPv6Address):
-        inner = _embedded_v4(ip)
-        if inner is not None:
-            return is_public(str(inner))
-        if ip.is_site_local:
-            return False
-    elif ip in _IETF_USE:
-        return False
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
-
-
-async def resolve_public(host: str, port: int, *, allow_private: bool) -> str:
-    """An address of `host` to connect to. Raises InvalidInput unless all addresses are public.
-
-    A private address among public ones is a sign of DNS rebinding.
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise InvalidInput(f"the host {host!r} does not resolve") from error
-    addresses = [str(entry[4][0]) for entry in found]
-    if not addresses:
-        raise InvalidInput(f"the host {host!r} does not resolve")
-    if not allow_private and not all(is_public(address) for address in addresses):
-        raise InvalidInput(f"the host {host!r} is not on the public internet")
-    return addresses[0]
-
-
-def _embedded_v4(ip: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that packets to `ip` reach, if there is one."""
-    if ip.ipv4_mapped is not None:
-        return ip.ipv4_mapped
-    if ip.sixtofour is not None:
-        return ip.sixtofour
-    if ip.teredo is not None:
-        return ip.teredo[1]
-    if ip in _NAT64 or ip in _V4_COMPATIBLE:
-        return IPv4Address(int(ip) & _LOW_32_BITS)
-    return None
-
-
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PORT_BY_SCHEME: Final = {"http": 80, "https": 443}
+_LAST_PORT: Final = 65535
 
 
 class Fetcher:
@@ -82,6 +29,7 @@ class Fetcher:
 
     def __init__(self, limits: MediaSettings) -> None:
         self._limits = limits
+        self._resolver = Resolver(limits)
         self._slots = FairSlots(
             "media to be fetched",
             limits.max_concurrent_fetches,
@@ -101,6 +49,7 @@ class Fetcher:
         )
 
     async def stop(self) -> None:
+        self._resolver.stop()
         await self._client.aclose()
 
     async def fetch(self, url: str, tenant: str, max_bytes: int | None = None) -> bytes:
@@ -113,33 +62,33 @@ class Fetcher:
         """
         try:
             async with self._slots.slot(tenant), asyncio.timeout(self._limits.fetch_timeout_s):
-                return await self._follow(url, max_bytes or self._limits.max_bytes)
+                return await self._follow(url, tenant, max_bytes or self._limits.max_bytes)
         except TimeoutError as error:
             raise InvalidInput(
                 f"the URL took longer than {self._limits.fetch_timeout_s:g} s"
             ) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            # httpx parses the target of a redirect too, although it does not follow it.
             raise InvalidInput(f"the URL cannot be fetched: {type(error).__name__}") from error
 
-    async def _follow(self, url: str, max_bytes: int) -> bytes:
+    async def _follow(self, url: str, tenant: str, max_bytes: int) -> bytes:
+        target = self._checked(url)
         for _ in range(self._limits.max_redirects + 1):
-            answer = await self._get(url, max_bytes)
+            answer = await self._get(target, tenant, max_bytes)
             if isinstance(answer, bytes):
                 return answer
-            url = urljoin(url, answer)
+            target = self._checked(answer, target)
         raise InvalidInput(f"the URL redirects more than {self._limits.max_redirects} times")
 
-    async def _get(self, url: str, max_bytes: int) -> bytes | str:
+    async def _get(self, url: httpx.URL, tenant: str, max_bytes: int) -> bytes | str:
         """The body, or the target of a redirect."""
-        parts = self._check(url)
-        host, port = parts.hostname or "", parts.port or _PORT_BY_SCHEME[parts.scheme]
-        address = await resolve_public(
-            host, port, allow_private=self._limits.allow_private_addresses
-        )
+        # Of a name with other letters than ASCII, `raw_host` is the form that DNS knows.
+        host, port = url.raw_host.decode("ascii"), url.port or _PORT_BY_SCHEME[url.scheme]
+        address = await self._resolver.resolve(host, port, tenant)
         request = self._client.build_request(
             "GET",
-            httpx.URL(url).copy_with(host=address, port=port, userinfo=b""),
-            headers={"host": parts.netloc.rpartition("@")[2]},
+            url.copy_with(host=address, port=port, userinfo=b""),
+            headers={"host": url.netloc.decode("ascii")},
             # The certificate is checked for the name, not for the address.
             extensions={"sni_hostname": host},
         )
@@ -151,20 +100,23 @@ class Fetcher:
         finally:
             await response.aclose()
 
-    def _check(self, url: str) -> SplitResult:
-        if len(url) > self._limits.max_url_chars:
+    def _checked(self, text: str, base: httpx.URL | None = None) -> httpx.URL:
+        """The URL, relative to `base`. One parser reads it, so what is checked is what is used."""
+        if len(text) > self._limits.max_url_chars:
             raise InvalidInput(f"the URL is longer than {self._limits.max_url_chars} characters")
         try:
-            parts = urlsplit(url)
-            _ = parts.port
-        except ValueError as error:
+            url = httpx.URL(text) if base is None else base.join(text)
+            names = {url.host, url.raw_host.decode("ascii")}
+        except (httpx.InvalidURL, ValueError) as error:
             raise InvalidInput(f"the URL is malformed: {error}") from error
-        if parts.scheme not in _PORT_BY_SCHEME or not parts.hostname:
+        if not 0 <= (url.port or 0) <= _LAST_PORT:
+            raise InvalidInput(f"the URL is malformed: port {url.port} is out of range")
+        if url.scheme not in _PORT_BY_SCHEME or not url.host:
             raise InvalidInput("the URL is neither http, https nor data")
-        allowed = self._limits.allowed_domains
-        if allowed and parts.hostname not in {domain.lower() for domain in allowed}:
-            raise InvalidInput(f"media from the host {parts.hostname!r} are not allowed")
-        return parts
+        allowed = {domain.lower() for domain in self._limits.allowed_domains}
+        if allowed and allowed.isdisjoint(names):
+            raise InvalidInput(f"media from the host {url.host!r} are not allowed")
+        return url
 
     async def _read(self, response: httpx.Response, limit: int) -> bytes:
         if response.status_code != httpx.codes.OK:
