@@ -273,6 +273,17 @@ def test_a_directory_that_is_no_checkpoint_is_refused_at_once(
         check_models(load_settings(overrides={"model": {"model": name}}))
 
 
+def test_a_gguf_file_is_a_model_and_other_files_are_not(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF" + bytes(20))
+    check_models(load_settings(overrides={"model": {"model": str(model)}}))
+    for name, content in (("model.bin", b"GGUF"), ("other.gguf", b"text"), ("empty.gguf", b"")):
+        other = tmp_path / name
+        other.write_bytes(content)
+        with pytest.raises(ConfigError, match="is not a GGUF file"):
+            check_models(load_settings(overrides={"model": {"model": str(other)}}))
+
+
 def test_what_may_be_a_hub_id_is_left_to_the_services() -> None:
     check_models(load_settings(overrides={"model": {"model": "Qwen/Qwen2.5-0.5B"}}))
     check_models(load_settings())

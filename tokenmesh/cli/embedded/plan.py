@@ -22,6 +22,8 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.config.loader import changed, plain_values
 from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.gguf import is_gguf
+from tokenmesh.shared.gguf.reader import MAGIC
 from tokenmesh.shared.rights import ADMIN, EVENTS, SERVICE_USERS, UP
 from tokenmesh.shared.services import SERVICES
 
@@ -49,10 +51,21 @@ def check_models(settings: Settings) -> None:
         if not path.exists():
             if model.model.startswith(_PATH_STARTS):
                 raise ConfigError(f"{model.model}: no such directory", param="--model")
+        elif path.is_file():
+            check_file(model.model, path)
         elif not (path / "config.json").is_file():
             raise ConfigError(
                 f"{model.model} is not a checkpoint: it has no config.json", param="--model"
             )
+
+
+def check_file(name: str, path: Path) -> None:
+    """Raises ConfigError for a file that is not a GGUF file."""
+    with path.open("rb") as file:
+        is_ours = is_gguf(path) and file.read(len(MAGIC)) == MAGIC
+    if not is_ours:
+        what = "a model is a directory, a GGUF file (.gguf) or a hub id"
+        raise ConfigError(f"{name} is not a GGUF file; {what}", param="--model")
 
 
 def check_address(settings: Settings) -> None:
