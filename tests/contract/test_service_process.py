@@ -17,13 +17,16 @@ from tokenmesh.shared.messages import Heartbeat
 ROOT = Path(__file__).parents[2]
 
 SERVICE = """
-import sys
+import asyncio, sys, time
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.service import Mesh, run_service
 
 async def build(mesh: Mesh) -> None:
     if "fail" in sys.argv:
         raise RuntimeError("cannot be built")
+    if "slow" in sys.argv:
+        print("loading", flush=True, file=sys.stderr)
+        await asyncio.to_thread(time.sleep, 60)
 
 settings = Settings.model_validate_json(sys.argv[1])
 sys.exit(run_service("worker", settings, build))
@@ -114,3 +117,15 @@ async def test_crash_at_start_says_why_and_exits_with_one(settings_json: str) ->
     code, log = await finish(await start(SERVICE, settings_json, "fail"))
     assert code == 1
     assert "RuntimeError: cannot be built" in log
+
+
+async def test_a_signal_does_not_wait_for_a_thread_that_loads_a_model(settings_json: str) -> None:
+    process = await start(SERVICE, settings_json, "slow")
+    assert process.stderr is not None
+    async with asyncio.timeout(15):
+        while b"loading" not in await process.stderr.readline():
+            pass
+    process.send_signal(signal.SIGTERM)
+    code, log = await finish(process)
+    assert code == 0, log
+    assert "SIGTERM: draining" in log

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -85,17 +86,26 @@ def run_service(name: str, settings: "Settings", build: Build) -> int:
     instance_id = new_instance_id(name)
     start_logging(name, instance_id, settings.telemetry)
 
+    is_built = False
+
     async def build_and_freeze(mesh: Mesh) -> None:
+        nonlocal is_built
         await build(mesh)
         # What is loaded stays: a collection over it would cost more than a request.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
+        is_built = True
 
     async def main() -> int:
         stops = StopSignals()
         with stops.installed():
-            return await serve(name, instance_id, settings, build_and_freeze, stops)
+            code = await serve(name, instance_id, settings, build_and_freeze, stops)
+        if stops.first.is_set() and not is_built:
+            # The loop would wait for the thread that loads a model or compiles kernels.
+            logging.shutdown()
+            os._exit(code)
+        return code
 
     return uvloop.run(main())
 
