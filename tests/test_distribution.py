@@ -56,7 +56,7 @@ def test_the_wheel_has_all_files_of_the_package(dist: Path) -> None:
     with wheel_of(dist) as wheel:
         assert set(listed.stdout.split()) <= set(wheel.namelist())
         (entry_points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-        assert b"tokenmesh = tokenmesh.cli.main:main" in wheel.read(entry_points)
+        assert b"tokenmesh = tokenmesh.__main__:main" in wheel.read(entry_points)
 
 
 def test_the_wheel_installs_without_torch_unless_an_extra_wants_it(dist: Path) -> None:

@@ -1,6 +1,19 @@
-"""`python -m tokenmesh` is the `tokenmesh` command."""
+"""The `tokenmesh` command, also as `python -m tokenmesh`."""
 
-from tokenmesh.cli.main import main
+import signal
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    # Imports take a second: until they are done, Ctrl-C ends the process without a traceback.
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from tokenmesh.cli.main import main as command
+
+    signal.signal(signal.SIGINT, handler)
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -120,5 +120,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line of this process."""
     sys.exit(run(sys.argv[1:]))
