@@ -68,7 +68,9 @@ def log_level(text: str) -> str:
 
 
 def key_hash(text: str) -> str:
-    """An API key as the configuration holds it."""
+    """An API key as the configuration holds it. Raises ConfigError for an empty one."""
+    if not text.strip():
+        raise ConfigError("--api-key is empty: is the variable set that it was taken from?")
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -92,6 +92,20 @@ def test_api_keys_are_kept_as_hashes_only() -> None:
     assert overrides == {"gateway": {"api_key_hashes": expected}}
 
 
+@pytest.mark.parametrize("line", [["--api-key", ""], ["--api-key="], ["--api-key", "one", " "]])
+def test_an_empty_api_key_is_refused(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", *line]) == 2
+    assert "--api-key is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [["--served-model-name", ""], [""]])
+def test_an_empty_name_of_a_model_is_refused(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["up", *line]) == 2
+    assert "at least 1 character" in capsys.readouterr().err
+
+
 def test_flags_may_be_spelled_with_underscores_and_equals_signs() -> None:
     assert overrides_of("--max_num_seqs=3 --no_enable_prefix_caching") == {
         "worker": {"max_num_seqs": "3", "enable_prefix_caching": False}

@@ -34,8 +34,8 @@ class ModelSettings(OnDemandModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(description="Local directory, GGUF file or hub id of the checkpoint.")
-    served_model_name: tuple[str, ...] = Field(
+    model: str = Field(min_length=1, description="Directory, GGUF file or hub id of a checkpoint.")
+    served_model_name: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="Names clients may use; the first is canonical. Default: the model."
     )
     tokenizer: str | None = Field(
