@@ -1,6 +1,5 @@
 """The routes that answer with numbers: embeddings, pooling, classes, scores, reranking."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -73,45 +72,101 @@ _POOLING_TASKS: Final[tuple[PoolTask, ...]] = (
 )
 
 
-def pooling_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
-    """The functions of the routes by path."""
-    makers: dict[type[BaseModel], Callable[[Gateway], Endpoint]] = {
-        EmbeddingRequest: _embeddings_endpoint,
-        CohereEmbedRequest: _embed_endpoint,
-        PoolingRequest: _pooling_endpoint,
-        ClassificationRequest: _classify_endpoint,
-        ModerationRequest: _moderations_endpoint,
-        ScoreRequest: _score_endpoint,
-        RerankRequest: _rerank_endpoint,
-    }
-    return {path: makers[body](gateway) for path, body in BODIES.items()}
+class _PoolingRoutes:
+    """The functions of the routes."""
 
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings
+        self._begin = gateway.pool_builder.begin
+        self._pool = gateway.pool
 
-def _embeddings_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_embeddings(request: Request) -> Response:
+    async def create_embeddings(self, request: Request) -> Response:
         """Embed texts, token ids or conversations."""
         context = context_of(request.scope)
         with span("validate"):
-            body = await read_json(request, EmbeddingRequest, gateway.settings)
+            body = await read_json(request, EmbeddingRequest, self._settings)
             check_input(body)
-            job = await gateway.pool_builder.begin(body, context, ("embed",), body.dimensions)
-        return gateway.pool(job, NumbersAnswer(body, is_pooling=False).compute)
+            job = await self._begin(body, context, ("embed",), body.dimensions)
+        return self._pool(job, NumbersAnswer(body, is_pooling=False).compute)
 
-    return create_embeddings
-
-
-def _pooling_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_pooling(request: Request) -> Response:
+    async def create_pooling(self, request: Request) -> Response:
         """The numbers of any task, also those of each token."""
         context = context_of(request.scope)
         with span("validate"):
-            body = await read_json(request, PoolingRequest, gateway.settings)
+            body = await read_json(request, PoolingRequest, self._settings)
             check_input(body)
-            tasks = _pooling_tasks(body)
-            job = await gateway.pool_builder.begin(body, context, tasks, body.dimensions)
-        return gateway.pool(job, NumbersAnswer(body, is_pooling=True).compute)
+            job = await self._begin(body, context, _pooling_tasks(body), body.dimensions)
+        return self._pool(job, NumbersAnswer(body, is_pooling=True).compute)
 
-    return create_pooling
+    async def create_classification(self, request: Request) -> Response:
+        """The probabilities of a classifier's labels."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, ClassificationRequest, self._settings)
+            check_input(body)
+            job = await self._begin(body, context, ("classify",))
+        return self._pool(job, partial(classify, body))
+
+    async def create_moderation(self, request: Request) -> Response:
+        """The labels of a classifier as OpenAI's categories."""
+        context, catalog = context_of(request.scope), self._gateway.catalog
+        with span("validate"):
+            body = await read_json(request, ModerationRequest, self._settings)
+            texts, cards = body.texts(), catalog.all()
+            names = [name for card in cards for name in catalog.names(card)]
+            model = classifier_name(body.model, cards, names)
+            fields = ClassificationRequest(model=model, input=texts)
+            check_input(fields)
+            job = await self._begin(fields, context, ("classify",))
+            categories_of(job.card.labels, self._settings)
+        return self._pool(job, partial(moderate, texts))
+
+    async def create_score(self, request: Request) -> Response:
+        """How well pairs of texts fit together."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, ScoreRequest, self._settings)
+            pairs = score_pairs(body)
+            job = await self._begin(body, context, SCORE_TASKS)
+        return self._pool(_with_lengths(job, body), partial(score, pairs))
+
+    async def create_rerank(self, request: Request) -> Response:
+        """Documents in the order in which they fit a query."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, RerankRequest, self._settings)
+            pairs = rerank_pairs(body)
+            job = await self._begin(body, context, SCORE_TASKS)
+        return self._pool(_with_lengths(job, body), partial(rerank, body, pairs))
+
+    async def create_cohere_embeddings(self, request: Request) -> Response:
+        """Embed texts or images as Cohere's API does."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, CohereEmbedRequest, self._settings)
+            context.rename_error = FieldNames({"dimensions": "output_dimension"}, {}).rename
+            side = cohere_side(body)
+            job = await self._begin(body, context, ("embed",), body.output_dimension)
+            check_takes_images(side, job)
+            prompt = await prompt_of(body, job, self._gateway.calls, self._settings)
+            answer = CohereAnswer(body, side, prompt)
+        return self._pool(cohere_job(job, body), answer.compute)
+
+
+def pooling_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
+    """The functions of the routes by path."""
+    routes = _PoolingRoutes(gateway)
+    by_body: dict[type[BaseModel], Endpoint] = {
+        EmbeddingRequest: routes.create_embeddings,
+        CohereEmbedRequest: routes.create_cohere_embeddings,
+        PoolingRequest: routes.create_pooling,
+        ClassificationRequest: routes.create_classification,
+        ModerationRequest: routes.create_moderation,
+        ScoreRequest: routes.create_score,
+        RerankRequest: routes.create_rerank,
+    }
+    return {path: by_body[body] for path, body in BODIES.items()}
 
 
 def _pooling_tasks(body: PoolingRequest) -> tuple[PoolTask, ...]:
@@ -124,83 +179,9 @@ def _pooling_tasks(body: PoolingRequest) -> tuple[PoolTask, ...]:
     return (body.task,)
 
 
-def _classify_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_classification(request: Request) -> Response:
-        """The probabilities of a classifier's labels."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, ClassificationRequest, gateway.settings)
-            check_input(body)
-            job = await gateway.pool_builder.begin(body, context, ("classify",))
-        return gateway.pool(job, partial(classify, body))
-
-    return create_classification
-
-
-def _moderations_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_moderation(request: Request) -> Response:
-        """The labels of a classifier as OpenAI's categories."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, ModerationRequest, gateway.settings)
-            texts, cards = body.texts(), gateway.catalog.all()
-            names = [name for card in cards for name in gateway.catalog.names(card)]
-            model = classifier_name(body.model, cards, names)
-            fields = ClassificationRequest(model=model, input=texts)
-            check_input(fields)
-            job = await gateway.pool_builder.begin(fields, context, ("classify",))
-            categories_of(job.card.labels, gateway.settings)
-        return gateway.pool(job, partial(moderate, texts))
-
-    return create_moderation
-
-
-def _score_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_score(request: Request) -> Response:
-        """How well pairs of texts fit together."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, ScoreRequest, gateway.settings)
-            pairs = score_pairs(body)
-            job = await gateway.pool_builder.begin(body, context, SCORE_TASKS)
-        return gateway.pool(_with_lengths(job, body), partial(score, pairs))
-
-    return create_score
-
-
-def _rerank_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_rerank(request: Request) -> Response:
-        """Documents in the order in which they fit a query."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, RerankRequest, gateway.settings)
-            pairs = rerank_pairs(body)
-            job = await gateway.pool_builder.begin(body, context, SCORE_TASKS)
-        return gateway.pool(_with_lengths(job, body), partial(rerank, body, pairs))
-
-    return create_rerank
-
-
 def _with_lengths(job: PoolJob, body: ScoreFields) -> PoolJob:
     return replace(
         job,
         max_text_tokens=body.max_tokens_per_query or None,
         max_pair_tokens=body.max_tokens_per_doc or None,
     )
-
-
-def _embed_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_cohere_embeddings(request: Request) -> Response:
-        """Embed texts or images as Cohere's API does."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, CohereEmbedRequest, gateway.settings)
-            context.rename_error = FieldNames({"dimensions": "output_dimension"}, {}).rename
-            side = cohere_side(body)
-            job = await gateway.pool_builder.begin(body, context, ("embed",), body.output_dimension)
-            check_takes_images(side, job)
-            prompt = await prompt_of(body, job, gateway.calls, gateway.settings)
-            answer = CohereAnswer(body, side, prompt)
-        return gateway.pool(cohere_job(job, body), answer.compute)
-
-    return create_cohere_embeddings
