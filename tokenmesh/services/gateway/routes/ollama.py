@@ -63,73 +63,139 @@ BODIES: Final[dict[str, type[BaseModel]]] = {
     EMBEDDINGS: OllamaEmbeddingsRequest,
 }
 OTHER_BODIES: Final = (OllamaShowRequest,)
+_EMPTY_MESSAGE: Final = {"role": "assistant", "content": ""}
+
+
+class _OllamaRoutes:
+    """The functions of the routes that run a model."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings
+
+    async def create_ollama_chat(self, request: Request) -> Response:
+        """Answer a conversation in Ollama's shapes, whole or as lines of JSON."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, OllamaChatRequest, self._settings, any_type=True)
+            given = self._begin(body, context)
+            if not body.messages:
+                return await self._loaded(body, context, given, {"message": _EMPTY_MESSAGE})
+            translation = translate_chat(body, context.warnings)
+            generation = await self._build(translation, context, body)
+        writer = OllamaWriter(given, context.started_s, is_chat=True)
+        return self._gateway.respond(generation, writer, LINES_HEADERS)
+
+    async def create_ollama_answer(self, request: Request) -> Response:
+        """Answer a prompt in Ollama's shapes, whole or as lines of JSON."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, OllamaGenerateRequest, self._settings, any_type=True)
+            given = self._begin(body, context)
+            if not body.prompt and not body.suffix:
+                return await self._loaded(body, context, given, {"response": ""})
+            if body.raw:
+                completion = translate_raw(body, context.warnings)
+                built = await build_completion(self._gateway.builder, completion, context)
+                generation = _fitting(built, body, context)
+            else:
+                translation = translate_generate(body, context.warnings)
+                generation = await self._build(translation, context, body)
+        writer = OllamaWriter(given, context.started_s, is_chat=False, is_raw=bool(body.raw))
+        return self._gateway.respond(generation, writer, LINES_HEADERS)
+
+    async def create_ollama_embeddings(self, request: Request) -> Response:
+        """Embed texts in Ollama's shapes."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, OllamaEmbedRequest, self._settings, any_type=True)
+            given = self._begin(body, context)
+            if not body.input:
+                await self._load(body, context)
+                empty = OllamaEmbeddings(
+                    model=given, embeddings=[], total_duration=0, prompt_eval_count=0
+                )
+                return json_response(empty)
+            fields = EmbeddingRequest(
+                model=body.model,
+                input=body.input,
+                dimensions=body.dimensions,
+                truncate_prompt_tokens=WHOLE_MODEL if body.truncate is not False else None,
+            )
+            job = await self._embedding_job(body, fields, context)
+        return self._gateway.pool(job, partial(embed, fields, given))
+
+    async def create_ollama_embedding(self, request: Request) -> Response:
+        """Embed one text in the shape of Ollama's older route."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, OllamaEmbeddingsRequest, self._settings, any_type=True)
+            self._begin(body, context)
+            if not body.prompt:
+                await self._load(body, context)
+                return json_response({"embedding": []})
+            fields = EmbeddingRequest(
+                model=body.model, input=body.prompt, truncate_prompt_tokens=WHOLE_MODEL
+            )
+            job = await self._embedding_job(body, fields, context)
+        return self._gateway.pool(job, partial(embed_one, fields))
+
+    def _begin(self, body: OllamaModel, context: RequestContext) -> str:
+        """Resolve the tag of the model in place; the name as the client gave it."""
+        warn_unknown(body.unknown_fields, context.warnings)
+        given, body.model = body.model, served_name(body.model, self._gateway.catalog)
+        return given
+
+    async def _build(
+        self, translation: TranslatedChat, context: RequestContext, body: OllamaModel
+    ) -> GenerationRequest:
+        context.rename_error = translation.fields.rename
+        with translation.client_paths():
+            built = await build_chat(self._gateway.builder, translation.chat, context)
+            return _fitting(built, body, context)
+
+    async def _load(self, body: OllamaModel, context: RequestContext) -> bool:
+        """Load a model on demand, or unload it; whether it stays loaded. Raises Asleep."""
+        gateway = self._gateway
+        card = await gateway.catalog.find_soon(body.model)
+        context.model, context.asked_model = card.name, body.model
+        keep_alive_s = _keep_alive_s(body, card, context)
+        if not card.on_demand or (keep_alive_s is None and body.keep_alive_s == 0):
+            return True
+        if keep_alive_s != 0:
+            deadline_s = now_s() + self._settings.request_timeout_s
+            await gateway.waker.wake(card.name, context.request_id, deadline_s)
+        if keep_alive_s is not None:
+            await gateway.waker.set_keep_alive(card.name, keep_alive_s)
+        return keep_alive_s != 0
+
+    async def _loaded(
+        self, body: OllamaModel, context: RequestContext, given: str, empty: Json
+    ) -> Response:
+        """The answer to a request that only loads a model, or unloads it."""
+        stays = await self._load(body, context)
+        ending = {"done": True, "done_reason": "load" if stays else "unload"}
+        return json_response({"model": given, "created_at": rfc3339(wall_s()), **empty, **ending})
+
+    async def _embedding_job(
+        self, body: OllamaModel, fields: EmbeddingRequest, context: RequestContext
+    ) -> PoolJob:
+        """Raises InvalidInput, and what looking for the model raises."""
+        check_input(fields)
+        builder = self._gateway.pool_builder
+        job = await builder.begin(fields, context, ("embed",), fields.dimensions)
+        return replace(job, keep_alive_s=_keep_alive_s(body, job.card, context))
 
 
 def ollama_endpoints(gateway: Gateway) -> Mapping[str, Endpoint]:
     """The functions of the routes that run a model, by path."""
+    routes = _OllamaRoutes(gateway)
     return {
-        CHAT: _chat_endpoint(gateway),
-        GENERATE: _generate_endpoint(gateway),
-        EMBED: _embed_endpoint(gateway),
-        EMBEDDINGS: _embeddings_endpoint(gateway),
+        CHAT: routes.create_ollama_chat,
+        GENERATE: routes.create_ollama_answer,
+        EMBED: routes.create_ollama_embeddings,
+        EMBEDDINGS: routes.create_ollama_embedding,
     }
-
-
-def _chat_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_ollama_chat(request: Request) -> Response:
-        """Answer a conversation in Ollama's shapes, whole or as lines of JSON."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, OllamaChatRequest, gateway.settings, any_type=True)
-            given = _begin(body, gateway, context)
-            if not body.messages:
-                return await _loaded(gateway, body, context, given, {"message": _EMPTY_MESSAGE})
-            translation = translate_chat(body, context.warnings)
-            generation = await _build(gateway, translation, context, body)
-        return _respond(gateway, generation, OllamaWriter(given, context.started_s, is_chat=True))
-
-    return create_ollama_chat
-
-
-_EMPTY_MESSAGE: Final = {"role": "assistant", "content": ""}
-
-
-def _generate_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_ollama_answer(request: Request) -> Response:
-        """Answer a prompt in Ollama's shapes, whole or as lines of JSON."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, OllamaGenerateRequest, gateway.settings, any_type=True)
-            given = _begin(body, gateway, context)
-            if not body.prompt and not body.suffix:
-                return await _loaded(gateway, body, context, given, {"response": ""})
-            if body.raw:
-                completion = translate_raw(body, context.warnings)
-                built = await build_completion(gateway.builder, completion, context)
-                generation = _fitting(built, body, context)
-            else:
-                translation = translate_generate(body, context.warnings)
-                generation = await _build(gateway, translation, context, body)
-        writer = OllamaWriter(given, context.started_s, is_chat=False, is_raw=bool(body.raw))
-        return _respond(gateway, generation, writer)
-
-    return create_ollama_answer
-
-
-def _begin(body: OllamaModel, gateway: Gateway, context: RequestContext) -> str:
-    """Resolve the tag of the model in place; the name as the client gave it."""
-    warn_unknown(body.unknown_fields, context.warnings)
-    given, body.model = body.model, served_name(body.model, gateway.catalog)
-    return given
-
-
-async def _build(
-    gateway: Gateway, translation: TranslatedChat, context: RequestContext, body: OllamaModel
-) -> GenerationRequest:
-    context.rename_error = translation.fields.rename
-    with translation.client_paths():
-        built = await build_chat(gateway.builder, translation.chat, context)
-        return _fitting(built, body, context)
 
 
 def _fitting(
@@ -155,89 +221,6 @@ def _keep_alive_s(body: OllamaModel, card: ModelCard, context: RequestContext) -
         context.warnings.append("keep_alive has no effect: it is for admin keys")
         return None
     return body.keep_alive_s
-
-
-def _respond(gateway: Gateway, generation: GenerationRequest, writer: OllamaWriter) -> Response:
-    return gateway.respond(generation, writer, LINES_HEADERS)
-
-
-async def _load(gateway: Gateway, body: OllamaModel, context: RequestContext) -> bool:
-    """Load a model on demand, or unload it; whether it stays loaded. Raises Asleep."""
-    card = await gateway.catalog.find_soon(body.model)
-    context.model, context.asked_model = card.name, body.model
-    keep_alive_s = _keep_alive_s(body, card, context)
-    if not card.on_demand or (keep_alive_s is None and body.keep_alive_s == 0):
-        return True
-    if keep_alive_s != 0:
-        deadline_s = now_s() + gateway.settings.request_timeout_s
-        await gateway.waker.wake(card.name, context.request_id, deadline_s)
-    if keep_alive_s is not None:
-        await gateway.waker.set_keep_alive(card.name, keep_alive_s)
-    return keep_alive_s != 0
-
-
-async def _loaded(
-    gateway: Gateway, body: OllamaModel, context: RequestContext, given: str, empty: Json
-) -> Response:
-    """The answer to a request that only loads a model, or unloads it."""
-    stays = await _load(gateway, body, context)
-    ending = {"done": True, "done_reason": "load" if stays else "unload"}
-    return json_response({"model": given, "created_at": rfc3339(wall_s()), **empty, **ending})
-
-
-def _embed_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_ollama_embeddings(request: Request) -> Response:
-        """Embed texts in Ollama's shapes."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, OllamaEmbedRequest, gateway.settings, any_type=True)
-            given = _begin(body, gateway, context)
-            if not body.input:
-                await _load(gateway, body, context)
-                empty = OllamaEmbeddings(
-                    model=given, embeddings=[], total_duration=0, prompt_eval_count=0
-                )
-                return json_response(empty)
-            fields = EmbeddingRequest(
-                model=body.model,
-                input=body.input,
-                dimensions=body.dimensions,
-                truncate_prompt_tokens=WHOLE_MODEL if body.truncate is not False else None,
-            )
-            job = await _embedding_job(gateway, body, fields, context)
-        return gateway.pool(job, partial(embed, fields, given))
-
-    return create_ollama_embeddings
-
-
-def _embeddings_endpoint(gateway: Gateway) -> Endpoint:
-    async def create_ollama_embedding(request: Request) -> Response:
-        """Embed one text in the shape of Ollama's older route."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(
-                request, OllamaEmbeddingsRequest, gateway.settings, any_type=True
-            )
-            _begin(body, gateway, context)
-            if not body.prompt:
-                await _load(gateway, body, context)
-                return json_response({"embedding": []})
-            fields = EmbeddingRequest(
-                model=body.model, input=body.prompt, truncate_prompt_tokens=WHOLE_MODEL
-            )
-            job = await _embedding_job(gateway, body, fields, context)
-        return gateway.pool(job, partial(embed_one, fields))
-
-    return create_ollama_embedding
-
-
-async def _embedding_job(
-    gateway: Gateway, body: OllamaModel, fields: EmbeddingRequest, context: RequestContext
-) -> PoolJob:
-    """Raises InvalidInput, and what looking for the model raises."""
-    check_input(fields)
-    job = await gateway.pool_builder.begin(fields, context, ("embed",), fields.dimensions)
-    return replace(job, keep_alive_s=_keep_alive_s(body, job.card, context))
 
 
 def ollama_models_router(gateway: Gateway) -> APIRouter:
