@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.openai.request import (
     DetokenizeRequest,
 )
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.routes.batch_chat import BatchChatRequest
+from tokenmesh.services.gateway.routes.openai import BatchChatRequest
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 

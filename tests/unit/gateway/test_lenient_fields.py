@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.openai.request import (
     TokenizeRequest,
 )
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.routes.batch_chat import BatchChatRequest
+from tokenmesh.services.gateway.routes.openai import BatchChatRequest
 
 CHAT = [{"role": "user", "content": "Hi"}]
 BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [

@@ -32,8 +32,8 @@ from tokenmesh.services.gateway.realtime.routes import realtime_router
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import open_journal
 from tokenmesh.services.gateway.routes import anthropic as messages
-from tokenmesh.services.gateway.routes import batch_chat, conversations
 from tokenmesh.services.gateway.routes import batches as batch_routes
+from tokenmesh.services.gateway.routes import conversations
 from tokenmesh.services.gateway.routes import ollama as ollama
 from tokenmesh.services.gateway.routes import openai as openai
 from tokenmesh.services.gateway.routes import responses as responses
@@ -42,7 +42,6 @@ from tokenmesh.services.gateway.routes.admin import adapters_router, admin_route
 from tokenmesh.services.gateway.routes.admitted import AdmittedRoutes
 from tokenmesh.services.gateway.routes.anthropic import messages_endpoint, messages_router
 from tokenmesh.services.gateway.routes.audio import audio_router
-from tokenmesh.services.gateway.routes.batch_chat import BatchChatRequest, chat_batch_endpoint
 from tokenmesh.services.gateway.routes.batches import BatchRequest, batches_router
 from tokenmesh.services.gateway.routes.console import console_router
 from tokenmesh.services.gateway.routes.conversations import conversations_router
@@ -51,6 +50,8 @@ from tokenmesh.services.gateway.routes.document import complete
 from tokenmesh.services.gateway.routes.files import files_router
 from tokenmesh.services.gateway.routes.health import health_router, mesh_router
 from tokenmesh.services.gateway.routes.openai import (
+    BatchChatRequest,
+    chat_batch_endpoint,
     chat_endpoint,
     completion_endpoint,
     models_router,
@@ -76,7 +77,7 @@ from tokenmesh.shared.journal import Journals
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     openai.CHAT: ChatRequest,
-    batch_chat.PATH: BatchChatRequest,
+    openai.BATCH_CHAT: BatchChatRequest,
     openai.COMPLETIONS: CompletionRequest,
     messages.PATH: MessagesRequest,
     responses.PATH: ResponsesRequest,
@@ -176,7 +177,7 @@ async def _no_route(scope: Scope, _receive: Receive, _send: Send) -> None:
 def make_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
     return {
         openai.CHAT: chat_endpoint(gateway),
-        batch_chat.PATH: chat_batch_endpoint(gateway),
+        openai.BATCH_CHAT: chat_batch_endpoint(gateway),
         openai.COMPLETIONS: completion_endpoint(gateway),
         messages.PATH: messages_endpoint(gateway),
         responses.PATH: response_endpoint(gateway),
