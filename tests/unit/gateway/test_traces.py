@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.context import RequestContext, attach
 from tokenmesh.services.gateway.operations.trace_views import TraceFilter
 from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.services.gateway.routes.traces import traces_router
+from tokenmesh.services.gateway.routes.operation import traces_router
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, TokenMeshError

@@ -43,18 +43,22 @@ from tokenmesh.services.gateway.routes.admitted import AdmittedRoutes
 from tokenmesh.services.gateway.routes.anthropic import messages_endpoint, messages_router
 from tokenmesh.services.gateway.routes.audio import audio_router
 from tokenmesh.services.gateway.routes.batches import BatchRequest, batches_router
-from tokenmesh.services.gateway.routes.console import console_router
 from tokenmesh.services.gateway.routes.conversations import conversations_router
-from tokenmesh.services.gateway.routes.docs import docs_router
 from tokenmesh.services.gateway.routes.document import complete
 from tokenmesh.services.gateway.routes.files import files_router
-from tokenmesh.services.gateway.routes.health import health_router, mesh_router
 from tokenmesh.services.gateway.routes.openai import (
     BatchChatRequest,
     chat_batch_endpoint,
     chat_endpoint,
     completion_endpoint,
     models_router,
+)
+from tokenmesh.services.gateway.routes.operation import (
+    console_router,
+    docs_router,
+    health_router,
+    mesh_router,
+    traces_router,
 )
 from tokenmesh.services.gateway.routes.pooling import BODIES as POOLING_BODIES
 from tokenmesh.services.gateway.routes.pooling import pooling_endpoints
@@ -67,7 +71,6 @@ from tokenmesh.services.gateway.routes.sagemaker import sagemaker_router
 from tokenmesh.services.gateway.routes.scale_out import BODIES as SCALE_OUT_BODIES
 from tokenmesh.services.gateway.routes.scale_out import scale_out_router
 from tokenmesh.services.gateway.routes.tokens import tokenize_router, tokenizer_info_router
-from tokenmesh.services.gateway.routes.traces import traces_router
 from tokenmesh.services.gateway.tenancy.usage import usage_router
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config import Settings

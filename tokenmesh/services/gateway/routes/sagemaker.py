@@ -15,8 +15,8 @@ from tokenmesh.services.gateway.http.body import any_body_schema, read_bytes, wi
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
-from tokenmesh.services.gateway.routes.health import readiness
 from tokenmesh.services.gateway.routes.openai import CHAT, COMPLETIONS
+from tokenmesh.services.gateway.routes.operation import readiness
 from tokenmesh.services.gateway.routes.pooling import BODIES as POOLING_BODIES
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolTask
