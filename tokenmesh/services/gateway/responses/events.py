@@ -1,5 +1,7 @@
 """ResponseEvents: the events of a response, and the Response object that they add up to.
 
+ResponseWriter writes them for a response that is not stored and has one turn.
+
 A response may have several model turns with calls of MCP tools between them. The events depend only
 on the first state of the response and on the arguments, so a replay generates the same events.
 """
@@ -8,15 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.http.sse import COMMENT
 from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
 from tokenmesh.services.gateway.openai.shapes import ChatLogprob
-from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.openai.translation import FieldNames, Json
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
     Content,
     Reasoning,
 )
+from tokenmesh.services.gateway.responses.event_log import encode_frames
 from tokenmesh.services.gateway.responses.output_items import (
     Event,
     EventRecorder,
@@ -30,7 +35,7 @@ from tokenmesh.services.gateway.responses.output_items import (
     add_listing,
 )
 from tokenmesh.services.gateway.responses.output_tokens import ContentLogprobs, RawMessages
-from tokenmesh.services.gateway.responses.shapes import error_facts
+from tokenmesh.services.gateway.responses.shapes import error_facts, usage_fields
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.errors import TokenMeshError
 
@@ -228,3 +233,47 @@ class ResponseEvents:
         item, self._open = self._open, None
         if item is not None:
             item.close(status)
+
+
+class ResponseWriter:
+    """The `BodyWriter` of a response that is not stored and has one turn."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, events: ResponseEvents, names: FieldNames) -> None:
+        self._events = events
+        self._names = names
+        self._has_begun = False
+
+    def begin(self, delivery: Delivery) -> bytes:
+        return _join(self._begin())
+
+    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
+        return _join(self._write(pieces))
+
+    def end(self, delivery: Delivery) -> bytes:
+        return _join(self._end(delivery))
+
+    def fail(self, error: TokenMeshError) -> bytes:
+        # If only keep-alive comments were sent, the stream has not begun.
+        return _join(self._begin() + self._events.fail(self._names.rename(error)))
+
+    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> Json:
+        self._write(pieces)
+        self._end(delivery)
+        return self._events.response
+
+    def _write(self, chunks: list[OutputChunk]) -> list[Event]:
+        return self._begin() + self._events.write(chunks)
+
+    def _begin(self) -> list[Event]:
+        has_begun, self._has_begun = self._has_begun, True
+        return [] if has_begun else self._events.begin()
+
+    def _end(self, delivery: Delivery) -> list[Event]:
+        ended = self._events.end_turn(delivery.prompts[0].packed_ids)
+        return ended + self._events.complete(usage_fields([delivery.usage()]))
+
+
+def _join(events: list[Event]) -> bytes:
+    return b"".join(encode_frames(events))

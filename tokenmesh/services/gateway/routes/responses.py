@@ -9,26 +9,22 @@ from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.middleware import Endpoint
-from tokenmesh.services.gateway.http.sse import COMMENT, JSON, json_response
-from tokenmesh.services.gateway.openai.translation import FieldNames, Json
-from tokenmesh.services.gateway.responses.event_log import encode_frames
-from tokenmesh.services.gateway.responses.events import ResponseEvents
+from tokenmesh.services.gateway.http.sse import JSON, json_response
+from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.responses.events import ResponseWriter
 from tokenmesh.services.gateway.responses.feed import FramesResponse
 from tokenmesh.services.gateway.responses.items import page
-from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.request import Include, ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import not_found
 from tokenmesh.services.gateway.responses.response_plan import prepare
 from tokenmesh.services.gateway.responses.service import ResponseReader
-from tokenmesh.services.gateway.responses.shapes import InputTokens, usage_fields
+from tokenmesh.services.gateway.responses.shapes import InputTokens
 from tokenmesh.services.gateway.responses.translation import is_long, translate
 from tokenmesh.services.gateway.routes.tokens import count_prompt_tokens
-from tokenmesh.shared.errors import InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId, new_response_id
 from tokenmesh.shared.telemetry import span
 
@@ -150,47 +146,3 @@ def _add_input_items(
 
 def _json(body: bytes | Json) -> Response:
     return Response(body, media_type=JSON) if isinstance(body, bytes) else json_response(body)
-
-
-class ResponseWriter:
-    """The `BodyWriter` of a response that is not stored and has one turn."""
-
-    keep_alive = COMMENT
-
-    def __init__(self, events: ResponseEvents, names: FieldNames) -> None:
-        self._events = events
-        self._names = names
-        self._has_begun = False
-
-    def begin(self, delivery: Delivery) -> bytes:
-        return _join(self._begin())
-
-    def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
-        return _join(self._write(pieces))
-
-    def end(self, delivery: Delivery) -> bytes:
-        return _join(self._end(delivery))
-
-    def fail(self, error: TokenMeshError) -> bytes:
-        # If only keep-alive comments were sent, the stream has not begun.
-        return _join(self._begin() + self._events.fail(self._names.rename(error)))
-
-    def whole(self, delivery: Delivery, pieces: list[OutputChunk]) -> Json:
-        self._write(pieces)
-        self._end(delivery)
-        return self._events.response
-
-    def _write(self, chunks: list[OutputChunk]) -> list[Event]:
-        return self._begin() + self._events.write(chunks)
-
-    def _begin(self) -> list[Event]:
-        has_begun, self._has_begun = self._has_begun, True
-        return [] if has_begun else self._events.begin()
-
-    def _end(self, delivery: Delivery) -> list[Event]:
-        ended = self._events.end_turn(delivery.prompts[0].packed_ids)
-        return ended + self._events.complete(usage_fields([delivery.usage()]))
-
-
-def _join(events: list[Event]) -> bytes:
-    return b"".join(encode_frames(events))
