@@ -14,9 +14,7 @@ from tokenmesh.services.gateway.audio.request import TranscriptionRequest, Trans
 from tokenmesh.services.gateway.batches.logs import open_batch_journal
 from tokenmesh.services.gateway.batches.service import BatchRunner
 from tokenmesh.services.gateway.edge import Edge
-from tokenmesh.services.gateway.errors import (
-    install_error_handlers,
-)
+from tokenmesh.services.gateway.errors import install_error_handlers
 from tokenmesh.services.gateway.files.contents import open_file_journal
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema
@@ -31,46 +29,23 @@ from tokenmesh.services.gateway.openai.request import (
 from tokenmesh.services.gateway.realtime.routes import realtime_router
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import open_journal
-from tokenmesh.services.gateway.routes import anthropic as messages
-from tokenmesh.services.gateway.routes import batches as batch_routes
-from tokenmesh.services.gateway.routes import conversations
-from tokenmesh.services.gateway.routes import ollama as ollama
-from tokenmesh.services.gateway.routes import openai as openai
-from tokenmesh.services.gateway.routes import responses as responses
-from tokenmesh.services.gateway.routes.admin import BODIES as ADAPTER_BODIES
-from tokenmesh.services.gateway.routes.admin import adapters_router, admin_router
+from tokenmesh.services.gateway.routes import (
+    admin,
+    anthropic,
+    audio,
+    batches,
+    document,
+    files,
+    ollama,
+    openai,
+    operation,
+    pooling,
+    responses,
+    sagemaker,
+    scale_out,
+    tokens,
+)
 from tokenmesh.services.gateway.routes.admitted import AdmittedRoutes
-from tokenmesh.services.gateway.routes.anthropic import messages_endpoint, messages_router
-from tokenmesh.services.gateway.routes.audio import audio_router
-from tokenmesh.services.gateway.routes.batches import BatchRequest, batches_router
-from tokenmesh.services.gateway.routes.conversations import conversations_router
-from tokenmesh.services.gateway.routes.document import complete
-from tokenmesh.services.gateway.routes.files import files_router
-from tokenmesh.services.gateway.routes.openai import (
-    BatchChatRequest,
-    chat_batch_endpoint,
-    chat_endpoint,
-    completion_endpoint,
-    models_router,
-)
-from tokenmesh.services.gateway.routes.operation import (
-    console_router,
-    docs_router,
-    health_router,
-    mesh_router,
-    traces_router,
-)
-from tokenmesh.services.gateway.routes.pooling import BODIES as POOLING_BODIES
-from tokenmesh.services.gateway.routes.pooling import pooling_endpoints
-from tokenmesh.services.gateway.routes.responses import (
-    input_tokens_router,
-    response_endpoint,
-    stored_responses_router,
-)
-from tokenmesh.services.gateway.routes.sagemaker import sagemaker_router
-from tokenmesh.services.gateway.routes.scale_out import BODIES as SCALE_OUT_BODIES
-from tokenmesh.services.gateway.routes.scale_out import scale_out_router
-from tokenmesh.services.gateway.routes.tokens import tokenize_router, tokenizer_info_router
 from tokenmesh.services.gateway.tenancy.usage import usage_router
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config import Settings
@@ -80,38 +55,38 @@ from tokenmesh.shared.journal import Journals
 
 _BODIES: Final[dict[str, type[BaseModel]]] = {
     openai.CHAT: ChatRequest,
-    openai.BATCH_CHAT: BatchChatRequest,
+    openai.BATCH_CHAT: openai.BatchChatRequest,
     openai.COMPLETIONS: CompletionRequest,
-    messages.PATH: MessagesRequest,
+    anthropic.PATH: MessagesRequest,
     responses.PATH: ResponsesRequest,
-    **POOLING_BODIES,
+    **pooling.BODIES,
     **ollama.BODIES,
 }
 _OTHER_BODIES: Final[tuple[type[BaseModel], ...]] = (
     TokenizeRequest,
     DetokenizeRequest,
     CountTokensRequest,
-    BatchRequest,
+    batches.BatchRequest,
     *ollama.OTHER_BODIES,
-    *conversations.BODIES,
+    *responses.CONVERSATION_BODIES,
     TranscriptionRequest,
     TranslationRequest,
 )
 _ROUTERS: Final = (
-    models_router,
+    openai.models_router,
     ollama.ollama_models_router,
     lambda gateway: usage_router(gateway.usage),
-    tokenize_router,
-    files_router,
-    batches_router,
-    audio_router,
-    health_router,
-    mesh_router,
-    messages_router,
+    tokens.tokenize_router,
+    files.files_router,
+    batches.batches_router,
+    audio.audio_router,
+    operation.health_router,
+    operation.mesh_router,
+    anthropic.messages_router,
     realtime_router,
-    input_tokens_router,
-    stored_responses_router,
-    conversations_router,
+    responses.input_tokens_router,
+    responses.stored_responses_router,
+    responses.conversations_router,
 )
 _EXPOSED: Final = [
     "x-request-id",
@@ -160,7 +135,7 @@ def open_journals(bus: MessageBus, settings: Settings) -> Journals:
 def make_batch_runner(gateway: Gateway, settings: ServiceSettings) -> BatchRunner:
     """What works on batches: it sends their requests to this gateway's own endpoints."""
     endpoints = make_endpoints(gateway)
-    served = {path: endpoints[path] for path in batch_routes.ENDPOINTS}
+    served = {path: endpoints[path] for path in batches.ENDPOINTS}
     app = AdmittedRoutes(_no_route, served, gateway.admission, gateway.bodies, gateway.settings)
     return BatchRunner(
         gateway.batches,
@@ -179,12 +154,12 @@ async def _no_route(scope: Scope, _receive: Receive, _send: Send) -> None:
 
 def make_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
     return {
-        openai.CHAT: chat_endpoint(gateway),
-        openai.BATCH_CHAT: chat_batch_endpoint(gateway),
-        openai.COMPLETIONS: completion_endpoint(gateway),
-        messages.PATH: messages_endpoint(gateway),
-        responses.PATH: response_endpoint(gateway),
-        **pooling_endpoints(gateway),
+        openai.CHAT: openai.chat_endpoint(gateway),
+        openai.BATCH_CHAT: openai.chat_batch_endpoint(gateway),
+        openai.COMPLETIONS: openai.completion_endpoint(gateway),
+        anthropic.PATH: anthropic.messages_endpoint(gateway),
+        responses.PATH: responses.response_endpoint(gateway),
+        **pooling.pooling_endpoints(gateway),
         **ollama.ollama_endpoints(gateway),
     }
 
@@ -202,24 +177,24 @@ def make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI:
     install_error_handlers(app)
     for path, endpoint in endpoints.items():
         schema = body_schema(_BODIES[path])
-        tag = "pooling" if path in POOLING_BODIES else "generate"
+        tag = "pooling" if path in pooling.BODIES else "generate"
         app.post(path, tags=[tag], response_model=None, openapi_extra=schema)(endpoint)
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
-    app.include_router(sagemaker_router(gateway, endpoints))
-    app.include_router(scale_out_router(gateway))
-    app.include_router(traces_router(gateway.traces))
-    app.include_router(console_router(gateway))
+    app.include_router(sagemaker.sagemaker_router(gateway, endpoints))
+    app.include_router(scale_out.scale_out_router(gateway))
+    app.include_router(operation.traces_router(gateway.traces))
+    app.include_router(operation.console_router(gateway))
     if docs:
-        app.include_router(docs_router(gateway))
+        app.include_router(operation.docs_router(gateway))
     if gateway.settings.tokenizer_info:
-        app.include_router(tokenizer_info_router(gateway))
+        app.include_router(tokens.tokenizer_info_router(gateway))
     bodies = [*_BODIES.values(), *_OTHER_BODIES]
     if gateway.settings.admin_routes:
-        app.include_router(admin_router(gateway))
-        app.include_router(adapters_router(gateway))
-        bodies += ADAPTER_BODIES
+        app.include_router(admin.admin_router(gateway))
+        app.include_router(admin.adapters_router(gateway))
+        bodies += admin.BODIES
     if gateway.scale_out.is_enabled:
-        bodies += SCALE_OUT_BODIES.values()
-    complete(app, list(dict.fromkeys(bodies)), has_keys=bool(gateway.keys))
+        bodies += scale_out.BODIES.values()
+    document.complete(app, list(dict.fromkeys(bodies)), has_keys=bool(gateway.keys))
     return app

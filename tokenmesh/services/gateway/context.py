@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.http.body_budget import Body
@@ -92,6 +93,11 @@ def find_context(scope: Scope) -> RequestContext | None:
 def context_of(scope: Scope) -> RequestContext:
     """The context of a request that passed the edge."""
     return cast("RequestContext", scope[_KEY])
+
+
+def access_of(connection: HTTPConnection) -> Access:
+    """The rights of a request's key."""
+    return context_of(connection.scope).access
 
 
 def check_request_id(text: str, field: str, limits: GatewaySettings) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from fastapi import APIRouter, WebSocket
 from starlette.datastructures import Headers
 
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import access_of
 from tokenmesh.services.gateway.errors import error_response
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime.events import Channel
@@ -47,7 +47,7 @@ class Sessions:
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serve one authorized websocket, from before it is accepted to its end."""
-        tenant = context_of(websocket.scope).access.tenant
+        tenant = access_of(websocket).tenant
         try:
             config = await self._admit(websocket.query_params, tenant)
         except TokenMeshError as error:
@@ -83,7 +83,7 @@ class Sessions:
 
     async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:
         gateway, session_id = self._gateway, new_request_id("sess")
-        access = context_of(websocket.scope).access
+        access = access_of(websocket)
         offered = websocket.scope.get("subprotocols", [])
         headers = [(b"x-request-id", session_id.encode())]
         parent = Headers(scope=websocket.scope).get("traceparent")

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import access_of, context_of
 from tokenmesh.services.gateway.files.uploads import FileObject
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
@@ -78,18 +78,18 @@ def batches_router(gateway: Gateway) -> APIRouter:
         after: Annotated[str | None, Query(description="The last id of the page before.")] = None,
     ) -> Response:
         """The batches of the caller's tenant, newest first."""
-        access = context_of(request.scope).access
+        access = access_of(request)
         return json_response(await batches.page(access, limit, after))
 
     @router.get(f"{PATH}/{{batch_id}}")
     async def get_batch(request: Request, batch_id: str) -> Response:
         """A batch in its current state."""
-        return json_response(await batches.get(batch_id, context_of(request.scope).access))
+        return json_response(await batches.get(batch_id, access_of(request)))
 
     @router.post(f"{PATH}/{{batch_id}}/cancel")
     async def cancel_batch(request: Request, batch_id: str) -> Response:
         """End a batch; the answers that it has become files."""
-        return json_response(await batches.cancel(batch_id, context_of(request.scope).access))
+        return json_response(await batches.cancel(batch_id, access_of(request)))
 
     return router
 

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import access_of, context_of
 from tokenmesh.services.gateway.files.contents import CHUNK_BYTES
 from tokenmesh.services.gateway.files.uploads import FileDeleted, FileObject, NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
@@ -126,7 +126,7 @@ def files_router(gateway: Gateway) -> APIRouter:
 
 async def _keep(request: Request, gateway: Gateway) -> FileObject:
     """Store the form's file; after any error its part of the quota is released."""
-    file_id, tenant = new_file_id(), context_of(request.scope).access.tenant
+    file_id, tenant = new_file_id(), access_of(request).tenant
     settings = gateway.settings
     quota = gateway.uploads.quota
     reservation = UploadReservation(quota, tenant, file_id, settings.body_timeout_s)
@@ -177,25 +177,25 @@ def _add_reading(router: APIRouter, gateway: Gateway) -> None:
         after: Annotated[str | None, Query(description="The last id of the page before.")] = None,
     ) -> Response:
         """The uploads of the caller's tenant, in pages of at most 1,000."""
-        access = context_of(request.scope).access
+        access = access_of(request)
         page = await uploads.page(access, purpose=purpose, limit=limit, order=order, after=after)
         return json_response(page)
 
     @router.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
         """The description of an upload."""
-        return json_response(await uploads.get(file_id, context_of(request.scope).access))
+        return json_response(await uploads.get(file_id, access_of(request)))
 
     @router.get("/v1/files/{file_id}/content")
     async def get_content(request: Request, file_id: str) -> Response:
         """The bytes of an upload."""
-        file = await uploads.get(file_id, context_of(request.scope).access)
+        file = await uploads.get(file_id, access_of(request))
         return ContentResponse(file, uploads.content(file), gateway.settings.write_timeout_s)
 
     @router.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
         """Delete an upload of the caller's tenant."""
-        await uploads.remove(file_id, context_of(request.scope).access)
+        await uploads.remove(file_id, access_of(request))
         return json_response(FileDeleted(id=file_id))
 
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 import tokenmesh
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import access_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.operations.console.pages import (
@@ -163,7 +163,7 @@ def traces_router(store: TraceStore) -> APIRouter:
             min_ns=round(min_ms * 1e6),
             requests_only=requests_only,
         )
-        traces = await store.recent(limit, context_of(request.scope).access, chosen)
+        traces = await store.recent(limit, access_of(request), chosen)
         return json_response({"traces": traces})
 
     @router.get("/traces/{trace_or_request_id}")
@@ -175,7 +175,7 @@ def traces_router(store: TraceStore) -> APIRouter:
         ],
     ) -> Response:
         """Every span of one trace. Spans arrive within half a second after they end."""
-        access = context_of(request.scope).access
+        access = access_of(request)
         return json_response(await store.get(trace_or_request_id, access))
 
     return router
@@ -218,7 +218,7 @@ def console_router(gateway: Gateway) -> APIRouter:
         is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
         if is_foreign and not gateway.settings.cors_origins:
             raise Forbidden("a page of another site cannot follow the mesh")
-        access = context_of(request.scope).access
+        access = access_of(request)
         return PageResponse(partial(pages.messages, access, limit), gateway.settings)
 
     @router.get("/console/{name}", include_in_schema=False)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.context import RequestContext, context_of
+from tokenmesh.services.gateway.context import RequestContext, access_of, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.errors import NotSupported
@@ -228,7 +228,7 @@ def _abort_endpoint(gateway: Gateway) -> Endpoint:
                 f"request_ids holds {len(body.request_ids)} ids, at most {limit}",
                 param="request_ids",
             )
-        tenant = context_of(request.scope).access.tenant
+        tenant = access_of(request).tenant
         await gateway.scale_out.aborts.abort(tenant.name, body.request_ids)
         return Response()
 

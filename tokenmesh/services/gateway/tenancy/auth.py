@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from starlette.requests import HTTPConnection
 
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import access_of
 from tokenmesh.services.gateway.http.errors import field_path
 from tokenmesh.services.gateway.tenancy.tenant import (
     DEFAULT_ACCESS,
@@ -183,7 +183,7 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 def require_admin(connection: HTTPConnection) -> None:
     """Dependency of routes that show or change all tenants' state. Raises Forbidden."""
-    if not context_of(connection.scope).access.is_admin:
+    if not access_of(connection).is_admin:
         raise Forbidden(f"{connection.scope['path']} requires an admin key")
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.context import access_of
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.auth import KeyRing
@@ -133,13 +133,13 @@ def usage_router(usage: UsageReader) -> APIRouter:
     @router.get("/v1/usage")
     async def read_usage(request: Request, month: Month = None) -> Response:
         """What the tenant of the key has used in a month (such as 2026-11; the current one)."""
-        tenant = context_of(request.scope).access.tenant
+        tenant = access_of(request).tenant
         return json_response(await usage.one(tenant, _checked(month)))
 
     @router.get("/v1/usage/tenants")
     async def list_usage(request: Request, month: Month = None) -> Response:
         """What each tenant has used; for admin keys."""
-        if not context_of(request.scope).access.is_admin:
+        if not access_of(request).is_admin:
             raise Forbidden("the usage of all tenants requires an admin key")
         return json_response(UsageList(data=await usage.all(_checked(month))))
 
