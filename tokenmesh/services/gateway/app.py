@@ -32,7 +32,6 @@ from tokenmesh.services.gateway.responses.response_logs import open_journal
 from tokenmesh.services.gateway.routes import (
     admin,
     anthropic,
-    audio,
     batches,
     document,
     files,
@@ -79,7 +78,7 @@ _ROUTERS: Final = (
     tokens.tokenize_router,
     files.files_router,
     batches.batches_router,
-    audio.audio_router,
+    files.audio_router,
     operation.health_router,
     operation.mesh_router,
     anthropic.messages_router,

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 from tokenmesh.services.gateway.audio.clip_passes import ClipPasses, Recording
-from tokenmesh.services.gateway.audio.form import SpeechForm
 from tokenmesh.services.gateway.audio.prompts import SpeechTask, check_language, previous_ids
 from tokenmesh.services.gateway.audio.request import (
     TIMED,
@@ -25,6 +24,7 @@ from tokenmesh.services.gateway.generation.answer import GenerationServices
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder, head_of
+from tokenmesh.services.gateway.openai.translation import warn_unknown
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import BlobKey, new_request_id
 from tokenmesh.shared.messages.audio import SpeechFacts
@@ -47,15 +47,16 @@ class Transcriptions:
     services: GenerationServices
 
     async def respond(
-        self, form: SpeechForm, task: str, context: RequestContext
+        self, data: bytes, form: list[tuple[str, str]], task: str, context: RequestContext
     ) -> TranscriptionResponse:
-        """Store the recording and check what does not need it. Raises InvalidInput."""
-        fields, unknown = read_fields(_KINDS[task], form.fields)
-        if unknown:
-            names = ", ".join(name[:64] for name in unknown[:16])
-            context.warnings.append(f"unknown fields ignored: {names}")
+        """Store the recording and check what does not need it. Raises InvalidInput.
+
+        `form`: its fields but the file, in their order.
+        """
+        fields, unknown = read_fields(_KINDS[task], form)
+        warn_unknown(unknown, context.warnings)
         recording = await self._recording(fields, task, context)
-        transcriber = await self._begin(recording, form.data, context)
+        transcriber = await self._begin(recording, data, context)
         context.hand_on()
         on_end = partial(self._forget, recording.source)
         return TranscriptionResponse(transcriber, fields, task, self.services.load_headers, on_end)

@@ -2,19 +2,28 @@
 
 A file has one writer, so its chunks are added without naming the entry before: JetStream would
 keep what was written lately in memory to look for it. The number of a chunk finds one that a retry
-has stored twice.
+has stored twice. ContentResponse sends them to a client.
 """
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Final
 
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmesh.services.gateway.context import context_of
+from tokenmesh.services.gateway.http.response_sender import ClientWatch
 from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.errors import NotFound, Unavailable
+from tokenmesh.shared.errors import Cancelled, NotFound, TokenMeshError, Unavailable
 from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.rights import FILE_STREAM
 from tokenmesh.shared.subjects import FILES, file_content
+
+logger = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 128 * 1024
 _NUMBER_BYTES: Final = 4
@@ -109,3 +118,62 @@ def _key(file_id: str) -> str:
 
 def _is_lost(file_id: str) -> NotFound:
     return NotFound(f"the content of the file {file_id!r} is lost", param="file_id")
+
+
+_HEADERS: Final = [
+    (b"content-type", b"application/octet-stream"),
+    # Browsers must not render it: the content is not trusted.
+    (b"content-disposition", b"attachment"),
+    (b"x-content-type-options", b"nosniff"),
+]
+
+
+class ContentResponse(Response):
+    """The status is sent with the first chunk, so a file without content is a 404."""
+
+    def __init__(
+        self,
+        file_id: str,
+        num_bytes: int,
+        chunks: AsyncGenerator[bytes, None],
+        write_timeout_s: float,
+    ) -> None:
+        super().__init__()
+        self._file_id = file_id
+        self._num_bytes = num_bytes
+        self._chunks = chunks
+        self._write_timeout_s = write_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        try:
+            async with (
+                aclosing(self._chunks) as chunks,
+                ClientWatch(receive, self._write_timeout_s) as watch,
+            ):
+                await self._send(chunks, watch, send)
+        except Cancelled:
+            context.has_client_left = True
+        except TokenMeshError as error:
+            if not context.status:
+                raise
+            # The server closes the connection of a body that is not complete.
+            logger.warning("the download of %s broke off: %s", self._file_id, error.message)
+
+    async def _send(
+        self, chunks: AsyncGenerator[bytes, None], watch: ClientWatch, send: Send
+    ) -> None:
+        num_left = self._num_bytes
+        async for chunk in chunks:
+            if num_left == self._num_bytes:
+                await send({"type": "http.response.start", "status": 200, "headers": self._head()})
+            num_left -= len(chunk)
+            if num_left <= 0:
+                watch.stop()
+            watch.is_writing = True
+            await send({"type": "http.response.body", "body": chunk, "more_body": num_left > 0})
+            watch.is_writing = False
+            watch.num_writes += 1
+
+    def _head(self) -> list[tuple[bytes, bytes]]:
+        return [*_HEADERS, (b"content-length", str(self._num_bytes).encode())]

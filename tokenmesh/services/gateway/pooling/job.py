@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.context import RequestContext, check_request_id
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.openai.sampling import refuse_not_served
+from tokenmesh.services.gateway.openai.translation import warn_unknown
 from tokenmesh.services.gateway.pooling.fields import PoolingFields, PromptFields
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
 from tokenmesh.shared.clock import now_s, wall_s
@@ -89,9 +90,7 @@ class PoolBuilder:
     ) -> PoolJob:
         """A job of the first of `tasks` that the model has. Raises InvalidInput."""
         refuse_not_served(body)
-        if body.unknown_fields:
-            names = ", ".join(name[:64] for name in body.unknown_fields[:16])
-            context.warnings.append(f"unknown fields ignored: {names}")
+        warn_unknown(body.unknown_fields, context.warnings)
         prompts = body if isinstance(body, PromptFields) else PromptFields()
         if prompts.request_id is not None and not context.is_own_id:
             check_request_id(prompts.request_id, "request_id", self._settings)

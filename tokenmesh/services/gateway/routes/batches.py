@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
 from tokenmesh.services.gateway.http.fields import Bounded, Metadata
 from tokenmesh.services.gateway.http.sse import json_response
+from tokenmesh.services.gateway.openai.translation import warn_unknown
 from tokenmesh.services.gateway.routes.openai import CHAT, COMPLETIONS
 from tokenmesh.services.gateway.routes.responses import PATH as RESPONSES
 from tokenmesh.shared.errors import InvalidInput
@@ -55,9 +56,7 @@ def batches_router(gateway: Gateway) -> APIRouter:
         """Run the requests of an uploaded file at low priority; their answers are a file."""
         context = context_of(request.scope)
         body = await read_json(request, BatchRequest, gateway.settings)
-        if body.model_extra:
-            names = ", ".join(name[:64] for name in list(body.model_extra)[:16])
-            context.warnings.append(f"unknown fields ignored: {names}")
+        warn_unknown(list(body.model_extra or ()), context.warnings)
         file = await gateway.uploads.get(body.input_file_id, context.access)
         _check_input(file)
         expiry = body.output_expires_after

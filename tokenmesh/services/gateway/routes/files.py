@@ -1,89 +1,38 @@
-"""POST /v1/files (multipart), GET /v1/files, GET and DELETE /v1/files/{id}: uploads of tenants."""
+"""Routes that take a file as a form: uploads of tenants, and recordings that become text."""
 
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 
+from tokenmesh.services.gateway.audio.request import (
+    SpeechFields,
+    TranscriptionRequest,
+    TranslationRequest,
+)
+from tokenmesh.services.gateway.audio.service import TRANSCRIBE, TRANSLATE
 from tokenmesh.services.gateway.context import access_of, context_of
-from tokenmesh.services.gateway.files.contents import CHUNK_BYTES
+from tokenmesh.services.gateway.files.contents import CHUNK_BYTES, ContentResponse
 from tokenmesh.services.gateway.files.uploads import FileDeleted, FileObject, NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.body import arriving
+from tokenmesh.services.gateway.http.body import SCHEMA_REF, arriving
 from tokenmesh.services.gateway.http.errors import UnsupportedMediaType
-from tokenmesh.services.gateway.http.response_sender import ClientWatch
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.tenancy.upload_quota import UploadReservation
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Cancelled, InvalidInput, PayloadTooLarge, TokenMeshError
-
-logger = logging.getLogger(__name__)
-
-_HEADERS: Final = [
-    (b"content-type", b"application/octet-stream"),
-    # Browsers must not render it: the content is not trusted.
-    (b"content-disposition", b"attachment"),
-    (b"x-content-type-options", b"nosniff"),
-]
-
-
-class ContentResponse(Response):
-    """The status is sent with the first chunk, so a file without content is a 404."""
-
-    def __init__(
-        self, file: FileObject, chunks: AsyncGenerator[bytes, None], write_timeout_s: float
-    ) -> None:
-        super().__init__()
-        self._file = file
-        self._chunks = chunks
-        self._write_timeout_s = write_timeout_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = context_of(scope)
-        try:
-            async with (
-                aclosing(self._chunks) as chunks,
-                ClientWatch(receive, self._write_timeout_s) as watch,
-            ):
-                await self._send(chunks, watch, send)
-        except Cancelled:
-            context.has_client_left = True
-        except TokenMeshError as error:
-            if not context.status:
-                raise
-            # The server closes the connection of a body that is not complete.
-            logger.warning("the download of %s broke off: %s", self._file.id, error.message)
-
-    async def _send(
-        self, chunks: AsyncGenerator[bytes, None], watch: ClientWatch, send: Send
-    ) -> None:
-        num_left = self._file.bytes
-        async for chunk in chunks:
-            if num_left == self._file.bytes:
-                await send({"type": "http.response.start", "status": 200, "headers": self._head()})
-            num_left -= len(chunk)
-            if num_left <= 0:
-                watch.stop()
-            watch.is_writing = True
-            await send({"type": "http.response.body", "body": chunk, "more_body": num_left > 0})
-            watch.is_writing = False
-            watch.num_writes += 1
-
-    def _head(self) -> list[tuple[bytes, bytes]]:
-        return [*_HEADERS, (b"content-length", str(self._file.bytes).encode())]
-
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
+from tokenmesh.shared.telemetry import span
 
 _FORM_BYTES = 64 * 1024
 """Room for boundaries, headers and the other fields of a form."""
 _USUAL_FORM_BYTES = 4 * 1024
 """The part of it that is not reserved, since it is not stored."""
 _MAX_FIELDS = 8
+_MAX_SPEECH_FIELDS = 128
 
 _PURPOSES: Final = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 """As OpenAI has them."""
@@ -116,8 +65,7 @@ def files_router(gateway: Gateway) -> APIRouter:
     @router.post("/v1/files", openapi_extra=_BODY)
     async def create_file(request: Request) -> Response:
         """Store a file for a day: an image that chats name by its id, or the lines of a batch."""
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise UnsupportedMediaType("send the file as multipart/form-data")
+        _check_is_form(request, "file")
         return json_response(await _keep(request, gateway))
 
     _add_reading(router, gateway)
@@ -148,6 +96,21 @@ async def _keep(request: Request, gateway: Gateway) -> FileObject:
     except BaseException:
         await reservation.release()
         raise
+
+
+async def _receive(
+    request: Request, limits: GatewaySettings, reservation: UploadReservation
+) -> FormData:
+    """Read the form. Its bytes are reserved before they are read, if their number is known."""
+    max_bytes = limits.max_file_bytes + _FORM_BYTES
+    too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes", param="file")
+
+    async def reserve(num_bytes: int) -> None:
+        await reservation.grow(max(1, num_bytes - _USUAL_FORM_BYTES))
+
+    return await _read_form(
+        request, max_bytes, limits.body_timeout_s, too_large, reserve, max_fields=_MAX_FIELDS
+    )
 
 
 async def _parts(file: UploadFile) -> AsyncIterator[bytes]:
@@ -190,7 +153,9 @@ def _add_reading(router: APIRouter, gateway: Gateway) -> None:
     async def get_content(request: Request, file_id: str) -> Response:
         """The bytes of an upload."""
         file = await uploads.get(file_id, access_of(request))
-        return ContentResponse(file, uploads.content(file), gateway.settings.write_timeout_s)
+        return ContentResponse(
+            file.id, file.bytes, uploads.content(file), gateway.settings.write_timeout_s
+        )
 
     @router.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
@@ -224,34 +189,106 @@ def _read(form: FormData) -> tuple[UploadFile, str]:
     return file, purpose
 
 
-async def _receive(
-    request: Request, limits: GatewaySettings, reservation: UploadReservation
+def _check_is_form(request: Request, what: str) -> None:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise UnsupportedMediaType(f"send the {what} as multipart/form-data")
+
+
+async def _read_form(
+    request: Request,
+    max_bytes: int,
+    timeout_s: float,
+    too_large: PayloadTooLarge,
+    on_bytes: Callable[[int], Awaitable[None]] | None = None,
+    **limits: int,
 ) -> FormData:
-    """Read the form. Its bytes are reserved before they are read, if their number is known."""
-    bounded = await _bounded(request, limits.max_file_bytes + _FORM_BYTES, reservation)
-    try:
-        async with arriving(limits.body_timeout_s):
-            return await bounded.form(max_files=1, max_fields=_MAX_FIELDS)
-    except HTTPException as error:
-        raise InvalidInput(f"the form is broken: {error.detail}") from error
+    """The form, refused as soon as its body is larger than `max_bytes`.
 
+    `on_bytes` is called with the length that is announced, if any, before bytes are read, and then
+    with the number of those that have arrived. `limits` are Starlette's.
+    """
+    length, num_bytes = request.headers.get("content-length", ""), 0
 
-async def _bounded(request: Request, max_bytes: int, reservation: UploadReservation) -> Request:
-    """The request, refused as soon as its body is too large or over the quota."""
-    length = request.headers.get("content-length", "")
-    too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes", param="file")
-    if length.isdigit() and int(length) > max_bytes:
-        raise too_large
-    await reservation.grow(max(1, int(length) - _USUAL_FORM_BYTES) if length.isdigit() else 1)
-    num_bytes = 0
+    async def count(number: int) -> None:
+        if number > max_bytes:
+            raise too_large
+        if on_bytes is not None:
+            await on_bytes(number)
 
     async def receive() -> Message:
         nonlocal num_bytes
         message = await request.receive()
         num_bytes += len(message.get("body", b""))
-        if num_bytes > max_bytes:
-            raise too_large
-        await reservation.grow(num_bytes - _USUAL_FORM_BYTES)
+        await count(num_bytes)
         return message
 
-    return Request(request.scope, receive)
+    await count(int(length) if length.isdigit() else 0)
+    try:
+        async with arriving(timeout_s):
+            return await Request(request.scope, receive).form(max_files=1, **limits)
+    except HTTPException as error:
+        raise InvalidInput(f"the form is broken: {error.detail}") from error
+
+
+def audio_router(gateway: Gateway) -> APIRouter:
+    """The routes of recordings."""
+    router = APIRouter(tags=["audio"])
+
+    @router.post("/v1/audio/transcriptions", openapi_extra=_speech_form(TranscriptionRequest))
+    async def create_transcription(request: Request) -> Response:
+        """Write down what is said in a recording."""
+        return await _transcribe(request, TRANSCRIBE)
+
+    @router.post("/v1/audio/translations", openapi_extra=_speech_form(TranslationRequest))
+    async def create_translation(request: Request) -> Response:
+        """Write down in English what is said in a recording."""
+        return await _transcribe(request, TRANSLATE)
+
+    async def _transcribe(request: Request, task: str) -> Response:
+        context = context_of(request.scope)
+        with span("validate"):
+            data, fields = await _read_speech(request, gateway.settings)
+            return await gateway.transcriptions.respond(data, fields, task, context)
+
+    return router
+
+
+def _speech_form(kind: type[SpeechFields]) -> dict[str, Any]:
+    """The `openapi_extra` of a form with a recording."""
+    schema = {
+        "allOf": [
+            {"$ref": SCHEMA_REF.format(model=kind.__name__)},
+            {"type": "object", "required": ["file"], "properties": {"file": _FILE}},
+        ]
+    }
+    content = {"multipart/form-data": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def _read_speech(
+    request: Request, limits: GatewaySettings
+) -> tuple[bytes, list[tuple[str, str]]]:
+    """The file of a form, and all other fields in their order. Raises InvalidInput."""
+    _check_is_form(request, "recording")
+    limit = limits.max_audio_bytes
+    too_large = PayloadTooLarge(f"file: the file is larger than {limit} bytes", param="file")
+    form = await _read_form(
+        request,
+        limit + _FORM_BYTES,
+        limits.body_timeout_s,
+        too_large,
+        max_fields=_MAX_SPEECH_FIELDS,
+        max_part_size=_FORM_BYTES,
+    )
+    try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise InvalidInput("the form needs a file in the field file", param="file")
+        data = await file.read()
+        if not data:
+            raise InvalidInput("file: the file is empty", param="file")
+        if len(data) > limit:
+            raise too_large
+        return data, [(key, text) for key, text in form.multi_items() if isinstance(text, str)]
+    finally:
+        await form.close()
