@@ -31,9 +31,8 @@ from tokenmesh.services.gateway.mesh.streams import Streams
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.mesh.waker import Waker
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.operations.adapter_commands import AdapterCommands
 from tokenmesh.services.gateway.operations.adapters import Adapters
-from tokenmesh.services.gateway.operations.admin import Admin
+from tokenmesh.services.gateway.operations.commands import AdapterCommands, Admin
 from tokenmesh.services.gateway.operations.mesh_view import (
     LOAD_FORMAT,
     EngineMetrics,

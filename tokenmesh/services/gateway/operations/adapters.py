@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.operations.adapter_commands import AdapterCommands
+from tokenmesh.services.gateway.operations.commands import AdapterCommands
 from tokenmesh.shared.adapter_registry import AdapterRecord, AdapterRegistry
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import (
