@@ -77,14 +77,14 @@ class PoolRun:
         """What has been computed so far."""
         return usage_of(self.prompt_tokens, 0, self.cached_tokens, media_tokens=self.media_tokens)
 
-    async def reserve(self, items: Sequence[PoolItem], extra: int = 0) -> None:
-        """Wait until the numbers of these items, and `extra` more, may be held; until `release`.
+    async def reserve(self, items: Sequence[PoolItem]) -> None:
+        """Wait until the numbers of these items may be held; until `release`.
 
         The request's body is no longer needed then. Raises PayloadTooLarge, Overloaded.
         """
         self.context.hand_on()
         limit = self.services.settings.max_pool_values
-        num_values = self.num_values(items) + extra
+        num_values = self.num_values(items)
         if num_values > limit:
             raise PayloadTooLarge(
                 f"the answer has {num_values} numbers, at most {limit}: send fewer prompts at a "
