@@ -198,9 +198,9 @@ class BatchLogWriter:
     def __init__(
         self, logs: BatchLogs, owner: GatewayId, begun: BatchBegun, state: BatchState, last: int
     ) -> None:
-        self._logs = logs
+        self.logs = logs
         self.owner = owner
-        self._begun = begun
+        self.begun = begun
         self._last = last
         self._room = logs.journal.max_entry_bytes - _ROOM_BYTES
         self._waiting: list[tuple[AnsweredLine, bytes]] = []
@@ -217,7 +217,7 @@ class BatchLogWriter:
         """Append a new state, after all lines. There is room for it where none is for lines."""
         while self._sending is not None:
             await asyncio.shield(self._sending)
-        await self._append(state, [], self._begun if with_begun else None)
+        await self._append(state, [], self.begun if with_begun else None)
 
     async def put(self, line: AnsweredLine, body: bytes = b"") -> None:
         """Return when the line is durable; `body` is the answer whose usage counts.
@@ -253,16 +253,16 @@ class BatchLogWriter:
         return taken
 
     async def _append_lines(self, state: BatchState, lines: list[AnsweredLine]) -> None:
-        give_up_s = monotonic_s() + self._logs.settings.full_wait_s
+        give_up_s = monotonic_s() + self.logs.settings.full_wait_s
         while True:
             try:
-                if await self._logs.is_full():
+                if await self.logs.is_full():
                     raise StoreFull("the disk for batches is full")
                 await self._append(state, lines, None)
             except StoreFull as error:
                 if monotonic_s() >= give_up_s:
                     raise
-                logger.warning("batch %s waits: %s", self._begun.id, error.message)
+                logger.warning("batch %s waits: %s", self.begun.id, error.message)
                 await asyncio.sleep(_FULL_PAUSE_S)
             else:
                 return
@@ -271,6 +271,6 @@ class BatchLogWriter:
         self, state: BatchState, lines: list[AnsweredLine], begun: BatchBegun | None
     ) -> None:
         entry = BatchEntry(owner=self.owner, state=state, begun=begun, lines=lines)
-        journal, key = self._logs.journal, log_key(self._begun.id)
+        journal, key = self.logs.journal, log_key(self.begun.id)
         self._last = await journal.append(key, encode_entry(entry), self._last)
         self.state = state

@@ -7,12 +7,11 @@ from contextlib import aclosing
 from copy import copy
 from typing import Final
 
-from tokenmesh.services.gateway.batches.logs import BatchLogs, BatchLogWriter
-from tokenmesh.services.gateway.batches.records import BatchBegun, BatchProblem, Ending
+from tokenmesh.services.gateway.batches.logs import BatchLogWriter
+from tokenmesh.services.gateway.batches.records import BatchProblem, Ending
 from tokenmesh.services.gateway.files.uploads import NewFile, Uploads, new_file_id
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.clock import wall_s
-from tokenmesh.shared.config.batches import BatchSettings
 from tokenmesh.shared.errors import NotFound, Overloaded, PayloadTooLarge
 
 logger = logging.getLogger(__name__)
@@ -26,21 +25,12 @@ _PAUSE_S: Final = 5.0
 class OutputFiles:
     """Files count against the uploads of the tenant. While they do not fit, the batch waits."""
 
-    def __init__(
-        self,
-        begun: BatchBegun,
-        writer: BatchLogWriter,
-        logs: BatchLogs,
-        uploads: Uploads,
-        tenant: Tenant,
-        settings: BatchSettings,
-    ) -> None:
-        self._begun = begun
+    def __init__(self, writer: BatchLogWriter, uploads: Uploads, tenant: Tenant) -> None:
         self._writer = writer
-        self._logs = logs
+        self._begun = writer.begun
         self._uploads = uploads
         self._tenant = tenant
-        self._settings = settings
+        self._settings = writer.logs.settings
 
     @property
     def max_bytes(self) -> int:
@@ -116,7 +106,7 @@ class OutputFiles:
                 return
 
     async def _lines(self, is_error: bool) -> AsyncIterator[bytes]:
-        async with aclosing(self._logs.lines(self._begun.id)) as lines:
+        async with aclosing(self._writer.logs.lines(self._begun.id)) as lines:
             async for line in lines:
                 if line.is_error == is_error:
                     yield line.data

@@ -7,6 +7,7 @@ from typing import Final
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.batches.lines import LineRequest
+from tokenmesh.services.gateway.batches.records import BatchBegun
 from tokenmesh.services.gateway.context import RequestContext, attach
 from tokenmesh.services.gateway.http.local_call import LocalCalls, LocalResponse
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
@@ -33,16 +34,11 @@ class LineRunner:
 
     @classmethod
     def of(
-        cls,
-        calls: LocalCalls,
-        endpoint: str,
-        tenant: Tenant,
-        settings: BatchSettings,
-        batch_id: str,
+        cls, calls: LocalCalls, begun: BatchBegun, tenant: Tenant, settings: BatchSettings
     ) -> "LineRunner":
         """The tenant's requests, behind all others."""
         low = replace(tenant, priority=tenant.priority + settings.priority)
-        return cls(calls, endpoint, Access(low), settings, batch_id)
+        return cls(calls, begun.endpoint, Access(low), settings, begun.id)
 
     async def run(self, request: LineRequest, request_id: str) -> LocalResponse:
         """The last response: one that waiting cannot change."""

@@ -16,14 +16,14 @@ from tokenmesh.services.gateway.batches.lines import (
     not_run,
     split_lines,
 )
-from tokenmesh.services.gateway.batches.logs import BatchLogs, BatchLogWriter
+from tokenmesh.services.gateway.batches.logs import BatchLogWriter
 from tokenmesh.services.gateway.batches.output_files import OutputFiles
-from tokenmesh.services.gateway.batches.records import BatchBegun, BatchProblem, Ending
+from tokenmesh.services.gateway.batches.records import BatchProblem, Ending
 from tokenmesh.services.gateway.batches.requests import LineRunner
 from tokenmesh.services.gateway.files.uploads import Uploads
+from tokenmesh.services.gateway.http.local_call import LocalCalls
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
 from tokenmesh.shared.clock import wall_s
-from tokenmesh.shared.config.batches import BatchSettings
 from tokenmesh.shared.errors import NotFound
 from tokenmesh.shared.ids import new_request_id
 from tokenmesh.shared.journal import StoreFull
@@ -43,24 +43,21 @@ class BatchRun:
 
     def __init__(
         self,
-        begun: BatchBegun,
         writer: BatchLogWriter,
-        logs: BatchLogs,
         uploads: Uploads,
-        runner: LineRunner,
+        calls: LocalCalls,
         tenant: Tenant,
-        settings: BatchSettings,
         metrics: Metrics,
     ) -> None:
-        self._begun = begun
         self._writer = writer
-        self._logs = logs
+        self._begun = writer.begun
+        self._logs = writer.logs
+        self._settings = writer.logs.settings
         self._uploads = uploads
-        self._runner = runner
+        self._runner = LineRunner.of(calls, writer.begun, tenant, writer.logs.settings)
         self._tenant = tenant
-        self._settings = settings
         self._metrics = metrics
-        self._files = OutputFiles(begun, writer, logs, uploads, tenant, settings)
+        self._files = OutputFiles(writer, uploads, tenant)
         self._is_cancelled = False
         self._work: asyncio.Task[Any] | None = None
 

@@ -9,7 +9,6 @@ from typing import Final
 from tokenmesh.services.gateway.batches.logs import (
     BatchLogs,
     BatchLogWriter,
-    KnownBatch,
     log_key,
     new_batch_id,
     tenant_token,
@@ -22,7 +21,6 @@ from tokenmesh.services.gateway.batches.records import (
     BatchState,
     batch_object,
 )
-from tokenmesh.services.gateway.batches.requests import LineRunner
 from tokenmesh.services.gateway.batches.run import BatchRun
 from tokenmesh.services.gateway.files.uploads import FileObject, Uploads
 from tokenmesh.services.gateway.http.local_call import LocalCalls
@@ -264,18 +262,10 @@ class BatchRunner:
         await writer.save(found.state)
         if owner != batches.owner:
             await marks.remove(owner, batch_id)
-        self._start(found, writer)
-
-    def _start(self, found: KnownBatch, writer: BatchLogWriter) -> None:
-        batches, begun = self._batches, found.begun
-        tenant = self._tenant_of(begun.tenant)
-        settings = batches.settings
-        runner = LineRunner.of(self._calls, begun.endpoint, tenant, settings, begun.id)
-        run = BatchRun(
-            begun, writer, batches.logs, batches.uploads, runner, tenant, settings, self._metrics
-        )
-        self._runs[begun.id] = run
-        task = asyncio.create_task(self._run(begun.id, run))
+        tenant = self._tenant_of(found.begun.tenant)
+        run = BatchRun(writer, batches.uploads, self._calls, tenant, self._metrics)
+        self._runs[batch_id] = run
+        task = asyncio.create_task(self._run(batch_id, run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
