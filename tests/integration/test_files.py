@@ -29,7 +29,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[openai.AsyncOpenAI]:
 
 async def contents_of(mesh: BackEnd) -> set[str]:
     """Ids of the files that have content in JetStream."""
-    contents: FileContents = mesh.gateway.uploads._contents
+    contents: FileContents = mesh.gateway.uploads.contents
     return {each for part in PARTS for each in await contents.ids(part)}
 
 
@@ -78,7 +78,7 @@ async def test_files_are_listed_in_pages_by_purpose(client: openai.AsyncOpenAI) 
 async def test_content_without_a_description_is_deleted_by_the_second_look(
     mesh: BackEnd, client: openai.AsyncOpenAI
 ) -> None:
-    contents: FileContents = mesh.gateway.uploads._contents
+    contents: FileContents = mesh.gateway.uploads.contents
     kept = await client.files.create(file=("a", b"kept"), purpose="batch")
 
     async def parts() -> AsyncIterator[bytes]:
@@ -98,6 +98,6 @@ async def test_a_file_whose_content_is_lost_is_not_found(
     mesh: BackEnd, client: openai.AsyncOpenAI
 ) -> None:
     file = await client.files.create(file=("a", b"data"), purpose="batch")
-    await mesh.gateway.uploads._contents.remove(file.id)
+    await mesh.gateway.uploads.contents.remove(file.id)
     with pytest.raises(openai.NotFoundError, match="is lost"):
         await client.files.content(file.id)

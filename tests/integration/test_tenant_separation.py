@@ -186,7 +186,7 @@ async def test_a_tenant_that_stores_much_displaces_no_other(
     async with BackEnd(bus_settings, redis_settings, keys_file=path, responses=responses) as mesh:
         rig, served = Rig(mesh, mark), mesh.gateway.responses
         assert served.reader is not None
-        shares = served.reader._logs.shares
+        shares = served.reader.logs.shares
         conversation = (await rig.ask("ann", "POST", "/v1/conversations", json={})).json()["id"]
         response = (await rig.respond("ann")).json()["id"]
         # A response's log has its instructions at least twice.

@@ -4,6 +4,7 @@ It adds one function call per chunk of a response.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -54,20 +55,14 @@ _CLIENT_CLOSED_REQUEST: Final = 499
 _NO_RESPONSE: Final = 500
 
 
+@dataclass(slots=True)
 class Edge:
     """Gives each request its context, or refuses it."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: KeyRing,
-        settings: GatewaySettings,
-        requests: OpenRequests,
-    ) -> None:
-        self._app = app
-        self._keys = keys
-        self._settings = settings
-        self._requests = requests
+    app: ASGIApp
+    keys: KeyRing
+    settings: GatewaySettings
+    requests: OpenRequests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -104,29 +99,29 @@ class Edge:
         try:
             check_single(scope["headers"])
             self._check_page("", headers)
-            access = self._keys.access(scope["path"], key_of(headers))
+            access = self.keys.access(scope["path"], key_of(headers))
         except TokenMeshError as error:
             await error_response(error, scope)(scope, receive, send)
             return
         context = self._new_context(scope, headers)
         context.access = access
         attach(scope, context)
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
     def _check_page(self, method: str, headers: dict[bytes, bytes]) -> None:
         """With API keys no check is needed: a page has no key of its user."""
-        if not self._keys:
-            check_page(method, headers, self._settings)
+        if not self.keys:
+            check_page(method, headers, self.settings)
 
     def _open(self, scope: Scope, headers: dict[bytes, bytes]) -> RequestContext:
         """The context of an accepted request. Raises Unauthorized or InvalidInput."""
-        access = self._keys.access(scope["path"], key_of(headers))
+        access = self.keys.access(scope["path"], key_of(headers))
         given = headers.get(b"x-request-id")
         context = self._new_context(scope, headers)
         context.access = access
         if given is not None:
             text = given.decode("latin-1")
-            check_request_id(text, "X-Request-Id", self._settings)
+            check_request_id(text, "X-Request-Id", self.settings)
             context.request_id, context.is_own_id = RequestId(text), True
         return context
 
@@ -157,12 +152,12 @@ class Edge:
                 context.response_bytes += len(message.get("body", b""))
             await send(message)
 
-        self._requests.begin(context)
+        self.requests.begin(context)
         try:
             if refusal is not None:
                 await error_response(refusal, scope)(scope, receive, send_on)
             else:
-                await self._app(scope, receive, send_on)
+                await self.app(scope, receive, send_on)
         except Exception:
             # A bug: the server logs the traceback.
             if not context.status:
@@ -181,7 +176,7 @@ class Edge:
             context.status = _CLIENT_CLOSED_REQUEST
         context.status = context.status or _NO_RESPONSE
         context.route = getattr(scope.get("route"), "path", context.route)
-        self._requests.end(context)
+        self.requests.end(context)
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:

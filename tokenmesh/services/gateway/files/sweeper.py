@@ -6,6 +6,7 @@ deleted when two looks in a row have found it: an upload that arrives has no des
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import Final
 
 from tokenmesh.services.gateway.files.contents import PARTS, FileContents
@@ -24,17 +25,15 @@ logger = logging.getLogger(__name__)
 _AT_A_TIME: Final = 256
 
 
+@dataclass(slots=True)
 class FileSweeper:
     """`run` must be running."""
 
-    def __init__(
-        self, uploads: Uploads, contents: FileContents, settings: UploadSettings, metrics: Metrics
-    ) -> None:
-        self.uploads = uploads
-        self._contents = contents
-        self._settings = settings
-        self._metrics = metrics
-        self._suspects: set[str] = set()
+    uploads: Uploads
+    contents: FileContents
+    settings: UploadSettings
+    metrics: Metrics
+    _suspects: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -53,7 +52,7 @@ class FileSweeper:
     async def run(self) -> None:
         """Look every `file_sweep_s`, until cancelled."""
         while True:
-            await asyncio.sleep(self._settings.file_sweep_s)
+            await asyncio.sleep(self.settings.file_sweep_s)
             try:
                 await self.look()
             except TokenMeshError as error:
@@ -63,13 +62,13 @@ class FileSweeper:
         """Delete what the look before has found as well. Raises Unavailable."""
         suspects: set[str] = set()
         for part in PARTS:
-            ids = await self._contents.ids(part)
+            ids = await self.contents.ids(part)
             for start in range(0, len(ids), _AT_A_TIME):
                 some = ids[start : start + _AT_A_TIME]
                 suspects |= set(some) - await self.uploads.known(some)
         orphans = suspects & self._suspects
         for file_id in orphans:
-            await self._contents.remove(file_id)
-            self._metrics.counter("orphaned_files_deleted").inc()
+            await self.contents.remove(file_id)
+            self.metrics.counter("orphaned_files_deleted").inc()
             logger.warning("deleted the content of %s, which has no description", file_id)
         self._suspects = suspects - orphans

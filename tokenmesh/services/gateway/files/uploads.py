@@ -6,7 +6,7 @@ content; content without a description is found by `FileSweeper`.
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -97,28 +97,21 @@ class NewFile:
     ttl_s: int
 
 
+@dataclass(slots=True)
 class Uploads:
     """An upload belongs to a tenant. Raises Unavailable while Redis or JetStream is away."""
 
-    def __init__(
-        self,
-        redis: Redis | None,
-        blobs: Blobs,
-        contents: FileContents,
-        quota: UploadQuota,
-        settings: GatewaySettings,
-    ) -> None:
-        self._redis = redis
-        self.blobs = blobs
-        self._contents = contents
-        self.settings = settings
-        self._lending = OneByOne()
-        self.quota = quota
+    redis: Redis | None
+    blobs: Blobs
+    contents: FileContents
+    quota: UploadQuota
+    settings: GatewaySettings
+    _lending: OneByOne = field(default_factory=OneByOne)
 
     async def add(self, new: NewFile, parts: AsyncIterator[bytes]) -> FileObject:
         """Store a file. Its bytes must be reserved. Nothing of it stays after an error."""
         try:
-            num_bytes = await self._contents.write(new.id, parts)
+            num_bytes = await self.contents.write(new.id, parts)
             if not num_bytes:
                 raise InvalidInput("the file is empty", param="file")
             created_s = int(wall_s())
@@ -134,7 +127,7 @@ class Uploads:
             encoded = msgspec.json.encode(owned)
             await self.blobs.put(encoded, key=_facts_key(new.id), ttl_s=new.ttl_s)
         except BaseException:
-            await self._contents.remove(new.id)
+            await self.contents.remove(new.id)
             raise
         return owned.shown()
 
@@ -194,18 +187,18 @@ class Uploads:
         )
 
     async def _ids(self, tenant: str) -> list[str]:
-        if self._redis is None:
+        if self.redis is None:
             raise Unavailable("files cannot be listed: there is no Redis")
-        found = await self._redis.call("ZRANGE", uploads_key(tenant), 0, -1)
+        found = await self.redis.call("ZRANGE", uploads_key(tenant), 0, -1)
         names = found if isinstance(found, list) else []
         return [each.decode() for each in names if isinstance(each, bytes)]
 
     async def _described(self, ids: Sequence[str]) -> list[OwnedFile]:
         """Those of the files that have descriptions; uploads that still arrive have none."""
-        if self._redis is None or not ids:
+        if self.redis is None or not ids:
             return []
         keys = [PREFIX + _facts_key(each) for each in ids]
-        found = await self._redis.call("MGET", *keys)
+        found = await self.redis.call("MGET", *keys)
         rows = found if isinstance(found, list) else []
         return [
             msgspec.json.decode(each, type=OwnedFile) for each in rows if isinstance(each, bytes)
@@ -213,13 +206,13 @@ class Uploads:
 
     async def known(self, ids: Sequence[str]) -> set[str]:
         """Those of the files that have descriptions, of any tenant."""
-        if self._redis is None:
+        if self.redis is None:
             raise Unavailable("files cannot be compared: there is no Redis")
         return {each.id for each in await self._described(ids)}
 
     def content(self, file: FileObject) -> AsyncGenerator[bytes, None]:
         """The bytes of a file that `get` has found, in chunks. Must be closed."""
-        return self._contents.read(file.id, file.bytes)
+        return self.contents.read(file.id, file.bytes)
 
     async def lend(self, file_id: str, access: Access) -> None:
         """Put the content of an image where the tokenizer reads it, for `media_ttl_s`.
@@ -239,7 +232,7 @@ class Uploads:
     async def discard(self, file_id: str) -> None:
         """Delete content that has no description yet, and nothing of a file that has one."""
         if not await self.known([file_id]):
-            await self._contents.remove(file_id)
+            await self.contents.remove(file_id)
 
     async def remove(self, file_id: str, access: Access) -> None:
         """Delete a file and stop counting it. Raises NotFound."""
@@ -248,7 +241,7 @@ class Uploads:
             owner = (await self._find(file_id, access)).owner
             await self.blobs.remove(_facts_key(file_id))
             await self.blobs.remove(data_key(file_id))
-            await self._contents.remove(file_id)
+            await self.contents.remove(file_id)
         finally:
             # Also for a file that Redis has evicted: its bytes would count until it expires.
             await self.quota.release(owner, file_id)

@@ -5,6 +5,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -44,24 +45,18 @@ _NOT_RECORDED: Final = (
 )
 
 
+@dataclass(slots=True)
 class Adapters:
     """A command is answered when every worker has carried it out, and heartbeats show it."""
 
-    def __init__(
-        self,
-        commands: AdapterCommands,
-        catalog: Catalog,
-        redis: Redis | None,
-        clock: Callable[[], float] = monotonic_s,
-    ) -> None:
-        self._commands = commands
-        self._catalog = catalog
-        self._redis = redis
-        self._clock = clock
-        self._turn = asyncio.Lock()
-        self._version = 0
-        self._unknown: OrderedDict[str, float] = OrderedDict()
-        self._resolving: dict[str, asyncio.Task[None]] = {}
+    commands: AdapterCommands
+    catalog: Catalog
+    redis: Redis | None
+    clock: Callable[[], float] = monotonic_s
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _version: int = 0
+    _unknown: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    _resolving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def load(self, name: str, path: str, *, in_place: bool, model: str | None) -> list[str]:
         """Load on every worker of a model; warnings for the client.
@@ -78,10 +73,10 @@ class Adapters:
     async def _load(self, card: ModelCard, name: str, path: str, *, in_place: bool) -> list[str]:
         before = await self._recorded(card.name, name)
         # without a record it is of the settings of workers, which no command may take away
-        is_static = before is None and name in {a.name for a in self._catalog.adapters(card)}
+        is_static = before is None and name in {a.name for a in self.catalog.adapters(card)}
         version = self._next_version()
         message = LoadAdapter(name=name, path=path, in_place=in_place, version=version)
-        answers = await self._commands.send(card.name, message)
+        answers = await self.commands.send(card.name, message)
         loaded = {w: each for w, each in answers.items() if isinstance(each, AdapterLoaded)}
         hashes = {each.card.content_hash for each in loaded.values()}
         errors = {w: each for w, each in answers.items() if isinstance(each, TokenMeshError)}
@@ -104,13 +99,13 @@ class Adapters:
         self._unknown.pop(name, None)
         record = AdapterRecord(version=version, path=path, content_hash=content_hash)
         warnings = await self._record(card.name, name, record)
-        await self._commands.wait(loaded, lambda beat: _has(beat, name, content_hash))
+        await self.commands.wait(loaded, lambda beat: _has(beat, name, content_hash))
         return warnings
 
     async def unload(self, name: str, model: str | None) -> None:
         """Raises NotFound where no worker has it."""
-        found = self._catalog.find(name if model is None else model)
-        names = {each.name for each in self._catalog.adapters(found)}
+        found = self.catalog.find(name if model is None else model)
+        names = {each.name for each in self.catalog.adapters(found)}
         if name not in names:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
         async with self._turn:
@@ -118,13 +113,13 @@ class Adapters:
             record = AdapterRecord(version=version, is_unloaded=True)
             # first, so that a worker that joins now does not load it again
             await self._record(found.name, name, record)
-            answers = await self._commands.send(
+            answers = await self.commands.send(
                 found.name, UnloadAdapter(name=name, version=version)
             )
             errors = {w: each for w, each in answers.items() if isinstance(each, TokenMeshError)}
             if errors:
                 raise _joined(errors, len(answers))
-            await self._commands.wait(answers, lambda beat: not _has(beat, name))
+            await self.commands.wait(answers, lambda beat: not _has(beat, name))
 
     async def resolve(self, name: str) -> None:
         """Load an unknown name from the directories of workers that have one.
@@ -132,7 +127,7 @@ class Adapters:
         Raises UnknownModel where there is none; Overloaded while too many names are looked for.
         """
         unknown = UnknownModel(f"The model `{name}` does not exist.", param="model")
-        if not self._catalog.resolvers() or self._clock() < self._unknown.get(name, 0.0):
+        if not self.catalog.resolvers() or self.clock() < self._unknown.get(name, 0.0):
             raise unknown
         task = self._resolving.get(name)
         if task is None:
@@ -148,7 +143,7 @@ class Adapters:
 
     async def _resolve(self, name: str) -> None:
         refusal: TokenMeshError | None = None
-        for card in self._catalog.resolvers():
+        for card in self.catalog.resolvers():
             try:
                 async with self._turn:
                     await self._load(card, name, "", in_place=False)
@@ -161,21 +156,21 @@ class Adapters:
             return
         if refusal is not None:
             raise refusal
-        self._unknown[name] = self._clock() + _UNKNOWN_S
+        self._unknown[name] = self.clock() + _UNKNOWN_S
         self._unknown.move_to_end(name)
         while len(self._unknown) > _MAX_UNKNOWN:
             self._unknown.popitem(last=False)
         raise NotFound(f"no worker has the adapter {name!r}", param="model")
 
     def _base(self, model: str | None) -> ModelCard:
-        card = self._catalog.find(model)
+        card = self.catalog.find(model)
         if card.adapter is not None:
             raise InvalidInput(f"model {model!r} is an adapter, not a model", param="model")
         return card
 
     def _check_name(self, name: str) -> None:
         try:
-            card = self._catalog.find(name)
+            card = self.catalog.find(name)
         except TokenMeshError:
             return
         if card.adapter is None:
@@ -206,13 +201,13 @@ class Adapters:
             message = LoadAdapter(name=name, path=before.path, in_place=True, version=version)
         if not is_static:
             await self._record(model, name, record)
-        answers = await self._commands.send_to(new, message)
+        answers = await self.commands.send_to(new, message)
         for worker, answer in answers.items():
             if isinstance(answer, TokenMeshError):
                 logger.warning("%s keeps the adapter %s: %s", worker, name, answer.message)
         undone = {w: a for w, a in answers.items() if not isinstance(a, TokenMeshError)}
         with suppress(Unavailable):
-            await self._commands.wait(
+            await self.commands.wait(
                 undone,
                 lambda beat: _has(beat, name, record.content_hash) != record.is_unloaded,
             )
@@ -222,18 +217,18 @@ class Adapters:
         return self._version
 
     async def _recorded(self, model: ModelName, name: str) -> AdapterRecord | None:
-        if self._redis is None:
+        if self.redis is None:
             return None
         try:
-            return (await AdapterRegistry(self._redis, model).read()).get(name)
+            return (await AdapterRegistry(self.redis, model).read()).get(name)
         except TokenMeshError:
             return None
 
     async def _record(self, model: ModelName, name: str, record: AdapterRecord) -> list[str]:
-        if self._redis is None:
+        if self.redis is None:
             return []
         try:
-            await AdapterRegistry(self._redis, model).write(name, record)
+            await AdapterRegistry(self.redis, model).write(name, record)
         except TokenMeshError as error:
             logger.warning("cannot record the adapter %s: %s", name, error.message)
             return [_NOT_RECORDED]

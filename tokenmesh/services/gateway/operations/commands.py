@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from tokenmesh.services.gateway.mesh.catalog import Catalog
@@ -106,14 +107,12 @@ def _takes_adapters(member: Member) -> bool:
     return all(card.takes_adapters for card in member.beat.models)
 
 
+@dataclass(slots=True)
 class Admin:
-    def __init__(
-        self, bus: Bus, members: Members, catalog: Catalog, settings: GatewaySettings
-    ) -> None:
-        self._bus = bus
-        self._members = members
-        self._catalog = catalog
-        self._settings = settings
+    bus: Bus
+    members: Members
+    catalog: Catalog
+    settings: GatewaySettings
 
     def sleep_levels(self, model: str | None) -> dict[WorkerId, int]:
         """From the last heartbeats of a model's workers that are not draining; 0 is awake.
@@ -132,10 +131,10 @@ class Admin:
         workers = [_id(member) for member in self._workers(model)]
         name = type(command).__name__
         logger.info("sending %s to %s", name, ", ".join(workers))
-        deadline_s = now_s() + self._settings.admin_timeout_s
+        deadline_s = now_s() + self.settings.admin_timeout_s
         answers = await asyncio.gather(
             *(
-                self._bus.request(worker_control(each), command, deadline_s=deadline_s)
+                self.bus.request(worker_control(each), command, deadline_s=deadline_s)
                 for each in workers
             ),
             return_exceptions=True,
@@ -163,10 +162,10 @@ class Admin:
         def has_level(member: Member) -> bool:
             return _level(member) == levels[_id(member)]
 
-        await _wait_shown(self._members, levels, has_level, self._settings.admin_timeout_s)
+        await _wait_shown(self.members, levels, has_level, self.settings.admin_timeout_s)
 
     def _workers(self, model: str | None) -> list[Member]:
-        members = _serving(self._members, self._catalog.find(model).name)
+        members = _serving(self.members, self.catalog.find(model).name)
         return sorted(members, key=lambda each: each.beat.instance_id)
 
 

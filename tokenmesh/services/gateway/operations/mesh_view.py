@@ -9,6 +9,7 @@ import asyncio
 import difflib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -30,26 +31,24 @@ from tokenmesh.shared.subjects import process_control
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class MeshView:
     """The mesh as one gateway sees it."""
 
-    def __init__(
-        self, gateway_id: GatewayId, bus: Bus, members: Members, settings: GatewaySettings
-    ) -> None:
-        self._id = gateway_id
-        self._bus = bus
-        self._members = members
-        self._settings = settings
+    gateway_id: GatewayId
+    bus: Bus
+    members: Members
+    settings: GatewaySettings
 
     def state(self) -> dict[str, Any]:
         """As JSON values; processes sorted by service and id."""
         now = monotonic_s()
         members = sorted(
-            self._members.all(), key=lambda each: (each.beat.service, each.beat.instance_id)
+            self.members.all(), key=lambda each: (each.beat.service, each.beat.instance_id)
         )
-        foreign = [_identity(beat) for beat in self._members.foreign.all(now)]
+        foreign = [_identity(beat) for beat in self.members.foreign.all(now)]
         return {
-            "gateway": self._id,
+            "gateway": self.gateway_id,
             "version": tokenmesh.__version__,
             "protocol": PROTOCOL,
             "processes": [_process(member, now) for member in members],
@@ -61,20 +60,20 @@ class MeshView:
 
         Raises Forbidden without `gateway.admin_routes`, NotFound for an unknown id.
         """
-        if not self._settings.admin_routes:
+        if not self.settings.admin_routes:
             raise Forbidden("the gateway was started without --enable-admin-routes", param="id")
-        member = self._members.get(InstanceId(instance_id))
+        member = self.members.get(InstanceId(instance_id))
         if member is None:
             raise NotFound(self._not_found(instance_id), param="id")
         if member.beat.draining:
             return
         logger.info("draining %s", instance_id)
-        deadline_s = now_s() + self._settings.drain_timeout_s
+        deadline_s = now_s() + self.settings.drain_timeout_s
         subject = process_control(member.beat.instance_id)
-        await self._bus.request(subject, Drain(), deadline_s=deadline_s)
+        await self.bus.request(subject, Drain(), deadline_s=deadline_s)
 
     def _not_found(self, instance_id: str) -> str:
-        known = [member.beat.instance_id for member in self._members.all()]
+        known = [member.beat.instance_id for member in self.members.all()]
         near = difflib.get_close_matches(instance_id, known, n=3, cutoff=0.5) or sorted(known)[:8]
         return f"no process {instance_id[:64]!r} in the mesh; known: {', '.join(near)}"
 
@@ -165,25 +164,23 @@ def measure_workers(
     metrics.watch(tuple(_READ_BY_NAME), read)
 
 
+@dataclass(slots=True)
 class EngineMetrics:
     """Metrics of the engines of workers and encoders, under vLLM's names."""
 
-    def __init__(
-        self, bus: Bus, members: Callable[[], list[Member]], settings: GatewaySettings
-    ) -> None:
-        self._bus = bus
-        self._members = members
-        self._settings = settings
-        self._lines: dict[InstanceId, dict[str, bytes]] = {}
-        """The last answer of each live process."""
-        self._reading = asyncio.Lock()
-        self._read_at_s = float("-inf")
+    bus: Bus
+    members: Callable[[], list[Member]]
+    settings: GatewaySettings
+    _lines: dict[InstanceId, dict[str, bytes]] = field(default_factory=dict)
+    """The last answer of each live process."""
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _read_at_s: float = float("-inf")
 
     async def read(self) -> None:
         """Read them for a scrape; a process that does not answer in time keeps its last values."""
         async with self._reading:
             # Concurrent scrapes share one reading.
-            if monotonic_s() - self._read_at_s >= self._settings.metrics_interval_s:
+            if monotonic_s() - self._read_at_s >= self.settings.metrics_interval_s:
                 await self._read_all()
                 self._read_at_s = monotonic_s()
 
@@ -192,8 +189,8 @@ class EngineMetrics:
         return join_samples(ENGINE_METRICS, self._lines.values(), prefix, is_open)
 
     async def _read_all(self) -> None:
-        ids = sorted(member.beat.instance_id for member in self._members())
-        ids = ids[: self._settings.max_metric_workers]
+        ids = sorted(member.beat.instance_id for member in self.members())
+        ids = ids[: self.settings.max_metric_workers]
         answers = await asyncio.gather(*(self._read(each) for each in ids))
         known = self._lines
         self._lines = {
@@ -202,9 +199,9 @@ class EngineMetrics:
         }
 
     async def _read(self, instance: InstanceId) -> dict[str, bytes] | None:
-        deadline_s = now_s() + self._settings.metrics_wait_s
+        deadline_s = now_s() + self.settings.metrics_wait_s
         try:
-            answer = await self._bus.request(
+            answer = await self.bus.request(
                 process_control(instance), ReadMetrics(), deadline_s=deadline_s
             )
         except TokenMeshError:
@@ -212,4 +209,4 @@ class EngineMetrics:
         if not isinstance(answer, MetricsRead):
             return None
         num_bytes = sum(map(len, answer.lines.values()))
-        return answer.lines if num_bytes <= self._settings.max_metrics_bytes else None
+        return answer.lines if num_bytes <= self.settings.max_metrics_bytes else None

@@ -6,6 +6,7 @@ placed again: a worker that dies, hangs, drains or refuses loses only time.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import prod
 from typing import Final
@@ -52,32 +53,20 @@ _HUGE: Final = b"\x7f", b"\xff"
 """The last byte of float32 numbers that are infinite, not a number, or above 1.7e38."""
 
 
+@dataclass(slots=True)
 class PoolDispatcher:
     """The workers as requests for numbers use them."""
 
-    def __init__(
-        self,
-        gateway: GatewayId,
-        bus: Bus,
-        calls: ServiceCalls,
-        streams: Streams,
-        breaker: Breaker,
-        blobs: Blobs,
-        settings: GatewaySettings,
-        metrics: Metrics,
-        *,
-        count_workers: Callable[[ModelName], int],
-    ) -> None:
-        """`count_workers`: the live workers of a model."""
-        self._gateway = gateway
-        self._bus = bus
-        self._calls = calls
-        self._streams = streams
-        self._breaker = breaker
-        self._blobs = blobs
-        self._settings = settings
-        self._metrics = metrics
-        self._count_workers = count_workers
+    gateway: GatewayId
+    bus: Bus
+    calls: ServiceCalls
+    streams: Streams
+    breaker: Breaker
+    blobs: Blobs
+    settings: GatewaySettings
+    metrics: Metrics
+    count_workers: Callable[[ModelName], int]
+    """The live workers of a model."""
 
     async def run(
         self, job: PoolJob, items: Sequence[PoolItem]
@@ -87,13 +76,13 @@ class PoolDispatcher:
         Close the iterator to cancel what still runs. Raises the first error of a batch.
         """
         share = sum(count_ids(item.prompt_ids) for item in items)
-        share //= max(1, self._count_workers(job.card.name))
-        limit = self._settings.pool_batch_tokens
+        share //= max(1, self.count_workers(job.card.name))
+        limit = self.settings.pool_batch_tokens
         most = min(max(share + 1, limit // _SMALLEST), limit)
-        waiting = split(job, items, most, self._bus.max_message_bytes)
+        waiting = split(job, items, most, self.bus.max_message_bytes)
         running = {
             asyncio.create_task(self._compute(job, items, batch))
-            for batch in islice(waiting, self._settings.pool_batches)
+            for batch in islice(waiting, self.settings.pool_batches)
         }
         done: set[asyncio.Task[tuple[PoolBatch, list[Pooled]]]] = set()
         try:
@@ -113,12 +102,12 @@ class PoolDispatcher:
     ) -> tuple[PoolBatch, list[Pooled]]:
         """Place the batch until a worker has answered it."""
         chosen = [items[index] for index in batch.indices]
-        chosen = await with_embeddings(self._calls, job, chosen)
-        attempts = _Attempts(self._settings, job.deadline_s)
-        number, reservation = self._streams.next_number(), ""
+        chosen = await with_embeddings(self.calls, job, chosen)
+        attempts = _Attempts(self.settings, job.deadline_s)
+        number, reservation = self.streams.next_number(), ""
         while True:
             place = _place_of(job, batch, attempts, reservation)
-            placed = await self._calls.place_traced(place, job.deadline_s)
+            placed = await self.calls.place_traced(place, job.deadline_s)
             reservation = placed.reservation
             pool = self._pool_of(job, chosen, placed, number, attempts.number)
             try:
@@ -126,14 +115,14 @@ class PoolDispatcher:
                 pooled = await self._read(job, chosen, answer)
             except (Unavailable, DeadlineExceeded, NotFound) as error:
                 kind = _kind(error)
-                self._breaker.fail(placed.worker_id, kind)
-                self._metrics.counter("pool_retries", reason=kind).inc()
+                self.breaker.fail(placed.worker_id, kind)
+                self.metrics.counter("pool_retries", reason=kind).inc()
                 await attempts.next(placed.worker_id, error)
                 # what an encoder has stored may have expired
-                chosen = await with_embeddings(self._calls, job, chosen)
+                chosen = await with_embeddings(self.calls, job, chosen)
                 continue
-            self._breaker.succeed(placed.worker_id)
-            self._metrics.counter("pool_batches", task=job.params.task).inc()
+            self.breaker.succeed(placed.worker_id)
+            self.metrics.counter("pool_batches", task=job.params.task).inc()
             batch.cached_tokens, batch.worker_id = answer.cached_tokens, placed.worker_id
             return batch, pooled
 
@@ -144,7 +133,7 @@ class PoolDispatcher:
         return Pool(
             request_id=job.request_id,
             model=job.card.name,
-            gateway=self._gateway,
+            gateway=self.gateway,
             stream=number,
             epoch=placed.epoch,
             attempt=attempt,
@@ -186,10 +175,10 @@ class PoolDispatcher:
     async def _request(self, worker_id: WorkerId, pool: Pool, deadline_s: float) -> Message:
         """Cancels the batch on the worker unless the worker has answered."""
         subject = worker_generate(worker_id)
-        request = asyncio.create_task(self._bus.request(subject, pool, deadline_s=deadline_s))
+        request = asyncio.create_task(self.bus.request(subject, pool, deadline_s=deadline_s))
         has_answered = False
         try:
-            with self._streams.calling(worker_id) as lost:
+            with self.streams.calling(worker_id) as lost:
                 await asyncio.wait((request, lost), return_when=asyncio.FIRST_COMPLETED)
                 if not request.done():
                     raise Unavailable(f"worker {worker_id}: {lost.result()}")
@@ -198,7 +187,7 @@ class PoolDispatcher:
         finally:
             request.cancel()
             if not has_answered:
-                self._streams.cancels.put(worker_id, pool.stream, pool.attempt)
+                self.streams.cancels.put(worker_id, pool.stream, pool.attempt)
 
     async def _read(self, job: PoolJob, items: list[PoolItem], answer: PoolAnswer) -> list[Pooled]:
         """The numbers of an answer, those in blobs included. Raises NotFound, ProtocolError."""
@@ -212,9 +201,9 @@ class PoolDispatcher:
         return found
 
     async def _with_data(self, pooled: Pooled) -> Pooled:
-        data = await self._blobs.get(pooled.blob)
+        data = await self.blobs.get(pooled.blob)
         # No other answer has the key: what stays until it expires would fill the store.
-        await self._blobs.remove(pooled.blob)
+        await self.blobs.remove(pooled.blob)
         if check_of(data) != pooled.blob_check:
             raise NotFound("the numbers in the blob store were replaced")
         return msgspec.structs.replace(pooled, data=data, blob="")

@@ -67,19 +67,14 @@ class PoolJob:
         return self.params.dimensions or max(1, self.card.pooled_size)
 
 
+@dataclass(slots=True)
 class PoolBuilder:
     """Finds the model and its task, and reads the fields that all routes share."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        settings: GatewaySettings,
-        resolve: Callable[[str], Awaitable[None]],
-    ) -> None:
-        """`resolve` loads an unknown model as an adapter, or raises UnknownModel."""
-        self._catalog = catalog
-        self._settings = settings
-        self._resolve = resolve
+    catalog: Catalog
+    settings: GatewaySettings
+    resolve: Callable[[str], Awaitable[None]]
+    """Loads an unknown model as an adapter, or raises UnknownModel."""
 
     async def begin(
         self,
@@ -93,7 +88,7 @@ class PoolBuilder:
         warn_unknown(body.unknown_fields, context.warnings)
         prompts = body if isinstance(body, PromptFields) else PromptFields()
         if prompts.request_id is not None and not context.is_own_id:
-            check_request_id(prompts.request_id, "request_id", self._settings)
+            check_request_id(prompts.request_id, "request_id", self.settings)
             context.request_id = RequestId(prompts.request_id)
         card = await self._find(body.model, context.request_id)
         context.model, context.asked_model = card.requested_name, body.model
@@ -112,20 +107,20 @@ class PoolBuilder:
             tenant=context.access.tenant,
             truncate_tokens=_truncate_tokens(prompts.truncate_prompt_tokens, card),
             truncation_side=prompts.truncation_side or "right",
-            deadline_s=now_s() + self._settings.request_timeout_s,
+            deadline_s=now_s() + self.settings.request_timeout_s,
         )
 
     async def _find(self, model: str | None, request_id: RequestId) -> ModelCard:
         try:
-            return await self._catalog.find_soon(model, request_id)
+            return await self.catalog.find_soon(model, request_id)
         except UnknownModel:
             if model is None:
                 raise
-        await self._resolve(model)
-        return self._catalog.find(model)
+        await self.resolve(model)
+        return self.catalog.find(model)
 
     def _cache_salt(self, given: str | None, context: RequestContext) -> str | None:
-        if not self._settings.separate_prefix_caches:
+        if not self.settings.separate_prefix_caches:
             return given
         return f"{context.access.tenant.name}:{given or ''}"
 

@@ -29,13 +29,13 @@ class FinishedTranscript:
     """Of audio."""
 
 
+@dataclass(slots=True)
 class ItemTranscripts:
     """Transcribes the items of one session; each is a separate request."""
 
-    def __init__(self, gateway: Gateway, channel: Channel, access: Access) -> None:
-        self._gateway = gateway
-        self._channel = channel
-        self._access = access
+    gateway: Gateway
+    channel: Channel
+    access: Access
 
     async def whole(
         self, item_id: str, fields: TranscriptionRequest, audio: bytes, rate: int
@@ -43,7 +43,7 @@ class ItemTranscripts:
         """Send the deltas of a whole recording. Raises TokenMeshError."""
         context = await self._admitted(self._context())
         try:
-            running = self._gateway.transcriptions.running(fields, context, audio, rate)
+            running = self.gateway.transcriptions.running(fields, context, audio, rate)
             async with running as transcriber:
                 stream = TextStream(transcriber.recording)
                 return await self._send(item_id, transcriber.run(context), stream)
@@ -60,7 +60,7 @@ class ItemTranscripts:
         """
         context, stream = self._context(), None
         try:
-            transcriber = await self._gateway.transcriptions.listen(fields, context, speech)
+            transcriber = await self.gateway.transcriptions.listen(fields, context, speech)
             if transcriber is None:
                 return None
             await self._admitted(context)
@@ -75,10 +75,10 @@ class ItemTranscripts:
 
     def _context(self) -> RequestContext:
         request_id = RequestId(new_request_id("trsc"))
-        return RequestContext(request_id, True, monotonic_s(), self._access)
+        return RequestContext(request_id, True, monotonic_s(), self.access)
 
     async def _admitted(self, context: RequestContext) -> RequestContext:
-        context.lease = await self._gateway.admission.admit(context)
+        context.lease = await self.gateway.admission.admit(context)
         return context
 
     async def _send(
@@ -91,7 +91,7 @@ class ItemTranscripts:
             async for transcript, is_done in growing:
                 if delta := stream.push(transcript, is_done):
                     place = {"item_id": item_id, "content_index": 0}
-                    await self._channel.send({"type": f"{EVENT}.delta", **place, "delta": delta})
+                    await self.channel.send({"type": f"{EVENT}.delta", **place, "delta": delta})
         return FinishedTranscript(stream.text.strip(), stream.recording.duration_s)
 
     async def send_completed(self, item_id: str, found: FinishedTranscript) -> None:
@@ -99,13 +99,13 @@ class ItemTranscripts:
         usage = {"type": "duration", "seconds": found.seconds}
         place = {"item_id": item_id, "content_index": 0}
         completed = {**place, "transcript": found.text, "usage": usage}
-        await self._channel.send({"type": f"{EVENT}.completed", **completed})
+        await self.channel.send({"type": f"{EVENT}.completed", **completed})
 
     async def send_failed(self, item_id: str, error: TokenMeshError) -> None:
         """The last event where there is no transcript."""
         view = {**error_view(error), "param": error.param}
         place = {"item_id": item_id, "content_index": 0}
-        await self._channel.send({"type": f"{EVENT}.failed", **place, "error": view})
+        await self.channel.send({"type": f"{EVENT}.failed", **place, "error": view})
 
 
 class LiveTranscript:

@@ -7,6 +7,7 @@ orders changes, and an old conversation that is used does not expire.
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -55,14 +56,14 @@ _decoder: Final = msgspec.msgpack.Decoder(Conversation)
 Change = Callable[[Conversation], Awaitable[None]]
 
 
+@dataclass(slots=True)
 class Conversations:
     """Methods raise NotFound for a conversation that `access` may not see, and Unavailable."""
 
-    def __init__(self, journal: Journal, settings: ResponseSettings, shares: StoredShares) -> None:
-        self._journal = journal
-        self._settings = settings
-        self._shares = shares
-        self._turns = WeakValueDictionary[str, asyncio.Lock]()
+    journal: Journal
+    settings: ResponseSettings
+    shares: StoredShares
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def create(
         self, access: Access, items: Sequence[Json], metadata: dict[str, str]
@@ -76,7 +77,7 @@ class Conversations:
             items=[_new_item(item) for item in items],
         )
         await check_items(new.items)
-        await self._journal.prepare()
+        await self.journal.prepare()
         await self._append(new, 0)
         return new
 
@@ -92,8 +93,8 @@ class Conversations:
     async def delete(self, given: str, access: Access) -> None:
         """Delete it with its items; responses that used them stay."""
         found = await self.get(given, access)
-        await self._journal.purge(conversation_log(found.id))
-        await self._shares.forget(conversation_log(found.id))
+        await self.journal.purge(conversation_log(found.id))
+        await self.shares.forget(conversation_log(found.id))
 
     async def add(self, given: str, access: Access, items: Sequence[Json]) -> list[Json]:
         """Append items and return them with their ids. Raises InvalidInput, PayloadTooLarge."""
@@ -130,7 +131,7 @@ class Conversations:
         """
         turn = self._turns.setdefault(given, asyncio.Lock())
         try:
-            async with asyncio.timeout(self._settings.journal_patience_s):
+            async with asyncio.timeout(self.settings.journal_patience_s):
                 await turn.acquire()
         except TimeoutError:
             raise _too_many(given) from None
@@ -149,14 +150,14 @@ class Conversations:
             except Conflict:
                 await asyncio.sleep(_PAUSE_S * attempt)
                 continue
-            await self._journal.purge(key, keep=1)
+            await self.journal.purge(key, keep=1)
             return found
         raise _too_many(given)
 
     async def _read(self, given: str, access: Access) -> tuple[Conversation, int]:
         entry = None
         if _ID.fullmatch(given):
-            entry = await self._journal.last(conversation_log(given))
+            entry = await self.journal.last(conversation_log(given))
         try:
             found = _decoder.decode(entry.data) if entry is not None else None
         except msgspec.DecodeError as error:
@@ -168,12 +169,12 @@ class Conversations:
 
     async def _append(self, new: Conversation, last: int) -> None:
         data, key = self._encoded(new), conversation_log(new.id)
-        await self._journal.append(key, data, last)
-        await self._shares.count(new.tenant, key, len(data) + OVERHEAD_BYTES)
+        await self.journal.append(key, data, last)
+        await self.shares.count(new.tenant, key, len(data) + OVERHEAD_BYTES)
 
     def _encoded(self, conversation: Conversation) -> bytes:
         data = _encoder.encode(conversation)
-        limit = min(self._settings.max_conversation_bytes, self._journal.max_entry_bytes)
+        limit = min(self.settings.max_conversation_bytes, self.journal.max_entry_bytes)
         if len(data) > limit:
             text = f"the conversation has {len(data)} bytes, at most {limit}"
             raise PayloadTooLarge(text, param="conversation")

@@ -5,7 +5,7 @@ by id.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -124,39 +124,32 @@ async def _items_of(logs: ResponseLogs, response_id: str, access: Access) -> dic
     return {item["id"]: item for item in (*input_items(ends.begun), *response["output"])}
 
 
+@dataclass(slots=True)
 class ResponseMaker:
     """`logs` None: this gateway stores no responses."""
 
-    def __init__(
-        self,
-        logs: ResponseLogs | None,
-        runs: Runs,
-        planner: Planner,
-        limits: GatewaySettings,
-        settings: ResponseSettings,
-    ) -> None:
-        self._logs = logs
-        self._runs = runs
-        self._planner = planner
-        self._limits = limits
-        self._settings = settings
+    logs: ResponseLogs | None
+    runs: Runs
+    planner: Planner
+    limits: GatewaySettings
+    settings: ResponseSettings
 
     def resolve(self, body: ResponsesRequest) -> ResponsesRequest:
         """The request with `store` resolved. Raises InvalidInput if it cannot be stored."""
-        if self._logs is None and (body.store or body.background):
+        if self.logs is None and (body.store or body.background):
             name = "background" if body.background else "store"
             raise NotSupported(
                 f"{name} is not supported: this server stores no responses", param=name
             )
         if body.background and body.store is False:
             raise InvalidInput("background can only be used when `store` is true", param="store")
-        if body.conversation is not None and (self._logs is None or body.store is False):
-            problem = "this server stores no responses" if self._logs is None else "store is false"
+        if body.conversation is not None and (self.logs is None or body.store is False):
+            problem = "this server stores no responses" if self.logs is None else "store is false"
             raise NotSupported(f"conversation is not supported: {problem}", param="conversation")
         if body.conversation is not None:
             return body.model_copy(update={"store": True})
-        is_stored = body.store if body.store is not None else self._settings.store
-        return body.model_copy(update={"store": bool(is_stored and self._logs is not None)})
+        is_stored = body.store if body.store is not None else self.settings.store
+        return body.model_copy(update={"store": bool(is_stored and self.logs is not None)})
 
     def needs_run(self, body: ResponsesRequest) -> bool:
         """Whether a request needs `make`: it is stored, has references or MCP tools."""
@@ -193,7 +186,7 @@ class ResponseMaker:
     ) -> tuple[ResponsesRequest, list[Json]]:
         """The request with references resolved, and the items before it. Raises NotFound."""
         return (
-            await resolve_references(self._logs, body, access),
+            await resolve_references(self.logs, body, access),
             await self._previous(body, access),
         )
 
@@ -202,19 +195,19 @@ class ResponseMaker:
         if body.background:
             return await self._in_background(plan)
         feed, is_stored = await self._begin(plan, may_skip_storing=may_skip_storing)
-        on_left = partial(self._runs.cancel, response_id)
+        on_left = partial(self.runs.cancel, response_id)
         if not body.stream:
             feed.leave()
-            return WholeResponse(feed, self._limits, on_left)
+            return WholeResponse(feed, self.limits, on_left)
         return self._stream(plan, feed, on_left, is_stored=is_stored)
 
     async def _plan(
         self, body: ResponsesRequest, response_id: ResponseId, context: RequestContext
     ) -> ResponsePlan:
         body, previous = await self.load_history(body, context.access)
-        timeout_s = self._limits.request_timeout_s
+        timeout_s = self.limits.request_timeout_s
         if body.background:
-            timeout_s = self._settings.background_timeout_s
+            timeout_s = self.settings.background_timeout_s
         spec = ResponseSpec(
             id=response_id,
             body=body,
@@ -224,7 +217,7 @@ class ResponseMaker:
             context=context,
             previous=previous,
         )
-        return await self._planner.plan(spec)
+        return await self.planner.plan(spec)
 
     async def _previous(self, body: ResponsesRequest, access: Access) -> list[Json]:
         conversation = body.conversation_id
@@ -232,20 +225,20 @@ class ResponseMaker:
             raise InvalidInput(
                 "conversation cannot be combined with previous_response_id", param="conversation"
             )
-        if conversation is not None and self._logs is not None:
-            return (await self._logs.conversations.get(conversation, access)).items
+        if conversation is not None and self.logs is not None:
+            return (await self.logs.conversations.get(conversation, access)).items
         if body.previous_response_id is None:
             return []
-        if self._logs is None:
+        if self.logs is None:
             raise NotSupported(
                 "previous_response_id is not supported: this server stores no responses",
                 param="previous_response_id",
             )
-        return await previous_items(self._logs, body.previous_response_id, access)
+        return await previous_items(self.logs, body.previous_response_id, access)
 
     async def _in_background(self, plan: ResponsePlan) -> Response:
         await self._check_store(plan.spec)
-        feed = await self._runs.begin(plan)
+        feed = await self.runs.begin(plan)
         if plan.spec.body.stream:
             return self._stream(plan, feed, feed.leave, is_stored=True)
         feed.leave()
@@ -255,23 +248,23 @@ class ResponseMaker:
         """The feed, and whether its frames are also in a log."""
         spec = plan.spec
         if not spec.body.store:
-            return self._runs.begin_unstored(plan), False
+            return self.runs.begin_unstored(plan), False
         try:
             await self._check_store(spec)
             if not spec.body.stream and spec.body.conversation is None:
-                return self._runs.begin_late(plan), False
-            return await self._runs.begin(plan), True
+                return self.runs.begin_late(plan), False
+            return await self.runs.begin(plan), True
         except (PayloadTooLarge, Unavailable) as error:
             is_busy = isinstance(error, Overloaded) and not isinstance(error, StoreFull)
             if not may_skip_storing or is_busy or spec.body.conversation is not None:
                 raise
             spec.context.warnings.append(f"not stored: {error.message}")
-            return self._runs.begin_unstored(plan), False
+            return self.runs.begin_unstored(plan), False
 
     async def _check_store(self, spec: ResponseSpec) -> None:
-        assert self._logs is not None, "checked in `resolve`"
-        await self._logs.journal.prepare()
-        limit = self._logs.journal.max_entry_bytes // 2
+        assert self.logs is not None, "checked in `resolve`"
+        await self.logs.journal.prepare()
+        limit = self.logs.journal.max_entry_bytes // 2
         if len(spec.body_json) > limit:
             raise PayloadTooLarge(
                 f"a stored request may have {limit} bytes, this one has "
@@ -283,7 +276,7 @@ class ResponseMaker:
         self, plan: ResponsePlan, feed: Feed, on_left: Callable[[], None], *, is_stored: bool
     ) -> Response:
         from_log: Follow | None = None
-        if is_stored and self._logs is not None:
-            from_log = partial(self._logs.follow, plan.spec.id)
+        if is_stored and self.logs is not None:
+            from_log = partial(self.logs.follow, plan.spec.id)
         frames = feed_then_log(feed, from_log)
-        return FramesResponse(frames, self._limits, on_left)
+        return FramesResponse(frames, self.limits, on_left)

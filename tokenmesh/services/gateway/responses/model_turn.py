@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -31,18 +31,16 @@ class Flush:
     """The record that is replayed; None for new outputs."""
 
 
+@dataclass(slots=True)
 class ModelTurn:
     """A turn whose prompt is known. Made by `open_turn`."""
 
-    def __init__(
-        self, pipeline: Pipeline, job: PromptJob, replay: Replay, delivery: Delivery, inbox: Inbox
-    ) -> None:
-        self.delivery = delivery
-        self._token_ids: list[int] = []
-        self._pipeline = pipeline
-        self._job = job
-        self._replay = replay
-        self._inbox = inbox
+    pipeline: Pipeline
+    job: PromptJob
+    replay: Replay
+    delivery: Delivery
+    inbox: Inbox
+    _token_ids: list[int] = field(default_factory=list)
 
     async def flushes(self, recorded: Prompted | None) -> AsyncGenerator[Flush, None]:
         """Recorded outputs first, then those of the mesh from the last recorded token on."""
@@ -51,11 +49,11 @@ class ModelTurn:
             async for flush in self._live():
                 yield flush
             return
-        while not delivery.is_complete and (flushed := self._replay.next(Flushed)) is not None:
+        while not delivery.is_complete and (flushed := self.replay.next(Flushed)) is not None:
             yield self._push(flushed.portions, flushed)
         if not delivery.is_complete:
-            job = _resumed(self._job, recorded, self._token_ids)
-            async with self._pipeline.run([job], self._inbox):
+            job = _resumed(self.job, recorded, self._token_ids)
+            async with self.pipeline.run([job], self.inbox):
                 async for flush in self._live():
                     yield flush
 
@@ -68,7 +66,7 @@ class ModelTurn:
         outputs = [portion.output() for portion in portions]
         for output in outputs:
             self._token_ids.extend(output.token_ids)
-        index = self._job.first_choice
+        index = self.job.first_choice
         chunks = self.delivery.push([(index, output) for output in outputs])
         return Flush(chunks, portions, recorded)
 

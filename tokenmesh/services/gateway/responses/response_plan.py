@@ -183,28 +183,26 @@ class ResponsePlan:
     tools: ToolCalls
 
 
+@dataclass(slots=True)
 class Planner:
     """Plans the responses of one gateway."""
 
-    def __init__(
-        self, builder: RequestBuilder, servers: McpServers, settings: ResponseSettings
-    ) -> None:
-        self._builder = builder
-        self._servers = servers
-        self._settings = settings
+    builder: RequestBuilder
+    servers: McpServers
+    settings: ResponseSettings
 
     async def plan(self, spec: ResponseSpec, log: EventLog | None = None) -> ResponsePlan:
         """List the tools of MCP servers, unless the log has them, and validate the request."""
         body = spec.body
         tools = body.tools or ()
-        requested = read_servers(tools, self._settings.mcp_servers)
+        requested = read_servers(tools, self.settings.mcp_servers)
         listings = await self._listings(requested, log)
-        limit = self._settings.max_tool_calls
+        limit = self.settings.max_tool_calls
         if body.max_tool_calls is not None:
             limit = min(limit, body.max_tool_calls)
-        calls = ToolCalls(self._servers, requested, listings, tools, limit)
+        calls = ToolCalls(self.servers, requested, listings, tools, limit)
         first = await prepare(
-            self._builder,
+            self.builder,
             body,
             spec.context,
             spec.id,
@@ -227,5 +225,5 @@ class Planner:
         }
         for server in requested:
             if server.place not in listings:
-                listings[server.place] = await self._servers.list_tools(server)
+                listings[server.place] = await self.servers.list_tools(server)
         return listings

@@ -7,6 +7,7 @@ continues those of dead gateways.
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tokenmesh.services.gateway.context import RequestContext
@@ -49,41 +50,41 @@ _END_ATTEMPTS: Final = 20
 """An owner that is still alive may append between reading its log and ending it."""
 
 
+@dataclass(slots=True)
 class ResponseReader:
     """Methods raise NotFound for a response that does not exist or that `access` may not see."""
 
-    def __init__(self, logs: ResponseLogs, runs: Runs, bus: Bus) -> None:
-        self._logs = logs
-        self._runs = runs
-        self._bus = bus
+    logs: ResponseLogs
+    runs: Runs
+    bus: Bus
 
     async def get(self, response_id: str, access: Access) -> bytes | Json:
         """The Response object, or its JSON once it has ended."""
-        ends = await self._logs.ends(response_id, access)
+        ends = await self.logs.ends(response_id, access)
         if ends.ended is not None:
             return ends.ended.response
-        return (await self._logs.load(response_id, access)).response()
+        return (await self.logs.load(response_id, access)).response()
 
     async def events(
         self, response_id: str, access: Access, first: int
     ) -> AsyncGenerator[bytes, None]:
         """Frames from number `first` until the end of the response. Must be closed."""
-        ends = await self._logs.ends(response_id, access)
-        return self._logs.follow(ends.begun.id, first)
+        ends = await self.logs.ends(response_id, access)
+        return self.logs.follow(ends.begun.id, first)
 
     async def input_items(self, response_id: str, access: Access) -> list[Json]:
-        ends = await self._logs.ends(response_id, access)
+        ends = await self.logs.ends(response_id, access)
         return input_items(ends.begun)
 
     async def delete(self, response_id: str, access: Access) -> None:
         """Delete the response and stop generating it."""
-        log = await self._logs.load(response_id, access)
-        await self._logs.delete(ResponseId(response_id))
+        log = await self.logs.load(response_id, access)
+        await self.logs.delete(ResponseId(response_id))
         await self._notify_owner(log, ResponseId(response_id))
 
     async def cancel(self, response_id: str, access: Access) -> bytes | Json:
         """End a background response, unless it has ended. Raises InvalidInput."""
-        ends = await self._logs.ends(response_id, access)
+        ends = await self.logs.ends(response_id, access)
         if not ends.begun.is_background:
             raise InvalidInput(
                 "Cannot cancel a synchronous response. Only a response created with background "
@@ -91,21 +92,21 @@ class ResponseReader:
                 param="response_id",
             )
         if ends.ended is None:
-            await self._notify_owner(await self._logs.load(response_id, access), ends.begun.id)
+            await self._notify_owner(await self.logs.load(response_id, access), ends.begun.id)
             await self._wait_ended(ends.begun.id)
             await self._end(ends.begun.id)
         return await self.get(response_id, access)
 
     async def _notify_owner(self, log: EventLog, response_id: ResponseId) -> None:
-        self._runs.cancel(response_id)
+        self.runs.cancel(response_id)
         owner = log.owner
-        if log.ended is None and owner is not None and owner != self._runs.owner:
-            await self._bus.publish_raw(response_cancels(owner), response_id.encode())
+        if log.ended is None and owner is not None and owner != self.runs.owner:
+            await self.bus.publish_raw(response_cancels(owner), response_id.encode())
 
     async def _wait_ended(self, response_id: ResponseId) -> None:
         try:
-            async with asyncio.timeout(self._logs.settings.cancel_wait_s):
-                async for _ in self._logs.follow(response_id, 0):
+            async with asyncio.timeout(self.logs.settings.cancel_wait_s):
+                async for _ in self.logs.follow(response_id, 0):
                     continue
         except TimeoutError:
             return
@@ -113,11 +114,11 @@ class ResponseReader:
     async def _end(self, response_id: ResponseId) -> None:
         """Append the end, unless the owner has done so."""
         for _ in range(_END_ATTEMPTS):
-            log = await self._logs.read(response_id)
+            log = await self.logs.read(response_id)
             if log.ended is not None or log.begun is None:
                 return
             try:
-                await self._logs.append(response_id, log.cancelled(), log)
+                await self.logs.append(response_id, log.cancelled(), log)
             except Conflict:
                 continue
             return

@@ -160,15 +160,13 @@ _NOT_READ: Final = dict.fromkeys(
 """Fields without effect on how an answer is read."""
 
 
+@dataclass(slots=True)
 class DerenderBuilder:
     """Makes the GenerationRequest of a derender request."""
 
-    def __init__(
-        self, catalog: Catalog, builder: RequestBuilder, vocabularies: Vocabularies
-    ) -> None:
-        self._catalog = catalog
-        self._builder = builder
-        self._vocabularies = vocabularies
+    catalog: Catalog
+    builder: RequestBuilder
+    vocabularies: Vocabularies
 
     async def chat(
         self, body: DerenderChatRequest, choices: Sequence[TokensChoice], context: RequestContext
@@ -187,7 +185,7 @@ class DerenderBuilder:
             await self._check_is_known(body.model or given.model)
         fields = _fields(body, given, choices) | {"messages": [_text_of(given.messages[-1])]}
         return _without_interval(
-            await build_chat(self._builder, given.model_copy(update=fields), context)
+            await build_chat(self.builder, given.model_copy(update=fields), context)
         )
 
     async def completion(
@@ -208,7 +206,7 @@ class DerenderBuilder:
             )
         fields = _fields(body, given, choices[: len(choices) // max(1, num_prompts)])
         return _without_interval(
-            await build_completion(self._builder, given.model_copy(update=fields), context)
+            await build_completion(self.builder, given.model_copy(update=fields), context)
         )
 
     async def _check_is_plain(self, model: str | None) -> None:
@@ -229,8 +227,8 @@ class DerenderBuilder:
             )
 
     async def _has_parser(self, model: str | None) -> bool:
-        card = await self._catalog.find_soon(model)
-        family = (await self._vocabularies.get(card.name)).family
+        card = await self.catalog.find_soon(model)
+        family = (await self.vocabularies.get(card.name)).family
         return family.reasoning is not None or family.tools is not None
 
 

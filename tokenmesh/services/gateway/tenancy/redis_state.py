@@ -6,6 +6,7 @@ with them a tenant's usage. `Sweeper` deletes them instead.
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Final
 
@@ -94,16 +95,16 @@ def _script(redis: Redis, name: str) -> Script:
     return redis.script("".join(sources))
 
 
+@dataclass(slots=True)
 class Sweeper:
     """Deletes tenants' keys after their time; `run` must be running."""
 
-    def __init__(self, redis: Redis, scripts: Scripts, settings: TenancySettings) -> None:
-        self._redis = redis
-        self._scripts = scripts
-        self._settings = settings
-        self._listed: set[str] = set()
-        self._unlisted: set[str] = set()
-        self._has_unlisted = asyncio.Event()
+    redis: Redis
+    scripts: Scripts
+    settings: TenancySettings
+    _listed: set[str] = field(default_factory=set)
+    _unlisted: set[str] = field(default_factory=set)
+    _has_unlisted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self, tenant: str) -> None:
         """Record that a tenant has keys, or will have some."""
@@ -119,11 +120,11 @@ class Sweeper:
                 await self._list()
                 if monotonic_s() >= next_s:
                     await self._sweep()
-                    next_s = monotonic_s() + self._settings.tenant_sweep_s
+                    next_s = monotonic_s() + self.settings.tenant_sweep_s
                 pause_s = next_s - monotonic_s()
             except TokenMeshError as error:
                 logger.debug("cannot delete expired keys of tenants: %s", error.message)
-                pause_s = self._settings.limits_retry_s
+                pause_s = self.settings.limits_retry_s
                 await asyncio.sleep(pause_s)
             try:
                 async with asyncio.timeout(pause_s):
@@ -133,25 +134,25 @@ class Sweeper:
 
     async def _sweep(self) -> None:
         await self._check_policy()
-        for tenant in (ALL_TENANTS, *_texts(await self._redis.call("SMEMBERS", TENANTS_KEY))):
+        for tenant in (ALL_TENANTS, *_texts(await self.redis.call("SMEMBERS", TENANTS_KEY))):
             key, until = expiry_key(tenant), wall_s()
             due = _texts(
-                await self._redis.call("ZRANGEBYSCORE", key, "-inf", until, "LIMIT", 0, _MAX_KEYS)
+                await self.redis.call("ZRANGEBYSCORE", key, "-inf", until, "LIMIT", 0, _MAX_KEYS)
             )
             if due:
-                await self._scripts.forget([key, *due], [])
+                await self.scripts.forget([key, *due], [])
 
     async def _list(self) -> None:
         self._has_unlisted.clear()
         names = sorted(self._unlisted)
         if names:
-            await self._redis.call("SADD", TENANTS_KEY, *names)
+            await self.redis.call("SADD", TENANTS_KEY, *names)
             self._listed.update(names)
             self._unlisted.difference_update(names)
 
     async def _check_policy(self) -> None:
         """Log an error for a policy that evicts keys without EXPIRE: it would evict usage."""
-        facts = await self._redis.call("INFO", "memory")
+        facts = await self.redis.call("INFO", "memory")
         if isinstance(facts, bytes) and b"maxmemory_policy:allkeys" in facts:
             logger.error(
                 "Redis may evict tenants' usage: set its maxmemory-policy to volatile-lru or "

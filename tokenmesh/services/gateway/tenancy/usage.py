@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Final
 
 import msgspec
@@ -57,17 +57,17 @@ class UsageList(msgspec.Struct, kw_only=True):
     object: str = "list"
 
 
+@dataclass(slots=True)
 class UsageReader:
     """Reads the usage of tenants from Redis."""
 
-    def __init__(self, redis: Redis | None, keys: KeyRing, admission: Admission) -> None:
-        self._redis = redis
-        self._keys = keys
-        self._admission = admission
+    redis: Redis | None
+    keys: KeyRing
+    admission: Admission
 
     async def all(self, month: str) -> list[TenantUsage]:
         """The usage of every tenant, by name. Raises Unavailable."""
-        tenants = self._keys.tenants
+        tenants = self.keys.tenants
         return await self._read([tenants[name] for name in sorted(tenants)], month)
 
     async def one(self, tenant: Tenant, month: str) -> TenantUsage:
@@ -75,11 +75,11 @@ class UsageReader:
         return (await self._read([tenant], month))[0]
 
     async def _read(self, tenants: list[Tenant], month: str) -> list[TenantUsage]:
-        if self._redis is None:
+        if self.redis is None:
             raise Unavailable("usage is stored in Redis, and this gateway runs without Redis")
-        await self._admission.settle()
+        await self.admission.settle()
         commands = [("HGETALL", usage_key(tenant.name, month)) for tenant in tenants]
-        replies = await self._redis.call_all(commands)
+        replies = await self.redis.call_all(commands)
         pairs = zip(tenants, replies, strict=True)
         return [_usage(tenant, month, _counts(reply)) for tenant, reply in pairs]
 

@@ -7,6 +7,7 @@ the API with the key that its user types.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.resources import files
 from typing import Final
@@ -106,17 +107,15 @@ class Page:
         return None if self._is_closed else self._newest
 
 
+@dataclass(slots=True)
 class ConsolePages:
     """Reads the state once per interval while a page is open, once for all admins."""
 
-    def __init__(
-        self, reader: StateReader, settings: GatewaySettings, draining: asyncio.Event
-    ) -> None:
-        self._reader = reader
-        self._settings = settings
-        self._draining = draining
-        self._pages: dict[Page, None] = {}
-        self._task: asyncio.Task[None] | None = None
+    reader: StateReader
+    settings: GatewaySettings
+    draining: asyncio.Event
+    _pages: dict[Page, None] = field(default_factory=dict)
+    _task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -138,7 +137,7 @@ class ConsolePages:
             self._pages.pop(page, None)
 
     def _open(self, access: Access) -> Page:
-        limits, tenant = self._settings, access.tenant.name
+        limits, tenant = self.settings, access.tenant.name
         own = sum(each.access.tenant.name == tenant for each in self._pages)
         if own >= limits.max_console_pages_per_tenant or (
             len(self._pages) >= limits.max_console_pages
@@ -153,21 +152,21 @@ class ConsolePages:
     async def _run(self) -> None:
         """Until the last page is closed."""
         try:
-            while self._pages and not self._draining.is_set():
+            while self._pages and not self.draining.is_set():
                 await self._send()
-                await asyncio.sleep(self._settings.console_interval_s)
+                await asyncio.sleep(self.settings.console_interval_s)
         finally:
             self._task = None
             for page in self._pages:
                 page.close()
 
     async def _send(self) -> None:
-        await self._reader.sample()
+        await self.reader.sample()
         message_by_viewer: dict[str | None, bytes] = {}
         for page in list(self._pages):
             viewer = None if page.access.is_admin else page.access.tenant.name
             if viewer not in message_by_viewer:
-                state = await self._reader.read(page.access)
+                state = await self.reader.read(page.access)
                 message_by_viewer[viewer] = sse.frame(state)
             page.put(message_by_viewer[viewer])
 

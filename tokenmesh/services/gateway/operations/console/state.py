@@ -64,39 +64,29 @@ class _Totals:
             self.streams_by_tenant.update(load.tenant_streams)
 
 
+@dataclass(slots=True)
 class StateReader:
     """`sample` once per interval, then `read` for each kind of viewer.
 
     All loops yield to the event loop, so that many streams or processes do not hold it.
     """
 
-    def __init__(
-        self,
-        gateway_id: GatewayId,
-        members: Members,
-        catalog: Catalog,
-        streams: Streams,
-        requests: OpenRequests,
-        meters: Meters,
-        traces: TraceStore,
-        settings: GatewaySettings,
-    ) -> None:
-        self._id = gateway_id
-        self._members = members
-        self._catalog = catalog
-        self._streams = streams
-        self._requests = requests
-        self._meters = meters
-        self._traces = traces
-        self._settings = settings
-        self._rates = TokenRates()
-        self._progress: dict[str, RequestProgress] = {}
+    gateway_id: GatewayId
+    members: Members
+    catalog: Catalog
+    streams: Streams
+    requests: OpenRequests
+    meters: Meters
+    traces: TraceStore
+    settings: GatewaySettings
+    _rates: TokenRates = field(default_factory=TokenRates)
+    _progress: dict[str, RequestProgress] = field(default_factory=dict)
 
     async def sample(self) -> None:
         """Read the counters of workers, and the progress of all streams."""
-        await self._rates.sample(self._members.service(WORKER), monotonic_s())
+        await self._rates.sample(self.members.service(WORKER), monotonic_s())
         turns, progress = Turns(), dict[str, RequestProgress]()
-        for stream in self._streams.all():
+        for stream in self.streams.all():
             request_id = stream.job.request_id
             found = progress.get(request_id)
             if found is None:
@@ -109,11 +99,11 @@ class StateReader:
         """What the owner of a key may see."""
         turns = Turns()
         return ConsoleState(
-            gateway=self._id,
+            gateway=self.gateway_id,
             version=tokenmesh.__version__,
             tenant=access.tenant.name,
             is_admin=access.is_admin,
-            can_manage=access.is_admin and self._settings.admin_routes,
+            can_manage=access.is_admin and self.settings.admin_routes,
             models=self._models(),
             requests=await self._running(access, turns),
             mesh=await self._mesh(turns) if access.is_admin else None,
@@ -121,37 +111,37 @@ class StateReader:
 
     def _models(self) -> list[ModelState]:
         models = []
-        for card in self._catalog.all()[: self._settings.max_console_rows]:
+        for card in self.catalog.all()[: self.settings.max_console_rows]:
             tasks = [str(task) for task in card.tasks]
             facts = (card.max_model_len, card.generates, card.takes_images, tasks)
             models.append(ModelState(card.name, *facts))
-            adapters = self._catalog.adapters(card)[: self._settings.max_console_rows]
+            adapters = self.catalog.adapters(card)[: self.settings.max_console_rows]
             models += [ModelState(each.name, *facts, parent=card.name) for each in adapters]
         return models
 
     async def _running(self, access: Access, turns: Turns) -> RunningRequests:
         now, rows, total = monotonic_s(), list[RunningRequest](), 0
         others = dict(self._progress)
-        for context in self._requests.newest_first():
+        for context in self.requests.newest_first():
             await turns.rest()
             progress = others.pop(context.request_id, None)
             if not access.may_see(context.access.tenant.name):
                 continue
             total += 1
-            if len(rows) < self._settings.max_console_rows:
+            if len(rows) < self.settings.max_console_rows:
                 rows.append(connected_row(context, progress, now))
         for progress in others.values():
             await turns.rest()
             if not access.may_see(progress.stream.job.tenant.name):
                 continue
             total += 1
-            if len(rows) < self._settings.max_console_rows:
+            if len(rows) < self.settings.max_console_rows:
                 rows.append(unconnected_row(progress))
         return RunningRequests(total, rows)
 
     async def _mesh(self, turns: Turns) -> MeshState:
-        now, most = monotonic_s(), self._settings.max_console_rows
-        members, totals = self._members.all(), _Totals()
+        now, most = monotonic_s(), self.settings.max_console_rows
+        members, totals = self.members.all(), _Totals()
         for member in members:
             totals.add(member)
             await turns.rest()
@@ -166,15 +156,15 @@ class StateReader:
             health=self._health(totals, now),
             num_processes=len(members),
             processes=shown,
-            other_protocols=[beat.instance_id for beat in self._members.foreign.all(now)[:most]],
+            other_protocols=[beat.instance_id for beat in self.members.foreign.all(now)[:most]],
             tenant_streams=dict(totals.streams_by_tenant.most_common(most)),
-            num_spans=self._traces.num_received,
+            num_spans=self.traces.num_received,
         )
 
     def _health(self, totals: "_Totals", now: float) -> Health:
         rates = self._rates.per_second() or (None, None, None)
-        ended = self._requests.outcomes(now)
-        times = sorted(s for at, s in self._meters.first_tokens if now - at <= WINDOW_S)
+        ended = self.requests.outcomes(now)
+        times = sorted(s for at, s in self.meters.first_tokens if now - at <= WINDOW_S)
         return Health(
             workers=totals.workers,
             workers_up=totals.workers_up,
