@@ -1,10 +1,13 @@
-"""ClipPasses: passes of a model over clips of one recording, each a request to the mesh."""
+"""ClipPasses: passes of a model over clips of one recording, each a request to the mesh.
+
+RecordingRun is what the two transcribers share.
+"""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from math import exp
-from typing import Final
+from typing import Final, TypeVar
 
 from tokenmesh.services.gateway.audio.prompts import SpeechTask, tokenized
 from tokenmesh.services.gateway.audio.segments import Transcript
@@ -17,12 +20,19 @@ from tokenmesh.services.gateway.generation.request import (
     Head,
     PromptJob,
 )
-from tokenmesh.services.gateway.generation.usage import Usage
+from tokenmesh.services.gateway.generation.usage import Meter, Usage, usage_of
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.ids import BlobKey, RequestId
+from tokenmesh.shared.messages import Message
+from tokenmesh.shared.messages.media import AUDIO
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import IdsPrompt
+from tokenmesh.shared.subjects import tokenize
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import pack_ids
 
@@ -160,6 +170,48 @@ class ClipPasses:
             cuts_max_tokens=True,
             first_choice=index,
         )
+
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(slots=True)
+class RecordingRun:
+    """What turns one recording, or one speech, into text."""
+
+    recording: Recording
+    passes: ClipPasses
+    calls: ServiceCalls
+    admission: Admission
+    blobs: Blobs
+    settings: GatewaySettings
+    meter: Meter
+
+    async def _prepare_audio(self, message: Message, expected: type[_Answer]) -> _Answer:
+        """The answer of a tokenizer, which makes the features of clips."""
+        job, timeout_s = self.recording.job, self.settings.audio_timeout_s
+        return await self.calls.request(
+            tokenize(job.card.name),
+            message,
+            expected,
+            timeout_s=timeout_s,
+            deadline_s=job.deadline_s,
+            hedge_after_s=timeout_s / 2,
+        )
+
+    def _charge(self, audio_tokens: int, audio_s: float) -> None:
+        """Charge the recording, unless it failed before its first token."""
+        job, charges = self.recording.job, self.passes.charges
+        if not charges.completion_tokens:
+            return
+        usage = usage_of(
+            charges.prompt_tokens + audio_tokens,
+            charges.completion_tokens,
+            charges.cached_tokens,
+            media_tokens={AUDIO: audio_tokens},
+        )
+        self.admission.charge(job.tenant, job.card.name, [usage])
+        self.meter.count_audio(audio_s)
 
 
 def _ends_of(alignment: list[int] | None, count: int) -> list[int]:

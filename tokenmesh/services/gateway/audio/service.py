@@ -21,10 +21,14 @@ from tokenmesh.services.gateway.audio.speech_transcriber import Speech, SpeechTr
 from tokenmesh.services.gateway.audio.transcriber import Transcriber, stored_s
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.answer import GenerationServices
+from tokenmesh.services.gateway.generation.usage import Meter
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder, head_of
 from tokenmesh.services.gateway.openai.translation import warn_unknown
+from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.shared.blobs import Blobs
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import BlobKey, new_request_id
 from tokenmesh.shared.messages.audio import SpeechFacts
@@ -83,33 +87,25 @@ class Transcriptions:
         recording = await self._recording(fields, TRANSCRIBE, context)
         if not recording.task.facts.follows_speech:
             return None
-        settings = self.builder.settings
-        return SpeechTranscriber(
-            recording,
-            speech,
-            ClipPasses(recording, self.services.pipeline, settings.max_buffered_tokens),
-            self.calls,
-            self.services.admission,
-            self.builder.blobs,
-            settings,
-            self.services.meters.start(recording.head.model, context),
-        )
+        return SpeechTranscriber(*self._parts(recording, context), speech)
 
     async def _begin(
         self, recording: Recording, data: bytes, context: RequestContext
     ) -> Transcriber:
         """Store the data of a recording."""
-        settings, blobs = self.builder.settings, self.builder.blobs
-        await blobs.put(data, key=recording.source, ttl_s=stored_s(settings))
-        return Transcriber(
-            recording,
-            ClipPasses(recording, self.services.pipeline, settings.max_buffered_tokens),
-            self.calls,
-            self.services.admission,
-            blobs,
-            settings,
-            self.services.meters.start(recording.head.model, context),
-        )
+        ttl_s = stored_s(self.builder.settings)
+        await self.builder.blobs.put(data, key=recording.source, ttl_s=ttl_s)
+        return Transcriber(*self._parts(recording, context))
+
+    def _parts(
+        self, recording: Recording, context: RequestContext
+    ) -> tuple[Recording, ClipPasses, ServiceCalls, Admission, Blobs, GatewaySettings, Meter]:
+        """Those of a `RecordingRun`."""
+        settings, services = self.builder.settings, self.services
+        passes = ClipPasses(recording, services.pipeline, settings.max_buffered_tokens)
+        meter = services.meters.start(recording.head.model, context)
+        blobs = self.builder.blobs
+        return recording, passes, self.calls, services.admission, blobs, settings, meter
 
     async def _recording(
         self, fields: SpeechFields, task: str, context: RequestContext

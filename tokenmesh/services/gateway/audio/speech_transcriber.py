@@ -15,17 +15,11 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.audio.clip_passes import ClipPasses, Recording
+from tokenmesh.services.gateway.audio.clip_passes import RecordingRun
 from tokenmesh.services.gateway.audio.prompts import part_of_speech
 from tokenmesh.services.gateway.audio.segments import Transcript
-from tokenmesh.services.gateway.audio.transcriber import charge
 from tokenmesh.services.gateway.generation.request import PromptJob
-from tokenmesh.services.gateway.generation.usage import Meter
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import NotFound, Unavailable
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS, chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import BlobKey, RequestId
@@ -33,7 +27,6 @@ from tokenmesh.shared.messages import PrepareSpeech, SpeechPrepared
 from tokenmesh.shared.messages.audio import AudioClip
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import IdsPrompt, Tokenized
-from tokenmesh.shared.subjects import tokenize
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import pack_ids
 
@@ -127,17 +120,10 @@ class _Clip:
 
 
 @dataclass(slots=True)
-class SpeechTranscriber:
+class SpeechTranscriber(RecordingRun):
     """Transcribes one speech; used once."""
 
-    recording: Recording
     speech: Speech
-    passes: ClipPasses
-    calls: ServiceCalls
-    admission: Admission
-    blobs: Blobs
-    settings: GatewaySettings
-    meter: Meter
     _num_passes: int = 0
 
     async def run(self) -> AsyncGenerator[tuple[Transcript, bool], None]:
@@ -152,7 +138,7 @@ class SpeechTranscriber:
                         yield each
                 start += window
         finally:
-            self._charge(num_clips)
+            self._charge_clips(num_clips)
 
     async def _follow(self, clip: _Clip) -> AsyncGenerator[tuple[Transcript, bool], None]:
         """One clip, until it ends or the model ends the text."""
@@ -203,14 +189,7 @@ class SpeechTranscriber:
             tenant=job.tenant.name,
         )
         with span("prepare_audio", {REQUEST_ID: job.request_id}) as current:
-            prepared = await self.calls.request(
-                tokenize(job.card.name),
-                message,
-                SpeechPrepared,
-                timeout_s=settings.audio_timeout_s,
-                deadline_s=job.deadline_s,
-                hedge_after_s=settings.audio_timeout_s / 2,
-            )
+            prepared = await self._prepare_audio(message, SpeechPrepared)
             current.set_attribute("tokenmesh.clips", 0 if prepared.part is None else 1)
         return prepared
 
@@ -257,15 +236,12 @@ class SpeechTranscriber:
             cuts_max_tokens=True,
         )
 
-    def _charge(self, num_clips: int) -> None:
+    def _charge_clips(self, num_clips: int) -> None:
         """All requests count as one, and its prompt once for each clip."""
         facts, charges = self.recording.task.facts, self.passes.charges
         seconds = self.recording.duration_s = self.speech.num_samples / self.speech.rate
         charges.prompt_tokens, charges.cached_tokens = len(facts.prompt_ids) * num_clips, 0
-        audio_tokens = round(seconds / facts.timestamp_s)
-        charge(self.recording, charges, self.admission, audio_tokens)
-        if charges.completion_tokens:
-            self.meter.count_audio(seconds)
+        self._charge(round(seconds / facts.timestamp_s), seconds)
 
 
 def _new_clip(start: int, rate: int) -> _Clip:

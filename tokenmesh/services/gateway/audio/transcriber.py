@@ -10,37 +10,24 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.audio.clip_passes import ClipPasses, Recording, RecordingCharges
+from tokenmesh.services.gateway.audio.clip_passes import RecordingRun
 from tokenmesh.services.gateway.audio.prompts import fallback_language
 from tokenmesh.services.gateway.audio.segments import Transcript, compression_ratio, text_ids
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.usage import Meter, usage_of
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, InvalidInput, NotFound, TokenMeshError, Unavailable
 from tokenmesh.shared.messages import AudioPrepared, PrepareAudio
-from tokenmesh.shared.messages.media import AUDIO
-from tokenmesh.shared.subjects import tokenize
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
 _MARGIN_S: Final = 60
 
 
 @dataclass(slots=True)
-class Transcriber:
+class Transcriber(RecordingRun):
     """Runs one recording; `audio_tokens` grow meanwhile, and the charges of its passes."""
 
-    recording: Recording
-    passes: ClipPasses
-    calls: ServiceCalls
-    admission: Admission
-    blobs: Blobs
-    settings: GatewaySettings
-    meter: Meter
     audio_s: float = 0.0
     """Of all clips so far."""
     audio_tokens: int = 0
@@ -71,16 +58,11 @@ class Transcriber:
                 if first >= prepared.total or not prepared.clips:
                     return
         finally:
-            self._charge()
+            self._charge(self.audio_tokens, self.audio_s)
 
     def _most_at_a_time(self) -> int:
         most = self.recording.job.tenant.max_concurrent
         return self.settings.audio_clips if most is None else min(most, self.settings.audio_clips)
-
-    def _charge(self) -> None:
-        charge(self.recording, self.passes.charges, self.admission, self.audio_tokens)
-        if self.passes.charges.completion_tokens:
-            self.meter.count_audio(self.audio_s)
 
     async def _prepare(self, first: int) -> AudioPrepared:
         """Raises InvalidInput and its subclasses. Each part of a recording has a request's time."""
@@ -100,14 +82,7 @@ class Transcriber:
         )
         with span("prepare_audio", {REQUEST_ID: job.request_id}) as current:
             try:
-                prepared = await self.calls.request(
-                    tokenize(job.card.name),
-                    message,
-                    AudioPrepared,
-                    timeout_s=self.settings.audio_timeout_s,
-                    deadline_s=job.deadline_s,
-                    hedge_after_s=self.settings.audio_timeout_s / 2,
-                )
+                prepared = await self._prepare_audio(message, AudioPrepared)
             except NotFound as error:
                 raise Unavailable(f"the recording is no longer stored: {error.message}") from error
             except InvalidInput as error:
@@ -225,21 +200,6 @@ class Transcriber:
                         break
                     current += 1
             self.meter.finish(delivery.prompts, delivery.choices)
-
-
-def charge(
-    recording: Recording, charges: RecordingCharges, admission: Admission, audio_tokens: int
-) -> None:
-    """Charge a recording, unless it failed before its first token."""
-    job = recording.job
-    if charges.completion_tokens:
-        usage = usage_of(
-            charges.prompt_tokens + audio_tokens,
-            charges.completion_tokens,
-            charges.cached_tokens,
-            media_tokens={AUDIO: audio_tokens},
-        )
-        admission.charge(job.tenant, job.card.name, [usage])
 
 
 def stored_s(settings: GatewaySettings) -> int:
