@@ -193,11 +193,8 @@ class Gateway:
                 count_workers=lambda model: len(self.members.workers(model)),
             ),
             budget=answer_budget(limits, self.metrics),
-            admission=self.admission,
-            meters=self.meters,
-            settings=limits,
             uploads=self.uploads,
-            load_headers=self.load_headers,
+            generation=self.generation,
         )
 
     def _make_responses(
@@ -210,10 +207,8 @@ class Gateway:
             self.members,
             settings,
             builder=self.builder,
-            pipeline=self.pipeline,
-            admission=self.admission,
+            services=self.generation,
             tenant_of=self.keys.tenant,
-            meters=self.meters,
             metrics=self.metrics,
             redis=redis,
         )

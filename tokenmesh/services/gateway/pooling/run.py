@@ -16,15 +16,14 @@ from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.files.uploads import Uploads
-from tokenmesh.services.gateway.generation.answer import LoadHeaders
-from tokenmesh.services.gateway.generation.usage import Meters, Usage, usage_of
+from tokenmesh.services.gateway.generation.answer import GenerationServices
+from tokenmesh.services.gateway.generation.usage import Usage, usage_of
 from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES, BodyBudget, Share
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.response_sender import ClientWatch, ResponseSender
 from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
 from tokenmesh.services.gateway.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolBatch, PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
-from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, PayloadTooLarge, TokenMeshError
@@ -52,11 +51,13 @@ class PoolServices:
     runner: PoolDispatcher
     budget: BodyBudget
     """Of the numbers that are held at a time."""
-    admission: Admission
-    meters: Meters
-    settings: GatewaySettings
     uploads: Uploads
-    load_headers: LoadHeaders
+    generation: GenerationServices
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """Those of the gateway."""
+        return self.generation.settings
 
 
 @dataclass(slots=True)
@@ -133,12 +134,14 @@ class PoolRun:
         """
         is_ours = isinstance(error, TokenMeshError) and not isinstance(error, Cancelled)
         if self.prompt_tokens and not is_ours:
-            self.services.admission.charge(
+            self.services.generation.admission.charge(
                 self.job.tenant, self.job.card.requested_name, [self.usage]
             )
         if error is not None or not self._done:
             return
-        series = self.services.meters.series(self.job.card.name, self._done[0].worker_id or "")
+        series = self.services.generation.meters.series(
+            self.job.card.name, self._done[0].worker_id or ""
+        )
         series.whole.observe(monotonic_s() - self.context.started_s)
         series.prompt_tokens.observe(self.prompt_tokens)
         series.count_success("stop")
@@ -206,7 +209,9 @@ class PoolingResponse(Response):
         run = PoolRun(self._services, self._job, context)
         try:
             async with ClientWatch(receive, self._services.settings.write_timeout_s) as watch:
-                headers = partial(self._services.load_headers, context, self._job.card.name)
+                headers = partial(
+                    self._services.generation.load_headers, context, self._job.card.name
+                )
                 sender = ResponseSender(send, watch, self._flushing, headers)
                 with sender.until_draining():
                     await self._run(run, sender)

@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.services.gateway.generation.answer import GenerationServices
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.delivery import Delivery, Inbox
+from tokenmesh.services.gateway.generation.delivery import Delivery, Inbox, PromptRunner
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt, PromptJob
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.responses.event_log import Replay
 from tokenmesh.services.gateway.responses.records import Flushed, Portion, Prompted
 from tokenmesh.shared.ids import SEED_BITS
@@ -35,7 +35,7 @@ class Flush:
 class ModelTurn:
     """A turn whose prompt is known. Made by `open_turn`."""
 
-    pipeline: Pipeline
+    pipeline: PromptRunner
     job: PromptJob
     replay: Replay
     delivery: Delivery
@@ -77,10 +77,10 @@ async def open_turn(
     generation: GenerationRequest,
     job: PromptJob,
     replay: Replay,
-    pipeline: Pipeline,
-    max_tokens: int,
+    services: GenerationServices,
 ) -> AsyncIterator[tuple[ModelTurn, Prompted | None]]:
-    """The turn, and its prompt if that is recorded. `max_tokens`: limit of unread tokens."""
+    """The turn, and its prompt if that is recorded."""
+    pipeline, max_tokens = services.pipeline, services.settings.max_buffered_tokens
     inbox = Inbox(max_tokens, reader="the journal that responses are kept in")
     detokenizing = Tally("detokenize")
 

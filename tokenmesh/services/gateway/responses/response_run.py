@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
+from tokenmesh.services.gateway.generation.answer import GenerationServices
 from tokenmesh.services.gateway.generation.delivery import Delivery
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Meter, Usage
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.conversations import Conversations
@@ -23,7 +23,6 @@ from tokenmesh.services.gateway.responses.output_items import Event
 from tokenmesh.services.gateway.responses.records import Flushed, ResponseEnded, Status
 from tokenmesh.services.gateway.responses.response_plan import ResponsePlan, prepare
 from tokenmesh.services.gateway.responses.shapes import usage_fields
-from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import Conflict, DeadlineExceeded, NotFound, TokenMeshError
 
@@ -37,9 +36,7 @@ class RunContext:
     """Parts of the gateway that every run uses."""
 
     builder: RequestBuilder
-    pipeline: Pipeline
-    max_buffered_tokens: int
-    admission: Admission
+    services: GenerationServices
     conversations: Conversations | None = None
 
 
@@ -131,9 +128,10 @@ class ResponseRun:
         spec, context, first_job = self._spec, self._context, generation.jobs[0]
         seed = spec.seed if spec.seed is not None else first_job.sampling.seed
         job = job_of_turn(first_job, number, seed, spec.deadline_s)
-        async with open_turn(
-            number, generation, job, self._replay, context.pipeline, context.max_buffered_tokens
-        ) as (turn, recorded):
+        async with open_turn(number, generation, job, self._replay, context.services) as (
+            turn,
+            recorded,
+        ):
             self._delivery = turn.delivery
             if number == 0:
                 await self._replay.emit(self._events.begin(is_created=spec.is_background))
@@ -260,7 +258,7 @@ class ResponseRun:
         """Charge the usage so far. A marked response is charged once for its id."""
         tenant, model = self._spec.context.access.tenant, self._first.generation.head.model
         name = self._spec.id if self._is_marked else ""
-        self._context.admission.charge(tenant, model, self._all_usages(), name)
+        self._context.services.admission.charge(tenant, model, self._all_usages(), name)
 
     def _all_usages(self) -> list[Usage]:
         """Usage of all turns including the current one."""

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.responses.event_log import EventLog, Replay, tokens_of
 from tokenmesh.services.gateway.responses.feed import Feed
 from tokenmesh.services.gateway.responses.log_writer import LateWriter, LogWriter, NoWriter
@@ -78,7 +77,6 @@ class Runs:
         logs: ResponseLogs | None,
         context: RunContext,
         settings: ResponseSettings,
-        meters: Meters,
         metrics: Metrics,
     ) -> None:
         """`logs` None: only `begin_unstored` may be called."""
@@ -87,7 +85,6 @@ class Runs:
         self._orphans = OrphanCleaner(logs) if logs is not None else None
         self._context = context
         self._settings = settings
-        self._meters = meters
         self._metrics = metrics
         self._run_by_id: dict[ResponseId, ResponseRun | None] = {}
         self._is_stopped = False
@@ -210,7 +207,7 @@ class Runs:
     ) -> None:
         response_id = plan.spec.id
         model = plan.first.generation.head.model
-        meter = self._meters.start(model, plan.spec.context)
+        meter = self._context.services.meters.start(model, plan.spec.context)
         run = ResponseRun(plan, replay, self._context, meter, is_marked=is_stored)
         self._run_by_id[response_id] = run
         task = asyncio.create_task(self._run(response_id, run, feed, is_stored))
@@ -249,7 +246,7 @@ class Runs:
                 if error is not None and not (await self._logs.read(response_id)).records:
                     # Deleted by its client, which still pays for what was generated.
                     run.charge()
-                await self._context.admission.wait_charged(response_id)
+                await self._context.services.admission.wait_charged(response_id)
                 await self._logs.marks.remove(self.owner, response_id)
             elif not run.has_events and not (await self._logs.read(response_id)).frames:
                 # Its only client got the error.
@@ -263,12 +260,12 @@ class Runs:
         """Charge an ended response if its gateway has not. Raises as `Admission.settle`."""
         tokens = tokens_of(ended)
         if tokens is not None:
-            admission = self._context.admission
+            admission = self._context.services.admission
             await admission.charge_for_another(tenant, begun.model, tokens, begun.id)
 
     def is_closing(self, response_id: ResponseId) -> bool:
         """Whether a response has ended here and its usage is not in Redis yet."""
-        return self._context.admission.is_charge_pending(response_id)
+        return self._context.services.admission.is_charge_pending(response_id)
 
     async def give_up(self, response_id: ResponseId, error: TokenMeshError) -> None:
         """Record that a response has failed. Raises Conflict if its log has changed."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.usage import Meters
+from tokenmesh.services.gateway.generation.answer import GenerationServices
 from tokenmesh.services.gateway.mesh.ownership import OrphanWatch
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.event_log import EventLog
@@ -25,7 +24,6 @@ from tokenmesh.services.gateway.responses.response_logs import ResponseLogs
 from tokenmesh.services.gateway.responses.response_plan import Planner, ResponseSpec
 from tokenmesh.services.gateway.responses.response_run import RunContext
 from tokenmesh.services.gateway.responses.runs import Runs
-from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.clock import monotonic_s, now_s
@@ -231,10 +229,8 @@ class Responses:
         settings: Settings,
         *,
         builder: RequestBuilder,
-        pipeline: Pipeline,
-        admission: Admission,
+        services: GenerationServices,
         tenant_of: Callable[[str], Tenant],
-        meters: Meters,
         metrics: Metrics,
         redis: Redis | None,
     ) -> None:
@@ -245,13 +241,11 @@ class Responses:
         logs = ResponseLogs(journal, self.settings, redis) if journal is not None else None
         context = RunContext(
             builder=builder,
-            pipeline=pipeline,
-            max_buffered_tokens=settings.gateway.max_buffered_tokens,
-            admission=admission,
+            services=services,
             conversations=logs.conversations if logs is not None else None,
         )
         self.conversations = context.conversations
-        self._runs = Runs(gateway_id, logs, context, self.settings, meters, metrics)
+        self._runs = Runs(gateway_id, logs, context, self.settings, metrics)
         planner = Planner(builder, McpServers(self.settings, metrics), self.settings)
         self.maker = ResponseMaker(logs, self._runs, planner, settings.gateway, self.settings)
         self.reader = ResponseReader(logs, self._runs, bus) if logs is not None else None
