@@ -1,11 +1,17 @@
-"""BatchRun: works on one batch from the state in its log to its end."""
+"""BatchRun: works on one batch from the state in its log to its end.
+
+LineRunner runs one line of it as a request of its tenant, until that has an answer.
+"""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from starlette.types import Scope
 
 from tokenmesh.services.gateway.batches.lines import (
     BadLine,
@@ -18,16 +24,70 @@ from tokenmesh.services.gateway.batches.lines import (
 )
 from tokenmesh.services.gateway.batches.logs import BatchLogWriter
 from tokenmesh.services.gateway.batches.output_files import OutputFiles
-from tokenmesh.services.gateway.batches.records import BatchProblem, Ending
-from tokenmesh.services.gateway.batches.requests import LineRunner
+from tokenmesh.services.gateway.batches.records import BatchBegun, BatchProblem, Ending
+from tokenmesh.services.gateway.context import RequestContext, attach
 from tokenmesh.services.gateway.files.uploads import Uploads
-from tokenmesh.services.gateway.http.local_call import LocalCalls
+from tokenmesh.services.gateway.http.local_call import LocalCalls, LocalResponse
 from tokenmesh.services.gateway.tenancy.tenant import Access, Tenant
-from tokenmesh.shared.clock import wall_s
+from tokenmesh.shared.clock import monotonic_s, wall_s
+from tokenmesh.shared.config.batches import BatchSettings
 from tokenmesh.shared.errors import NotFound
-from tokenmesh.shared.ids import new_request_id
+from tokenmesh.shared.ids import RequestId, new_request_id
 from tokenmesh.shared.journal import StoreFull
 from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.telemetry import REQUEST_ID, TENANT, span
+
+_WAIT: Final = (429, 503)
+"""The mesh is full or not there, or the tenant is over a limit: later it may succeed."""
+_AGAIN: Final = (499, 500, 504)
+_FIRST_PAUSE_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class LineRunner:
+    """All lines of one batch."""
+
+    calls: LocalCalls
+    begun: BatchBegun
+    access: Access
+    """The tenant's, with requests behind all others."""
+    settings: BatchSettings
+
+    async def run(self, request: LineRequest, request_id: str) -> LocalResponse:
+        """The last response: one that waiting cannot change."""
+        failures, pause_s = 0, _FIRST_PAUSE_S
+        while True:
+            response = await self._post(request, request_id)
+            if response.status in _AGAIN:
+                failures += 1
+            if response.status not in (*_WAIT, *_AGAIN) or failures >= self.settings.attempts:
+                return response
+            wanted_s = max(pause_s, response.retry_after_s or 0.0)
+            await asyncio.sleep(min(wanted_s, self.settings.retry_max_s))
+            pause_s = min(2 * pause_s, self.settings.retry_max_s)
+
+    async def _post(self, request: LineRequest, request_id: str) -> LocalResponse:
+        def attach_context(scope: Scope) -> None:
+            context = RequestContext(
+                RequestId(request_id),
+                True,
+                monotonic_s(),
+                self.access,
+                headers=dict(scope["headers"]),
+            )
+            attach(scope, context)
+
+        attributes: dict[str, str | int] = {
+            REQUEST_ID: request_id,
+            TENANT: self.access.tenant.name,
+            "url.path": self.begun.endpoint,
+            "tokenmesh.batch": self.begun.id,
+        }
+        with span("batch line", attributes) as current:
+            response = await self.calls.post(self.begun.endpoint, request.body, attach_context)
+            current.set_attribute("http.response.status_code", response.status)
+        return response
+
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +112,10 @@ class BatchRun:
         self._writer = writer
         self._begun = writer.begun
         self._logs = writer.logs
-        self._settings = writer.logs.settings
+        self._settings = settings = writer.logs.settings
         self._uploads = uploads
-        self._runner = LineRunner.of(calls, writer.begun, tenant, writer.logs.settings)
+        low = replace(tenant, priority=tenant.priority + settings.priority)
+        self._runner = LineRunner(calls, writer.begun, Access(low), settings)
         self._tenant = tenant
         self._metrics = metrics
         self._files = OutputFiles(writer, uploads, tenant)
