@@ -7,7 +7,7 @@ from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
-from tokenmesh.services.gateway.parsers.reasoning.families import REASONING
+from tokenmesh.services.gateway.parsers.reasoning import REASONING
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
 

@@ -22,7 +22,7 @@ from tokenmesh.services.gateway.parsers.parser import (
     Reasoning,
     ToolSchema,
 )
-from tokenmesh.services.gateway.parsers.reasoning.families import REASONING
+from tokenmesh.services.gateway.parsers.reasoning import REASONING
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 
 REGISTRY = ParserRegistry()

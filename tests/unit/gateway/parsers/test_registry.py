@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenmesh.services.gateway.parsers.parser import ParseContext
-from tokenmesh.services.gateway.parsers.reasoning.families import REASONING, block_format
+from tokenmesh.services.gateway.parsers.reasoning import REASONING, block_format
 from tokenmesh.services.gateway.parsers.registry import TOOLS, ParserRegistry
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from tokenmesh.services.gateway.parsers import harmony
 from tokenmesh.services.gateway.parsers.formats import FormatFamily, ReasoningFormat, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import Content, Event, ParseContext, Parser
-from tokenmesh.services.gateway.parsers.reasoning.families import REASONING
+from tokenmesh.services.gateway.parsers.reasoning import REASONING
 from tokenmesh.services.gateway.parsers.tools import (
     gemma,
     headed,

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Literal
 
-from tokenmesh.services.gateway.parsers.formats import Chain, ReasoningFormat
-from tokenmesh.services.gateway.parsers.harmony import OPENAI_GPTOSS
-from tokenmesh.services.gateway.parsers.markers import Markers
-from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
-from tokenmesh.services.gateway.parsers.reasoning.parsers import (
+from tokenmesh.services.gateway.parsers.blocks import (
     AppendThinkParser,
     BlockParser,
     BlocksParser,
     WrappedParser,
 )
+from tokenmesh.services.gateway.parsers.formats import Chain, ReasoningFormat
+from tokenmesh.services.gateway.parsers.harmony import OPENAI_GPTOSS
+from tokenmesh.services.gateway.parsers.markers import Markers
+from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 
 Unmarked = Literal["answer", "reasoning", "reasoning_unless_off"]
 

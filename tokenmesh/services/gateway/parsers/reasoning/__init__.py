@@ -1,1 +1,0 @@
-"""Reasoning: the parsers, and the families of models as data."""
