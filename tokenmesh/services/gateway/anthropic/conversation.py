@@ -8,12 +8,12 @@ from pydantic import ConfigDict, Field
 from tokenmesh.services.gateway.anthropic.request import Message
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     Json,
     chat_call,
     chat_content,
-    invalid,
     read_object,
 )
 

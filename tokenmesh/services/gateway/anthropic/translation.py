@@ -13,12 +13,12 @@ from tokenmesh.services.gateway.anthropic.request import (
 )
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     FieldNames,
     Json,
     TranslatedChat,
     function_sources,
-    invalid,
     read_object,
     validate_chat,
 )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tokenmesh.services.gateway.generation.parsing import ModelText
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.audio import AudioClip, SpeechFacts
 from tokenmesh.shared.messages.media import ADD, AUDIO, REPLACE, MediaItem
@@ -117,10 +118,7 @@ def check_language(language: str | None, facts: SpeechFacts) -> str | None:
         return None
     if code not in facts.languages:
         known = ", ".join(sorted(facts.languages)) or _FALLBACK
-        raise InvalidInput(
-            f"language {language[:40]!r} is not one of the model's languages: {known}",
-            param="language",
-        )
+        raise invalid("language", f"{language[:40]!r} is not one of the model's languages: {known}")
     return code
 
 
@@ -130,5 +128,5 @@ def previous_ids(prompt: str, text: ModelText, facts: SpeechFacts) -> tuple[int,
         return ()
     ids = text.vocabulary.encode(" " + prompt.strip())
     if any(token >= facts.end_id for token in ids):
-        raise InvalidInput("prompt holds special tokens of the model", param="prompt")
+        raise invalid("prompt", "holds special tokens of the model")
     return tuple(ids[-facts.max_previous_tokens :])

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid_fields
 from tokenmesh.services.gateway.http.fields import Bounded, Flag, Positive
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import (
     MinP,
     NotServed,
@@ -106,17 +107,13 @@ class SpeechFields(Bounded):
         for name in not_served.keys() & self.model_fields_set:
             if not not_served[name].allows(getattr(self, name)):
                 hint = not_served[name].hint or "is not supported for recordings"
-                raise NotSupported(f"{name} {hint}", param=name)
+                raise invalid(name, hint, NotSupported)
         if self.stream and self.response_format in TIMED:
-            raise InvalidInput(
-                f"stream needs response_format json or text, not {self.response_format}",
-                param="stream",
+            raise invalid(
+                "stream", f"needs response_format json or text, not {self.response_format}"
             )
         if self.temperatures is not None and self.temperature:
-            raise InvalidInput(
-                "temperatures cannot be combined with temperature: give one of them",
-                param="temperatures",
-            )
+            raise invalid("temperatures", "cannot be combined with temperature: give one of them")
         if self.stream and len(self.temperatures or ()) > 1:
             raise InvalidInput(
                 "temperatures: a stream takes one value, since text that was sent is final",
@@ -148,10 +145,7 @@ class TranscriptionRequest(SpeechFields):
     def check(self) -> None:
         super().check()
         if self.timestamp_granularities and self.response_format != "verbose_json":
-            raise InvalidInput(
-                "timestamp_granularities needs response_format verbose_json",
-                param="timestamp_granularities",
-            )
+            raise invalid("timestamp_granularities", "needs response_format verbose_json")
 
 
 class TranslationRequest(SpeechFields):

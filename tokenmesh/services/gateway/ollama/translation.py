@@ -15,6 +15,7 @@ from tokenmesh.services.gateway.ollama.request import (
     OllamaMessage,
 )
 from tokenmesh.services.gateway.openai.request import CompletionRequest
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     FieldNames,
@@ -22,7 +23,6 @@ from tokenmesh.services.gateway.openai.translation import (
     TranslatedChat,
     chat_content,
     get_string,
-    invalid,
     validate_chat,
 )
 

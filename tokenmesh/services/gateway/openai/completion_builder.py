@@ -25,7 +25,7 @@ from tokenmesh.services.gateway.openai.request_builder import (
     text_options,
 )
 from tokenmesh.services.gateway.openai.sampling import read_budget
-from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
+from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary, invalid
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
@@ -68,7 +68,7 @@ async def read_embeds(
         return []
     _check_others(body, limits)
     if len(given) > limits.max_choices:
-        raise InvalidInput(f"{_NAME} holds more than {limits.max_choices} tensors", param=_NAME)
+        raise invalid(_NAME, f"holds more than {limits.max_choices} tensors")
     found = []
     for index, text in enumerate(given):
         where = f"{_NAME}[{index}]" if len(given) > 1 else _NAME
@@ -89,8 +89,8 @@ async def read_embeds(
 
 def _check_others(body: CompletionRequest, limits: GatewaySettings) -> None:
     if not limits.prompt_embeds:
-        raise NotSupported(
-            f"{_NAME} is disabled: start the gateway with --enable-prompt-embeds", param=_NAME
+        raise invalid(
+            _NAME, "is disabled: start the gateway with --enable-prompt-embeds", NotSupported
         )
     wanted = {
         "echo": body.echo,
@@ -100,14 +100,14 @@ def _check_others(body: CompletionRequest, limits: GatewaySettings) -> None:
     }
     for name, is_wanted in wanted.items():
         if is_wanted:
-            raise InvalidInput(f"{name} cannot be combined with {_NAME}", param=name)
+            raise invalid(name, f"cannot be combined with {_NAME}")
 
 
 def _decode(text: str, where: str) -> TensorBlob:
     try:
         return read_tensor(base64.b64decode(text, validate=True))
     except binascii.Error as error:
-        raise InvalidInput(f"{where} is not base64: {error}", param=where) from error
+        raise invalid(where, f"is not base64: {error}") from error
     except ValueError as error:
         raise InvalidInput(f"{where}: {error}", param=where) from error
 
@@ -115,10 +115,7 @@ def _decode(text: str, where: str) -> TensorBlob:
 def _check_shape(blob: TensorBlob, card: ModelCard, where: str) -> None:
     is_right = len(blob.shape) == 2 and blob.shape[0] > 0
     if not is_right or blob.shape[1] != card.hidden_size:
-        raise InvalidInput(
-            f"{where} has the shape {list(blob.shape)}, not [tokens, {card.hidden_size}]",
-            param=where,
-        )
+        raise invalid(where, f"has the shape {list(blob.shape)}, not [tokens, {card.hidden_size}]")
 
 
 class SuffixMarkers(NamedTuple):
@@ -177,9 +174,9 @@ async def build_completion(
     """Raises InvalidInput and other errors of the request."""
     max_tokens, settings = body.max_tokens, builder.settings
     if max_tokens == 0 and not body.echo:
-        raise InvalidInput("max_tokens 0 needs echo to be true", param="max_tokens")
+        raise invalid("max_tokens", "0 needs echo to be true")
     if body.suffix and body.echo:
-        raise InvalidInput("suffix cannot be combined with echo", param="suffix")
+        raise invalid("suffix", "cannot be combined with echo")
     card, text = await builder.begin(body, context, max_tokens)
     sampling = builder.sampling(
         body,
@@ -275,6 +272,6 @@ def _plain_prompt(
     if isinstance(prompt, str):
         return TextPrompt(text=prompt, add_special_tokens=add_special_tokens)
     if not prompt:
-        raise InvalidInput("prompt is an empty list of token ids", param="prompt")
+        raise invalid("prompt", "is an empty list of token ids")
     check_vocabulary("prompt", prompt, vocab_size)
     return IdsPrompt(token_ids=pack_ids(prompt))

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.generation.request import BeamOptions
 from tokenmesh.services.gateway.http.errors import NotSupported
-from tokenmesh.services.gateway.openai.sampling_checks import SamplingScope, count_logprobs
+from tokenmesh.services.gateway.openai.sampling_checks import SamplingScope, count_logprobs, invalid
 from tokenmesh.services.gateway.openai.sampling_fields import (
     SAMPLED,
     NotServed,
@@ -66,22 +66,16 @@ def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
     """Check what does not depend on the model. Raises InvalidInput."""
     refuse_not_served(body)
     if body.n is not None and body.n > limits.max_n:
-        raise InvalidInput(f"n is {body.n}, at most {limits.max_n}", param="n")
+        raise invalid("n", f"is {body.n}, at most {limits.max_n}")
     if max_tokens is not None and body.min_tokens > max_tokens:
-        raise InvalidInput(
-            f"min_tokens is {body.min_tokens}, more than max_tokens ({max_tokens})",
-            param="min_tokens",
-        )
+        raise invalid("min_tokens", f"is {body.min_tokens}, more than max_tokens ({max_tokens})")
     if body.stream_options is not None and not body.stream:
-        raise InvalidInput("stream_options needs stream to be true", param="stream_options")
+        raise invalid("stream_options", "needs stream to be true")
     if body.stream and body.prompt_logprobs is not None:
-        raise InvalidInput(
-            "prompt_logprobs cannot be combined with stream", param="prompt_logprobs"
-        )
+        raise invalid("prompt_logprobs", "cannot be combined with stream")
     if body.truncate_prompt_tokens == 0:
-        raise InvalidInput(
-            "truncate_prompt_tokens is 0; it must be at least 1, or -1 for as many tokens as fit",
-            param="truncate_prompt_tokens",
+        raise invalid(
+            "truncate_prompt_tokens", "is 0; it must be at least 1, or -1 for as many tokens as fit"
         )
     _check_stops(body, limits)
     for index, word in enumerate(body.bad_words or ()):
@@ -91,10 +85,7 @@ def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
 
 def _check_stops(body: SamplingFields, limits: GatewaySettings) -> None:
     if len(body.stops) > limits.max_stop_strings:
-        raise InvalidInput(
-            f"stop holds {len(body.stops)} strings, at most {limits.max_stop_strings}",
-            param="stop",
-        )
+        raise invalid("stop", f"holds {len(body.stops)} strings, at most {limits.max_stop_strings}")
     for index, stop in enumerate(body.stops):
         if not stop:
             raise InvalidInput(f"stop[{index}] is empty", param="stop")
@@ -125,10 +116,10 @@ def read_budget(given: int | None, parsing: Parsing) -> ReasoningBudget | None:
     if given is None or given == -1:
         return None
     if not parsing.family.can_cut_reasoning:
-        raise InvalidInput(
-            "thinking_token_budget needs a model whose reasoning has an end marker; this one has "
+        raise invalid(
+            "thinking_token_budget",
+            "needs a model whose reasoning has an end marker; this one has "
             "no such reasoning parser",
-            param="thinking_token_budget",
         )
     return ReasoningBudget(given, parsing)
 
@@ -139,18 +130,14 @@ def beam_options(
     """How to search; None without `use_beam_search`. Raises InvalidInput."""
     if not body.use_beam_search:
         if body.length_penalty != 1.0:
-            raise InvalidInput(
-                "length_penalty needs use_beam_search to be true", param="length_penalty"
-            )
+            raise invalid("length_penalty", "needs use_beam_search to be true")
         return None
     if body.stream:
-        raise InvalidInput("stream cannot be combined with use_beam_search", param="stream")
+        raise invalid("stream", "cannot be combined with use_beam_search")
     _check_goes_with_beams(body)
     width, widest = body.n or 1, min(limits.max_beam_width, card.vocab_size)
     if width > widest:
-        raise InvalidInput(
-            f"n is {width}, at most {widest} with use_beam_search (the beam width)", param="n"
-        )
+        raise invalid("n", f"is {width}, at most {widest} with use_beam_search (the beam width)")
     return BeamOptions(
         width=width,
         length_penalty=body.length_penalty,
@@ -166,7 +153,7 @@ def _check_goes_with_beams(body: SamplingFields) -> None:
         if isinstance(value, BaseModel):
             value = value.model_dump(exclude_none=True)
         if value != fields[name].default and value not in field.values:
-            raise InvalidInput(f"{name} cannot be combined with use_beam_search", param=name)
+            raise invalid(name, "cannot be combined with use_beam_search")
     # The echo would need the prompt's log-probabilities, which a search does not request.
     if body.echo and getattr(body, "logprobs", None) is not None:
         raise InvalidInput(

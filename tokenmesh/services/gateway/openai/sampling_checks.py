@@ -20,6 +20,11 @@ _MAX_KEYS: Final = 64
 _MAX_KEY_CHARS: Final = 20
 
 
+def invalid(path: str, problem: str, kind: type[InvalidInput] = InvalidInput) -> InvalidInput:
+    """An error about the field at `path`; its message is `path` and `problem`."""
+    return kind(f"{path} {problem}", param=path)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingScope:
     """What the fields of a request are checked against."""
@@ -62,16 +67,14 @@ def read_repetition(given: RepetitionDetection, scope: SamplingScope) -> Repetit
 
 def _wrong_rule(name: str, problem: str) -> InvalidInput:
     field = f"repetition_detection.{name}"
-    return InvalidInput(f"{field} {problem}", param=field)
+    return invalid(field, problem)
 
 
 def read_logit_bias(entries: dict[str, float], scope: SamplingScope) -> dict[int, float]:
     """By token id, within -100 and 100. Raises InvalidInput."""
     limit, vocab_size = scope.settings.max_logit_bias, scope.vocab_size
     if len(entries) > limit:
-        raise InvalidInput(
-            f"logit_bias holds {len(entries)} entries, at most {limit}", param="logit_bias"
-        )
+        raise invalid("logit_bias", f"holds {len(entries)} entries, at most {limit}")
     wrong = [key for key in entries if not _is_id(key, vocab_size)]
     if wrong:
         shown = ", ".join(key[:_MAX_KEY_CHARS] for key in wrong[:_MAX_KEYS])
@@ -93,11 +96,9 @@ def check_allowed_ids(ids: list[int], scope: SamplingScope) -> list[int]:
     """Check and sort `allowed_token_ids`. Raises InvalidInput."""
     name = "allowed_token_ids"
     if not ids:
-        raise InvalidInput(f"{name} is empty", param=name)
+        raise invalid(name, "is empty")
     if len(ids) > scope.vocab_size:
-        raise InvalidInput(
-            f"{name} holds {len(ids)} ids, the model has {scope.vocab_size}", param=name
-        )
+        raise invalid(name, f"holds {len(ids)} ids, the model has {scope.vocab_size}")
     check_vocabulary(name, ids, scope.vocab_size)
     return sorted(set(ids))
 
@@ -106,7 +107,7 @@ def check_stop_ids(ids: list[int], scope: SamplingScope) -> list[int]:
     """Check `stop_token_ids`; they stay unchanged. Raises InvalidInput."""
     name, limit = "stop_token_ids", scope.settings.max_stop_token_ids
     if len(ids) > limit:
-        raise InvalidInput(f"{name} holds {len(ids)} ids, at most {limit}", param=name)
+        raise invalid(name, f"holds {len(ids)} ids, at most {limit}")
     check_vocabulary(name, ids, scope.vocab_size)
     return ids
 
@@ -115,9 +116,9 @@ def check_named_ids(ids: list[int], scope: SamplingScope) -> list[int]:
     """Check `logprob_token_ids`; they stay unchanged. Raises InvalidInput."""
     name, limit = "logprob_token_ids", scope.settings.max_logprob_token_ids
     if not scope.has_logprobs:
-        raise InvalidInput(f"{name} needs logprobs", param=name)
+        raise invalid(name, "needs logprobs")
     if len(ids) > limit:
-        raise InvalidInput(f"{name} holds {len(ids)} ids, at most {limit}", param=name)
+        raise invalid(name, f"holds {len(ids)} ids, at most {limit}")
     check_vocabulary(name, ids, scope.vocab_size)
     return ids
 
@@ -141,5 +142,5 @@ def count_logprobs(name: str, given: int | None, scope: SamplingScope) -> int | 
     count, limit = scope.vocab_size if given == -1 else given, scope.settings.max_logprobs
     if limit != -1 and count > limit:
         shown = f"-1, all {count} tokens" if given == -1 else str(count)
-        raise InvalidInput(f"{name} is {shown}, at most {limit}", param=name)
+        raise invalid(name, f"is {shown}, at most {limit}")
     return min(count, scope.vocab_size)

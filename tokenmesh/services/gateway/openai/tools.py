@@ -16,6 +16,7 @@ import msgspec
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.services.gateway.openai.request import ChatRequest, Tool
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.parsers.formats import CallFrame
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -134,14 +135,10 @@ def _find(name: str, schemas: Sequence[ToolSchema], place: str) -> int:
 
 def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSchema]:
     if len(tools) > limits.max_tools:
-        raise InvalidInput(
-            f"tools holds {len(tools)} functions, at most {limits.max_tools}", param="tools"
-        )
+        raise invalid("tools", f"holds {len(tools)} functions, at most {limits.max_tools}")
     num_bytes = len(msgspec.json.encode(tools)) if tools else 0
     if num_bytes > limits.max_tools_bytes:
-        raise InvalidInput(
-            f"tools is {num_bytes} bytes of JSON, at most {limits.max_tools_bytes}", param="tools"
-        )
+        raise invalid("tools", f"is {num_bytes} bytes of JSON, at most {limits.max_tools_bytes}")
     schemas = [
         _read_function(tool["function"], ("tools", index, "function"))
         for index, tool in enumerate(tools)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from tokenmesh.services.gateway.http.errors import invalid_fields
 from tokenmesh.services.gateway.openai.request import ChatRequest
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError, field_name
 
 
@@ -133,11 +134,6 @@ def read_object(model: type[_Model], value: object, path: str) -> _Model:
         return model.model_validate(value)
     except ValidationError as error:
         raise invalid_fields(error, path) from None
-
-
-def invalid(path: str, problem: str, kind: type[InvalidInput] = InvalidInput) -> InvalidInput:
-    """An error about the field at `path`; its message is `path` and `problem`."""
-    return kind(f"{path} {problem}", param=path)
 
 
 def get_string(holder: Json, name: str, path: str, *, is_empty_ok: bool = False) -> str:

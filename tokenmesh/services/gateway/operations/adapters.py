@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from tokenmesh.services.gateway.mesh.catalog import Catalog
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.operations.commands import AdapterCommands
 from tokenmesh.shared.adapter_registry import AdapterRecord, AdapterRegistry
 from tokenmesh.shared.clock import monotonic_s, wall_s
@@ -64,7 +65,7 @@ class Adapters:
         Raises the first worker's error; then no worker has the adapter that did not before.
         """
         if not path:
-            raise InvalidInput("lora_path is empty", param="lora_path")
+            raise invalid("lora_path", "is empty")
         card = self._base(model)
         self._check_name(name)
         async with self._turn:
@@ -165,7 +166,7 @@ class Adapters:
     def _base(self, model: str | None) -> ModelCard:
         card = self.catalog.find(model)
         if card.adapter is not None:
-            raise InvalidInput(f"model {model!r} is an adapter, not a model", param="model")
+            raise invalid("model", f"{model!r} is an adapter, not a model")
         return card
 
     def _check_name(self, name: str) -> None:

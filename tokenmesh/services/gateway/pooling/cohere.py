@@ -11,6 +11,7 @@ import msgspec
 
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import CohereEmbedRequest, CohereType
 from tokenmesh.services.gateway.pooling.inputs import Side
 from tokenmesh.services.gateway.pooling.job import PoolJob, check_number_of_media
@@ -65,7 +66,7 @@ def cohere_side(body: CohereEmbedRequest) -> Side:
         values = [_image_part(url, index) for index, url in enumerate(values)]
     side = Side(name, values)
     if body.input_type == _IMAGE and side.texts:
-        raise InvalidInput("input_type image cannot be combined with texts", param="input_type")
+        raise invalid("input_type", "image cannot be combined with texts")
     return side
 
 
@@ -105,7 +106,7 @@ async def prompt_of(
     if purpose in _PURPOSES:
         return ""
     known = ", ".join(dict.fromkeys((*_PURPOSES, *described.prompts)))
-    raise InvalidInput(f"input_type {purpose[:60]!r} must be one of {known}", param="input_type")
+    raise invalid("input_type", f"{purpose[:60]!r} must be one of {known}")
 
 
 class CohereAnswer:
@@ -118,19 +119,19 @@ class CohereAnswer:
         self._prompt = prompt
         self._most_tokens = body.max_tokens
         if prompt and side.chats:
-            raise InvalidInput(
-                f"input_type {body.input_type}: the model's prompt for it goes before texts, and "
+            raise invalid(
+                "input_type",
+                f"{body.input_type}: the model's prompt for it goes before texts, and "
                 f"{side.name} holds images: send input_type image",
-                param="input_type",
             )
 
     async def compute(self, run: PoolRun, body: NumbersBody) -> None:
         """Fill the body. Raises InvalidInput and what tokenizers and workers raise."""
         for kind in self._kinds:
             if kind in _SIGNS and run.job.width % 8:
-                raise InvalidInput(
-                    f"embedding_types {kind} needs a multiple of 8 dimensions, not {run.job.width}",
-                    param="embedding_types",
+                raise invalid(
+                    "embedding_types",
+                    f"{kind} needs a multiple of 8 dimensions, not {run.job.width}",
                 )
 
         if self._side.chats:

@@ -11,6 +11,7 @@ import msgspec
 
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import InputFields
 from tokenmesh.services.gateway.pooling.job import (
     Messages,
@@ -29,7 +30,7 @@ def check_input(body: InputFields) -> None:
     if (body.input is None) == (body.messages is None):
         raise InvalidInput("send either input or messages", param="input")
     if body.input is not None and not body.input:
-        raise InvalidInput("input is empty", param="input")
+        raise invalid("input", "is empty")
 
 
 async def read_items(run: PoolRun, body: InputFields) -> list[PoolItem]:
@@ -99,7 +100,7 @@ class Side:
         self.is_list = isinstance(given, list)
         values = given if self.is_list else [given]
         if not values:
-            raise InvalidInput(f"{name} is empty", param=name)
+            raise invalid(name, "is empty")
         self.texts: dict[int, str] = {}
         """By their place among all."""
         self.chats: dict[int, Messages] = {}
@@ -200,7 +201,7 @@ def text_of(given: dict[str, Any], path: FieldPath) -> str:
         return text
     content = given.get("content")
     if not isinstance(content, list) or not content:
-        raise InvalidInput(f"{name} must be a string or an object with a text", param=name)
+        raise invalid(name, "must be a string or an object with a text")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None

@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.context import RequestContext, check_request_id
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.openai.sampling import refuse_not_served
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import warn_unknown
 from tokenmesh.services.gateway.pooling.fields import PoolingFields, PromptFields
 from tokenmesh.services.gateway.tenancy.tenant import Tenant
@@ -131,10 +132,9 @@ def _truncate_tokens(given: int | None, card: ModelCard) -> int | None:
     if given is None or given == -1:
         return None if given is None else limit
     if not 0 < given <= limit:
-        raise InvalidInput(
-            f"truncate_prompt_tokens is {given}, must be -1 or between 1 and the model's {limit} "
-            "tokens",
-            param="truncate_prompt_tokens",
+        raise invalid(
+            "truncate_prompt_tokens",
+            f"is {given}, must be -1 or between 1 and the model's {limit} tokens",
         )
     return given
 
@@ -152,14 +152,9 @@ def _task(card: ModelCard, tasks: Sequence[PoolTask]) -> PoolTask:
 
 def _check_dimensions(given: int, card: ModelCard, task: PoolTask) -> None:
     if task not in ("embed", "token_embed"):
-        raise InvalidInput(
-            f"dimensions cannot be combined with the task {task}", param="dimensions"
-        )
+        raise invalid("dimensions", f"cannot be combined with the task {task}")
     if card.pooled_size and given > card.pooled_size:
-        raise InvalidInput(
-            f"dimensions is {given}, the model's embeddings have {card.pooled_size}",
-            param="dimensions",
-        )
+        raise invalid("dimensions", f"is {given}, the model's embeddings have {card.pooled_size}")
 
 
 Messages = list[dict[str, Any]]

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import ClassificationRequest
 from tokenmesh.services.gateway.pooling.inputs import read_items
 from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of
@@ -73,7 +74,7 @@ class ModerationRequest(Bounded):
         if isinstance(self.input, str):
             return [self.input]
         if not self.input:
-            raise InvalidInput("input is empty", param="input")
+            raise invalid("input", "is empty")
         texts = [each for each in self.input if isinstance(each, str)]
         if texts:
             return texts
@@ -105,7 +106,7 @@ def classifier_name(given: str | None, cards: Sequence[ModelCard], names: Sequen
             "no classifier is served: moderations need a model with the task classify",
             param="model",
         )
-    raise InvalidInput(f"model must be one of {', '.join(classifiers)[:300]}", param="model")
+    raise invalid("model", f"must be one of {', '.join(classifiers)[:300]}")
 
 
 def categories_of(labels: Sequence[str], settings: PoolingSettings) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from tokenmesh.services.gateway.http.sse import encode_json
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import (
     ClassificationRequest,
     EmbedDtype,
@@ -26,7 +27,7 @@ from tokenmesh.services.gateway.pooling.shapes import (
     PoolingData,
     PoolingList,
 )
-from tokenmesh.shared.errors import InvalidInput, ProtocolError
+from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.messages.pooling import Pooled, PoolItem
 
 _METADATA: Final = b"metadata"
@@ -83,10 +84,10 @@ class NumbersAnswer:
     def _check_number(self, items: Sequence[PoolItem], run: PoolRun) -> None:
         limit = run.services.settings.max_described_inputs
         if self._request.encoding_format == "bytes" and len(items) > limit:
-            raise InvalidInput(
-                f"encoding_format bytes describes at most {limit} inputs in its header, not "
+            raise invalid(
+                "encoding_format",
+                f"bytes describes at most {limit} inputs in its header, not "
                 f"{len(items)}: use bytes_only",
-                param="encoding_format",
             )
 
     def _frame(self, run: PoolRun) -> msgspec.Struct:

@@ -10,7 +10,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
+from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary, invalid
 from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -102,7 +102,7 @@ class PoolTokenizer:
             await turns.rest()
             name = field_name(path_of("texts", index))
             if not prompt:
-                raise InvalidInput(f"{name} is an empty list of token ids", param=name)
+                raise invalid(name, "is an empty list of token ids")
             limit = job.truncate_tokens
             ids = prompt
             if limit is not None and len(ids) > limit:
@@ -178,9 +178,9 @@ class PoolTokenizer:
         limit = self._settings.max_pool_inputs
         field = str(path_of(kind, 0)[0])
         if not number:
-            raise InvalidInput(f"{field} is empty", param=field)
+            raise invalid(field, "is empty")
         if number > limit:
-            raise InvalidInput(f"{field} holds {number} prompts, at most {limit}", param=field)
+            raise invalid(field, f"holds {number} prompts, at most {limit}")
 
     def _check_texts(self, texts: Sequence[str], pairs: Sequence[str], path_of: PathOf) -> None:
         """What is too much before a tokenizer gets it."""

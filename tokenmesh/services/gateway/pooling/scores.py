@@ -6,6 +6,7 @@ from functools import partial
 
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.sse import encode_json
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import RerankRequest, ScoreFields, ScoreRequest
 from tokenmesh.services.gateway.pooling.inputs import Side
 from tokenmesh.services.gateway.pooling.job import (
@@ -77,7 +78,7 @@ def score_pairs(body: ScoreRequest) -> Pairs:
                 return Pairs(Side(name, first), Side(other, second), body)
         missing = " or ".join(_SECOND_NAMES[name])
         raise InvalidInput(f"{missing} is missing", param=_SECOND_NAMES[name][0])
-    raise InvalidInput("text_1 is missing", param="text_1")
+    raise invalid("text_1", "is missing")
 
 
 def rerank_pairs(body: RerankRequest) -> Pairs:

@@ -7,7 +7,8 @@ from pydantic import ConfigDict, Field
 
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
-from tokenmesh.services.gateway.openai.translation import Json, invalid, read_object
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.openai.translation import Json, read_object
 from tokenmesh.services.gateway.realtime.voice_activity import TurnDetection
 
 _STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.translation import Json, invalid, read_object
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.openai.translation import Json, read_object
 from tokenmesh.shared.config.http import RealtimeSettings
 from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound
 from tokenmesh.shared.ids import new_request_id
@@ -101,9 +102,7 @@ class RealtimeConversation:
         item = self.get(item_id)
         content = [*(item.view.get("content") or [])]
         if item.view.get("role") != "assistant" or content_index >= len(content):
-            raise InvalidInput(
-                "content_index matches no part that the model wrote", param="content_index"
-            )
+            raise invalid("content_index", "matches no part that the model wrote")
         content[content_index] = {**content[content_index], "text": ""}
         item.change(content=content)
 

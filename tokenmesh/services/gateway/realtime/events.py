@@ -16,7 +16,8 @@ from tokenmesh.services.gateway.http.body import check_bounds
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import INT32_MAX, Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.translation import Json, invalid, read_object
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.openai.translation import Json, read_object
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, InvalidInput, TokenMeshError
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     FieldNames,
@@ -11,7 +12,6 @@ from tokenmesh.services.gateway.openai.translation import (
     TranslatedChat,
     chat_content,
     function_sources,
-    invalid,
     validate_chat,
 )
 from tokenmesh.services.gateway.realtime.audio_config import DEFAULT_AUDIO, AudioConfig

@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.audio.speech_transcriber import wav_of
 from tokenmesh.services.gateway.files.uploads import NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import Turns, off_loop
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.realtime.audio_config import AudioConfig, InputTranscription
 from tokenmesh.services.gateway.realtime.conversation import (
@@ -25,7 +26,7 @@ from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts,
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.realtime.voice_activity import InputBuffer, SpeechStarted
 from tokenmesh.services.gateway.tenancy.tenant import Access
-from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, Overloaded, TokenMeshError
+from tokenmesh.shared.errors import Cancelled, Conflict, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
 
 _LONG_CHARS: Final = 256 * 1024
@@ -294,4 +295,4 @@ def _decoded(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except (Base64Error, ValueError) as error:
-        raise InvalidInput("audio is not base64", param="audio") from error
+        raise invalid("audio", "is not base64") from error

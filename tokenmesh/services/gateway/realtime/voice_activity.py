@@ -12,6 +12,7 @@ from operator import mul
 from typing import Final
 
 from tokenmesh.services.gateway.audio.speech_transcriber import BYTES_PER_SAMPLE
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.shared.errors import InvalidInput
 
 assert sys.byteorder == "little"  # of the samples, as they are sent
@@ -81,7 +82,7 @@ class InputBuffer:
     def append(self, data: bytes) -> Iterator[SpeechStarted | SpeechStopped | None]:
         """What happens in the audio; None after each measured frame. Raises InvalidInput."""
         if len(data) % BYTES_PER_SAMPLE:
-            raise InvalidInput("audio ends within a sample of 16 bits", param="audio")
+            raise invalid("audio", "ends within a sample of 16 bits")
         most = int(self.max_s * self.rate) * BYTES_PER_SAMPLE
         if len(data) > most or (self.detection is None and len(self._data) + len(data) > most):
             raise InvalidInput(

@@ -14,7 +14,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from tokenmesh.services.gateway.http.event_loop import Turns
-from tokenmesh.services.gateway.openai.translation import Json, invalid
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.items import ItemsConversation, item_prefix, shaped_item
 from tokenmesh.services.gateway.responses.log_writer import OVERHEAD_BYTES, StoredShares
 from tokenmesh.services.gateway.tenancy.tenant import Access

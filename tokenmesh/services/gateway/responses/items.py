@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     Json,
     get_objects,
     get_optional_string,
     get_string,
-    invalid,
     one_of,
 )
 from tokenmesh.services.gateway.responses.output_items import input_item_id

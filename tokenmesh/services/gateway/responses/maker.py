@@ -15,7 +15,8 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.translation import Json, invalid
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.feed import (
     Feed,
     Follow,
@@ -138,14 +139,12 @@ class ResponseMaker:
         """The request with `store` resolved. Raises InvalidInput if it cannot be stored."""
         if self.logs is None and (body.store or body.background):
             name = "background" if body.background else "store"
-            raise NotSupported(
-                f"{name} is not supported: this server stores no responses", param=name
-            )
+            raise invalid(name, "is not supported: this server stores no responses", NotSupported)
         if body.background and body.store is False:
             raise InvalidInput("background can only be used when `store` is true", param="store")
         if body.conversation is not None and (self.logs is None or body.store is False):
             problem = "this server stores no responses" if self.logs is None else "store is false"
-            raise NotSupported(f"conversation is not supported: {problem}", param="conversation")
+            raise invalid("conversation", f"is not supported: {problem}", NotSupported)
         if body.conversation is not None:
             return body.model_copy(update={"store": True})
         is_stored = body.store if body.store is not None else self.settings.store
@@ -222,17 +221,16 @@ class ResponseMaker:
     async def _previous(self, body: ResponsesRequest, access: Access) -> list[Json]:
         conversation = body.conversation_id
         if conversation is not None and body.previous_response_id is not None:
-            raise InvalidInput(
-                "conversation cannot be combined with previous_response_id", param="conversation"
-            )
+            raise invalid("conversation", "cannot be combined with previous_response_id")
         if conversation is not None and self.logs is not None:
             return (await self.logs.conversations.get(conversation, access)).items
         if body.previous_response_id is None:
             return []
         if self.logs is None:
-            raise NotSupported(
-                "previous_response_id is not supported: this server stores no responses",
-                param="previous_response_id",
+            raise invalid(
+                "previous_response_id",
+                "is not supported: this server stores no responses",
+                NotSupported,
             )
         return await previous_items(self.logs, body.previous_response_id, access)
 

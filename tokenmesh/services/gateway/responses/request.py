@@ -16,6 +16,7 @@ from tokenmesh.services.gateway.http.fields import (
     Priority,
     TokenId,
 )
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import (
     MinP,
     Penalty,
@@ -24,7 +25,6 @@ from tokenmesh.services.gateway.openai.sampling_fields import (
     Temperature,
     TopP,
 )
-from tokenmesh.shared.errors import InvalidInput
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
 
@@ -147,9 +147,7 @@ class ResponsesRequest(Bounded):
         given = self.conversation
         found = given.get("id") if isinstance(given, dict) else given
         if given is not None and not isinstance(found, str):
-            raise InvalidInput(
-                "conversation must be an id, or an object with an id", param="conversation"
-            )
+            raise invalid("conversation", "must be an id, or an object with an id")
         return found
 
     @property

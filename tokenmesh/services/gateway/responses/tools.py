@@ -11,12 +11,12 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     Json,
     get_objects,
     get_optional_string,
     get_string,
-    invalid,
     one_of,
 )
 from tokenmesh.services.gateway.responses.mcp_servers import RequestedServer

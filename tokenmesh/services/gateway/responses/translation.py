@@ -9,11 +9,11 @@ from typing import Final
 
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.openai.request import ChatRequest
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     FieldNames,
     Json,
     TranslatedChat,
-    invalid,
     validate_chat,
     warn_unknown,
 )

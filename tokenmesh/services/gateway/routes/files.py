@@ -22,6 +22,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import SCHEMA_REF, arriving
 from tokenmesh.services.gateway.http.errors import UnsupportedMediaType
 from tokenmesh.services.gateway.http.sse import json_response
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.tenancy.upload_quota import UploadReservation
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
@@ -170,10 +171,10 @@ def _ttl_of(form: FormData, limits: GatewaySettings) -> int:
     if anchor is None and seconds is None:
         return limits.file_ttl_s
     if anchor != "created_at":
-        raise InvalidInput(f"{_ANCHOR} must be 'created_at'", param=_ANCHOR)
+        raise invalid(_ANCHOR, "must be 'created_at'")
     digits = seconds if isinstance(seconds, str) and seconds.isdecimal() else ""
     if not digits or len(digits) > 9 or not _LEAST_S <= int(digits) <= _MOST_S:
-        raise InvalidInput(f"{_SECONDS} must be {_LEAST_S} to {_MOST_S}", param=_SECONDS)
+        raise invalid(_SECONDS, f"must be {_LEAST_S} to {_MOST_S}")
     return min(int(digits), limits.file_ttl_s)
 
 
@@ -185,7 +186,7 @@ def _read(form: FormData) -> tuple[UploadFile, str]:
     if not isinstance(file, UploadFile) or not isinstance(purpose, str):
         raise InvalidInput("the form needs a file in the field file", param="file")
     if purpose not in _PURPOSES:
-        raise InvalidInput(f"purpose is one of {', '.join(_PURPOSES)}", param="purpose")
+        raise invalid("purpose", f"is one of {', '.join(_PURPOSES)}")
     return file, purpose
 
 

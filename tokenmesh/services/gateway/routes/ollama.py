@@ -43,12 +43,12 @@ from tokenmesh.services.gateway.ollama.writer import (
 )
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json, TranslatedChat, warn_unknown
 from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
 from tokenmesh.services.gateway.pooling.inputs import check_input
 from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.shared.clock import now_s, wall_s
-from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.telemetry import span
 
@@ -256,7 +256,7 @@ def ollama_models_router(gateway: Gateway) -> APIRouter:
         body = await read_json(request, OllamaShowRequest, gateway.settings, any_type=True)
         name = body.model or body.name
         if name is None:
-            raise InvalidInput("model is missing", param="model")
+            raise invalid("model", "is missing")
         card = await catalog.find_soon(served_name(name, catalog))
         if not card.generates:
             return json_response(show(card, calls_tools=False, thinks=False))

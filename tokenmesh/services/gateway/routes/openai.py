@@ -25,6 +25,7 @@ from tokenmesh.services.gateway.openai.completion_builder import build_completio
 from tokenmesh.services.gateway.openai.completion_writer import CompletionWriter
 from tokenmesh.services.gateway.openai.request import ChatMessage, ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.shapes import ChatChoice, Model, ModelList, ModelPermission
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId
@@ -154,7 +155,7 @@ class BatchChatRequest(ChatRequest):
         }
         for name, is_given in given.items():
             if is_given:
-                raise NotSupported(f"{name} cannot be combined with a batch of chats", param=name)
+                raise invalid(name, "cannot be combined with a batch of chats", NotSupported)
 
 
 class BatchWriter(ChatWriter):

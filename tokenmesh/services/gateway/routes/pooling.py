@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import FieldNames
 from tokenmesh.services.gateway.pooling.cohere import (
     CohereAnswer,
@@ -173,7 +174,7 @@ def _pooling_tasks(body: PoolingRequest) -> tuple[PoolTask, ...]:
     if body.task is None:
         return _POOLING_TASKS
     if body.task == "plugin":
-        raise NotSupported("task 'plugin' is not supported yet", param="task")
+        raise invalid("task", "'plugin' is not supported yet", NotSupported)
     if body.task == "score":
         raise InvalidInput("task: pairs are scored by /score, not here", param="task")
     return (body.task,)

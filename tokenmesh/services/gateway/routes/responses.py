@@ -16,6 +16,7 @@ from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.fields import Bounded, Metadata
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import JSON, json_response
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.conversations import Conversations, item_of
 from tokenmesh.services.gateway.responses.events import ResponseWriter
@@ -28,7 +29,6 @@ from tokenmesh.services.gateway.responses.service import ResponseReader
 from tokenmesh.services.gateway.responses.shapes import InputTokens
 from tokenmesh.services.gateway.responses.translation import is_long, translate
 from tokenmesh.services.gateway.routes.tokens import count_prompt_tokens
-from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId, new_response_id
 from tokenmesh.shared.telemetry import span
 
@@ -106,7 +106,7 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
         if not stream:
             return _json(await reader(response_id).get(response_id, access))
         if include_obfuscation:
-            raise InvalidInput("include_obfuscation is not supported", param="include_obfuscation")
+            raise invalid("include_obfuscation", "is not supported")
         first = 0 if starting_after is None else starting_after + 1
         frames = await reader(response_id).events(response_id, access, first)
         return FramesResponse(frames, gateway.settings)

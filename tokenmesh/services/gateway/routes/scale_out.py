@@ -18,6 +18,7 @@ from tokenmesh.services.gateway.http.sse import JSON, json_response
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.response_plan import prepare
@@ -39,7 +40,7 @@ from tokenmesh.services.gateway.scale_out.generate_request import (
 )
 from tokenmesh.services.gateway.scale_out.generate_response import GenerateWriter
 from tokenmesh.services.gateway.scale_out.shapes import RenderedRequest
-from tokenmesh.shared.errors import Forbidden, InvalidInput
+from tokenmesh.shared.errors import Forbidden
 from tokenmesh.shared.ids import new_response_id
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
@@ -119,14 +120,16 @@ class _Renderer:
         with span("validate"):
             body = await read_json(request, ResponsesRequest, self._settings)
             if body.conversation is not None:
-                raise NotSupported(
-                    "conversation is not supported by the stateless render endpoint",
-                    param="conversation",
+                raise invalid(
+                    "conversation",
+                    "is not supported by the stateless render endpoint",
+                    NotSupported,
                 )
             if body.previous_response_id is not None:
-                raise NotSupported(
-                    "previous_response_id is not supported by the stateless render endpoint",
-                    param="previous_response_id",
+                raise invalid(
+                    "previous_response_id",
+                    "is not supported by the stateless render endpoint",
+                    NotSupported,
                 )
             transfer, body.kv_transfer_params = body.kv_transfer_params, None
             made = await prepare(self._builder, body, context, new_response_id())
@@ -224,10 +227,7 @@ def _abort_endpoint(gateway: Gateway) -> Endpoint:
         """End running generate requests of the tenant by their ids; unknown ids are ignored."""
         body = await read_json(request, AbortRequest, gateway.settings)
         if len(body.request_ids) > limit:
-            raise InvalidInput(
-                f"request_ids holds {len(body.request_ids)} ids, at most {limit}",
-                param="request_ids",
-            )
+            raise invalid("request_ids", f"holds {len(body.request_ids)} ids, at most {limit}")
         tenant = access_of(request).tenant
         await gateway.scale_out.aborts.abort(tenant.name, body.request_ids)
         return Response()

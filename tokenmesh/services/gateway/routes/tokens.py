@@ -17,6 +17,7 @@ from tokenmesh.services.gateway.openai.request import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.shapes import DetokenizeResult, TokenizeResult
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
@@ -64,9 +65,8 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         card = await gateway.catalog.find_soon(body.model)
         context = context_of(request.scope)
         if len(body.tokens) > card.max_model_len:
-            raise InvalidInput(
-                f"tokens holds {len(body.tokens)} ids, the model takes {card.max_model_len}",
-                param="tokens",
+            raise invalid(
+                "tokens", f"holds {len(body.tokens)} ids, the model takes {card.max_model_len}"
             )
         message = Detokenize(
             request_id=context.request_id,

@@ -20,6 +20,7 @@ from tokenmesh.services.gateway.openai.request import (
     template_kwargs,
 )
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import SAMPLED, SamplingFields
 from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderChatRequest,
@@ -32,7 +33,6 @@ from tokenmesh.services.gateway.scale_out.shapes import (
     RenderedRequest,
     RenderedSampling,
 )
-from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.tokens import unpack_ids
@@ -116,9 +116,7 @@ def refuse_not_rendered(body: SamplingFields) -> None:
             "Beam search is not supported by the render endpoint", param="use_beam_search"
         )
     if getattr(body, "prompt_embeds", None):
-        raise NotSupported(
-            "prompt_embeds is not supported by the render endpoint", param="prompt_embeds"
-        )
+        raise invalid("prompt_embeds", "is not supported by the render endpoint", NotSupported)
 
 
 def _facts(sampling: SamplingParams, prompt: Prompt) -> RenderedFacts:
@@ -211,19 +209,19 @@ class DerenderBuilder:
 
     async def _check_is_plain(self, model: str | None) -> None:
         if await self._has_parser(model):
-            raise InvalidInput(
-                "chat_request is required when a tool or reasoning parser is configured: without "
+            raise invalid(
+                "chat_request",
+                "is required when a tool or reasoning parser is configured: without "
                 "it the parser's markup would be content",
-                param="chat_request",
             )
 
     async def _check_is_known(self, model: str | None) -> None:
         """Only the prompt shows whether an answer begins with reasoning."""
         if await self._has_parser(model):
-            raise InvalidInput(
-                "prompt_token_ids is required when a tool or reasoning parser is configured: the "
+            raise invalid(
+                "prompt_token_ids",
+                "is required when a tool or reasoning parser is configured: the "
                 "prompt decides whether the answer begins with reasoning",
-                param="prompt_token_ids",
             )
 
     async def _has_parser(self, model: str | None) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery, Inbox
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Head, Prompt
-from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
+from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary, invalid
 from tokenmesh.services.gateway.scale_out.derender_request import (
     LogprobCandidate,
     PromptCell,
@@ -63,10 +63,9 @@ class OutputReader:
     ) -> list[TokenLogprobs | None]:
         """Raises InvalidInput for tables that do not belong to the prompt."""
         if len(tables) != len(prompt_ids):
-            raise InvalidInput(
-                f"prompt_logprobs length ({len(tables)}) must equal prompt_token_ids length "
-                f"({len(prompt_ids)})",
-                param="prompt_logprobs",
+            raise invalid(
+                "prompt_logprobs",
+                f"length ({len(tables)}) must equal prompt_token_ids length ({len(prompt_ids)})",
             )
         pairs = zip(tables, prompt_ids, strict=True)
         return [None if table is None else self._entry(table, own) for table, own in pairs]
@@ -198,9 +197,8 @@ def check_parts(parts: Sequence[PromptResponse], card: ModelCard) -> None:
         check_ids("prompt_token_ids", part.prompt_ids, card)
         choices = part.response.choices
         if sorted(each.index for each in choices) != list(range(len(choices))) or not choices:
-            raise InvalidInput(
-                f"choices must have the indexes 0 to n - 1, each once; there are {len(choices)}",
-                param="choices",
+            raise invalid(
+                "choices", f"must have the indexes 0 to n - 1, each once; there are {len(choices)}"
             )
         for choice in choices:
             check_ids(f"token_ids of choice {choice.index}", choice.token_ids or [], card)
@@ -277,7 +275,7 @@ def _have_logprobs(choices: Sequence[TokensChoice]) -> bool:
         if each.token_ids
     ]
     if any(has) and not all(has):
-        raise InvalidInput("logprobs of some choices are missing", param="logprobs")
+        raise invalid("logprobs", "of some choices are missing")
     return any(has)
 
 

@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
 from tokenmesh.services.gateway.openai.completion_writer import CompletionWriter
 from tokenmesh.services.gateway.openai.response_parts import CHAT_CHUNK, COMPLETION_CHUNK
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.scale_out.derender_builder import DerenderBuilder
 from tokenmesh.services.gateway.scale_out.derender_chunk import ChunkDerendering
 from tokenmesh.services.gateway.scale_out.derender_request import (
@@ -110,14 +111,11 @@ class Derenderer:
         chunk = _required(body.generate_chunk, "generate_chunk")
         prompt_ids = _one_prompt(body, chunk)
         if isinstance(body.prompt_tokens, list):
-            raise InvalidInput(
-                "prompt_tokens must be a number when stream is true", param="prompt_tokens"
-            )
+            raise invalid("prompt_tokens", "must be a number when stream is true")
         request = await self._builder.completion(body, chunk.choices, 1, context)
         if body.prompt_index >= len(request.jobs):
-            raise InvalidInput(
-                f"prompt_index {body.prompt_index} is not one of {len(request.jobs)} prompts",
-                param="prompt_index",
+            raise invalid(
+                "prompt_index", f"{body.prompt_index} is not one of {len(request.jobs)} prompts"
             )
         job = request.jobs[body.prompt_index]
         reading = ChunkDerendering(
@@ -165,7 +163,7 @@ def _completion_body(
 
 def _required(value: _Body | None, name: str) -> _Body:
     if value is None:
-        raise InvalidInput(f"{name} is missing", param=name)
+        raise invalid(name, "is missing")
     return value
 
 
@@ -177,17 +175,14 @@ def _parts(
     for name, given in (("prompt_tokens", counts), ("prompt_token_ids", ids)):
         if given is not None and (not isinstance(given, list) or len(given) != len(responses)):
             length = len(given) if isinstance(given, list) else 1
-            raise InvalidInput(
-                f"{name} length ({length}) must equal generate_responses length ({len(responses)})",
-                param=name,
+            raise invalid(
+                name, f"length ({length}) must equal generate_responses length ({len(responses)})"
             )
     parts = []
     for index, response in enumerate(responses):
         own = ids[index] if ids is not None else None
         if isinstance(own, int):
-            raise InvalidInput(
-                "prompt_token_ids must hold one list for each response", param="prompt_token_ids"
-            )
+            raise invalid("prompt_token_ids", "must hold one list for each response")
         count = counts[index] if isinstance(counts, list) else None
         parts.append(PromptResponse(response, own or response.prompt_token_ids or [], count))
     return parts
@@ -198,9 +193,7 @@ def _one_prompt(body: DerenderCompletionRequest, chunk: TokensChunk) -> list[int
     given = body.prompt_token_ids or chunk.prompt_token_ids or []
     ids = [each for each in given if isinstance(each, int)]
     if len(ids) != len(given):
-        raise InvalidInput(
-            "prompt_token_ids must be one list of ids when stream is true", param="prompt_token_ids"
-        )
+        raise invalid("prompt_token_ids", "must be one list of ids when stream is true")
     return ids
 
 

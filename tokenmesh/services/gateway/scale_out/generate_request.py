@@ -15,6 +15,7 @@ from tokenmesh.services.gateway.http.fields import (
     Priority,
     TokenId,
 )
+from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import (
     SamplingFields,
     StreamOptions,
@@ -157,11 +158,11 @@ class GenerateRequest(Bounded):
         """Raise NotSupported for the first field that is not served."""
         for name in _NOT_SERVED:
             if getattr(self, name):
-                raise NotSupported(f"{name} is not supported", param=name)
+                raise invalid(name, "is not supported", NotSupported)
         for name in _SAMPLING_NOT_SERVED:
             if getattr(self.sampling_params, name):
                 where = f"sampling_params.{name}"
-                raise NotSupported(f"{where} is not supported", param=where)
+                raise invalid(where, "is not supported", NotSupported)
         if self.sampling_params.use_beam_search:
             where = "sampling_params.use_beam_search"
             raise NotSupported("beam search is not supported by generate", param=where)
