@@ -24,6 +24,7 @@ from tokenmesh.services.gateway.pooling.shapes import (
     ClassProbabilities,
     Embedding,
     EmbeddingList,
+    NumberList,
     PoolingData,
     PoolingList,
 )
@@ -77,7 +78,7 @@ class NumbersAnswer:
             self._add_bytes(run, found, body)
             return
         body.needs_numpy = request.encoding_format == "base64" and _needs_numpy(request)
-        frame = self._frame(run)
+        frame = frame_of(PoolingList if self._is_pooling else EmbeddingList, run)
         rows = [partial(self._row, index, pooled) for index, pooled in enumerate(found)]
         add_list(body, frame, run.num_values(items) // len(items), rows)
 
@@ -89,16 +90,6 @@ class NumbersAnswer:
                 f"bytes describes at most {limit} inputs in its header, not "
                 f"{len(items)}: use bytes_only",
             )
-
-    def _frame(self, run: PoolRun) -> msgspec.Struct:
-        kind = PoolingList if self._is_pooling else EmbeddingList
-        return kind(
-            id=run.context.request_id,
-            created=run.job.created,
-            model=run.job.card.requested_name,
-            data=[],
-            usage=run.usage,
-        )
 
     def _row(self, index: int, pooled: Pooled) -> bytes:
         request = self._request
@@ -159,6 +150,17 @@ _SIZES: Final[dict[EmbedDtype, int]] = {
 """Bytes of a number."""
 
 
+def frame_of(kind: type[NumberList[Any]], run: PoolRun) -> NumberList[Any]:
+    """A list without its rows, for `add_list`."""
+    return kind(
+        id=run.context.request_id,
+        created=run.job.created,
+        model=run.job.card.requested_name,
+        data=[],
+        usage=run.usage,
+    )
+
+
 def add_list(
     body: NumbersBody,
     frame: msgspec.Struct,
@@ -180,13 +182,7 @@ async def classify(request: ClassificationRequest, run: PoolRun, body: NumbersBo
     await run.reserve(items)
     found = await run.compute(items)
     labels = run.job.card.labels
-    frame = ClassificationList(
-        id=run.context.request_id,
-        created=run.job.created,
-        model=run.job.card.requested_name,
-        data=[],
-        usage=run.usage,
-    )
+    frame = frame_of(ClassificationList, run)
     for pooled in found:
         if labels and pooled.shape != [len(labels)]:
             raise ProtocolError(f"{pooled.shape} numbers for {len(labels)} labels")

@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.pooling.job import (
     check_number_of_media,
     media_options,
 )
-from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of
+from tokenmesh.services.gateway.pooling.numbers import add_list, frame_of, rows_of
 from tokenmesh.services.gateway.pooling.run import CHARS_PER_VALUE, NumbersBody, PoolRun
 from tokenmesh.services.gateway.pooling.shapes import (
     ApiVersion,
@@ -140,15 +140,8 @@ def _compare(
 async def score(pairs: Pairs, run: PoolRun, body: NumbersBody) -> None:
     """Fill the body with the score of each pair."""
     scores = await scores_of(run, pairs)
-    frame = ScoreList(
-        id=run.context.request_id,
-        created=run.job.created,
-        model=run.job.card.requested_name,
-        data=[],
-        usage=run.usage,
-    )
     rows = [partial(_score, index, value) for index, value in enumerate(scores)]
-    add_list(body, frame, 1, rows)
+    add_list(body, frame_of(ScoreList, run), 1, rows)
 
 
 def _score(index: int, value: float) -> bytes:

@@ -1,8 +1,23 @@
 """Response bodies of the routes that answer with numbers, as msgspec structs."""
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 from tokenmesh.services.gateway.generation.usage import Usage
+
+_RowT = TypeVar("_RowT")
+
+
+class NumberList(msgspec.Struct, Generic[_RowT], kw_only=True):
+    """The numbers of each input, in their order."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[_RowT]
+    usage: Usage
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -13,15 +28,8 @@ class Embedding(msgspec.Struct, kw_only=True):
     embedding: list[float] | str
 
 
-class EmbeddingList(msgspec.Struct, kw_only=True):
+class EmbeddingList(NumberList[Embedding], kw_only=True):
     """The body of /v1/embeddings."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: Usage
 
 
 class PoolingData(msgspec.Struct, kw_only=True):
@@ -32,15 +40,8 @@ class PoolingData(msgspec.Struct, kw_only=True):
     data: list[list[float] | float] | str
 
 
-class PoolingList(msgspec.Struct, kw_only=True):
+class PoolingList(NumberList[PoolingData], kw_only=True):
     """The body of /pooling."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[PoolingData]
-    usage: Usage
 
 
 class ClassProbabilities(msgspec.Struct, kw_only=True):
@@ -52,15 +53,8 @@ class ClassProbabilities(msgspec.Struct, kw_only=True):
     num_classes: int
 
 
-class ClassificationList(msgspec.Struct, kw_only=True):
+class ClassificationList(NumberList[ClassProbabilities], kw_only=True):
     """The body of /classify."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[ClassProbabilities]
-    usage: Usage
 
 
 class Score(msgspec.Struct, kw_only=True):
@@ -71,15 +65,8 @@ class Score(msgspec.Struct, kw_only=True):
     score: float
 
 
-class ScoreList(msgspec.Struct, kw_only=True):
+class ScoreList(NumberList[Score], kw_only=True):
     """The body of /score."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Score]
-    usage: Usage
 
 
 class RankedDocument(msgspec.Struct):
