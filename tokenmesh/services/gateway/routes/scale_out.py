@@ -71,13 +71,20 @@ def _take_transfer(body: SamplingFields) -> dict[str, Any] | None:
     return transfer
 
 
-class _Renderer:
-    """Builds requests as the base routes do, also for models that only a tokenizer serves."""
+class _ScaleOutRoutes:
+    """The functions of the routes.
+
+    Requests are rendered as the base routes build them, also for models that only a tokenizer
+    serves.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._scale_out = scale_out = gateway.scale_out
         self._settings = gateway.settings
-        self._builder = gateway.scale_out.builder
+        self._builder = scale_out.builder
+        builder = DerenderBuilder(scale_out.catalog, scale_out.builder, gateway.vocabularies)
+        self._derenderer = Derenderer(builder, gateway.settings)
 
     async def chat(self, request: Request) -> Response:
         """The token ids and sampling parameters of a conversation."""
@@ -105,7 +112,7 @@ class _Renderer:
             body = await read_json(request, MessagesRequest, self._settings)
             translation = await translate_body(body, context)
             await drop_useless_budget(
-                self._gateway.scale_out.catalog,
+                self._scale_out.catalog,
                 self._gateway.vocabularies,
                 translation.chat,
                 context,
@@ -119,18 +126,10 @@ class _Renderer:
         context = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, ResponsesRequest, self._settings)
-            if body.conversation is not None:
-                raise invalid(
-                    "conversation",
-                    "is not supported by the stateless render endpoint",
-                    NotSupported,
-                )
-            if body.previous_response_id is not None:
-                raise invalid(
-                    "previous_response_id",
-                    "is not supported by the stateless render endpoint",
-                    NotSupported,
-                )
+            for name in ("conversation", "previous_response_id"):
+                if getattr(body, name) is not None:
+                    problem = "is not supported by the stateless render endpoint"
+                    raise invalid(name, problem, NotSupported)
             transfer, body.kv_transfer_params = body.kv_transfer_params, None
             made = await prepare(self._builder, body, context, new_response_id())
         with made.translation.client_paths():
@@ -144,19 +143,41 @@ class _Renderer:
 
     async def _requests(self, rendering: Rendering) -> Sequence[RenderedRequest]:
         generation = rendering.generation
-        prompts = await self._gateway.scale_out.tokenize(generation)
+        prompts = await self._scale_out.tokenize(generation)
         return [rendering.request(*pair) for pair in zip(generation.jobs, prompts, strict=True)]
 
+    async def derender_chat(self, request: Request) -> Response:
+        """A chat's answer from token ids, whole or one chunk of a stream."""
+        context = context_of(request.scope)
+        body = await read_json(request, DerenderChatRequest, self._settings)
+        with span("derender", {REQUEST_ID: context.request_id}):
+            return Response(await self._derenderer.chat(body, context), media_type=JSON)
 
-def _render_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
-    """The routes' functions by path."""
-    renderer = _Renderer(gateway)
-    return {
-        RENDER_CHAT: renderer.chat,
-        RENDER_COMPLETION: renderer.completion,
-        RENDER_MESSAGES: renderer.message,
-        RENDER_RESPONSES: renderer.response,
-    }
+    async def derender_completion(self, request: Request) -> Response:
+        """A plain completion's answer from token ids, whole or one chunk of a stream."""
+        context = context_of(request.scope)
+        body = await read_json(request, DerenderCompletionRequest, self._settings)
+        with span("derender", {REQUEST_ID: context.request_id}):
+            return Response(await self._derenderer.completion(body, context), media_type=JSON)
+
+    async def generate(self, request: Request) -> Response:
+        """Continue a prompt of token ids with token ids, whole or as a stream of chunks."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, GenerateRequest, self._settings)
+            context.rename_error = with_own_names
+            generation = await self._scale_out.tokens.build(body, context)
+        return self._gateway.respond_abortable(generation, GenerateWriter(generation, body))
+
+    async def abort_requests(self, request: Request) -> Response:
+        """End running generate requests of the tenant by their ids; unknown ids are ignored."""
+        body = await read_json(request, AbortRequest, self._settings)
+        limit = self._settings.max_abort_requests
+        if len(body.request_ids) > limit:
+            raise invalid("request_ids", f"holds {len(body.request_ids)} ids, at most {limit}")
+        tenant = access_of(request).tenant
+        await self._scale_out.aborts.abort(tenant.name, body.request_ids)
+        return Response()
 
 
 def scale_out_router(gateway: Gateway) -> APIRouter:
@@ -166,11 +187,16 @@ def scale_out_router(gateway: Gateway) -> APIRouter:
         for path in BODIES:
             router.post(path, include_in_schema=False)(_refuse)
         return router
-    endpoints = {
-        **_render_endpoints(gateway),
-        **_derender_endpoints(gateway),
-        GENERATE: _generate_endpoint(gateway),
-        ABORT: _abort_endpoint(gateway),
+    routes = _ScaleOutRoutes(gateway)
+    endpoints: dict[str, Endpoint] = {
+        RENDER_CHAT: routes.chat,
+        RENDER_COMPLETION: routes.completion,
+        RENDER_MESSAGES: routes.message,
+        RENDER_RESPONSES: routes.response,
+        DERENDER_CHAT: routes.derender_chat,
+        DERENDER_COMPLETION: routes.derender_completion,
+        GENERATE: routes.generate,
+        ABORT: routes.abort_requests,
     }
     for path, endpoint in endpoints.items():
         schema = body_schema(BODIES[path])
@@ -183,53 +209,3 @@ async def _refuse(_request: Request) -> Response:
         "Scale-out endpoints are disabled. "
         "Start the gateway with --enable-scale-out to enable them."
     )
-
-
-def _derender_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
-    scale_out, settings = gateway.scale_out, gateway.settings
-    builder = DerenderBuilder(scale_out.catalog, scale_out.builder, gateway.vocabularies)
-    derenderer = Derenderer(builder, settings)
-
-    async def derender_chat(request: Request) -> Response:
-        """A chat's answer from token ids, whole or one chunk of a stream."""
-        context = context_of(request.scope)
-        body = await read_json(request, DerenderChatRequest, settings)
-        with span("derender", {REQUEST_ID: context.request_id}):
-            return Response(await derenderer.chat(body, context), media_type=JSON)
-
-    async def derender_completion(request: Request) -> Response:
-        """A plain completion's answer from token ids, whole or one chunk of a stream."""
-        context = context_of(request.scope)
-        body = await read_json(request, DerenderCompletionRequest, settings)
-        with span("derender", {REQUEST_ID: context.request_id}):
-            return Response(await derenderer.completion(body, context), media_type=JSON)
-
-    return {DERENDER_CHAT: derender_chat, DERENDER_COMPLETION: derender_completion}
-
-
-def _generate_endpoint(gateway: Gateway) -> Endpoint:
-    async def generate(request: Request) -> Response:
-        """Continue a prompt of token ids with token ids, whole or as a stream of chunks."""
-        context = context_of(request.scope)
-        with span("validate"):
-            body = await read_json(request, GenerateRequest, gateway.settings)
-            context.rename_error = with_own_names
-            generation = await gateway.scale_out.tokens.build(body, context)
-        return gateway.respond_abortable(generation, GenerateWriter(generation, body))
-
-    return generate
-
-
-def _abort_endpoint(gateway: Gateway) -> Endpoint:
-    limit = gateway.settings.max_abort_requests
-
-    async def abort_requests(request: Request) -> Response:
-        """End running generate requests of the tenant by their ids; unknown ids are ignored."""
-        body = await read_json(request, AbortRequest, gateway.settings)
-        if len(body.request_ids) > limit:
-            raise invalid("request_ids", f"holds {len(body.request_ids)} ids, at most {limit}")
-        tenant = access_of(request).tenant
-        await gateway.scale_out.aborts.abort(tenant.name, body.request_ids)
-        return Response()
-
-    return abort_requests
