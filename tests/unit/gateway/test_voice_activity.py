@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from tests.fakes.recordings import tones
-from tokenmesh.services.gateway.realtime.voice_activity import (
+from tokenmesh.services.gateway.realtime.audio_input import (
     EmptyBuffer,
     InputBuffer,
     SpeechStarted,

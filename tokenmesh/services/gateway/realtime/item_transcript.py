@@ -12,7 +12,7 @@ from tokenmesh.services.gateway.audio.segments import Transcript
 from tokenmesh.services.gateway.audio.speech_transcriber import Speech
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.realtime.audio_config import InputTranscription
+from tokenmesh.services.gateway.realtime.audio_input import InputTranscription
 from tokenmesh.services.gateway.realtime.events import Channel, error_view
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s

@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.openai.translation import (
     function_sources,
     validate_chat,
 )
-from tokenmesh.services.gateway.realtime.audio_config import DEFAULT_AUDIO, AudioConfig
+from tokenmesh.services.gateway.realtime.audio_input import DEFAULT_AUDIO, AudioConfig
 from tokenmesh.services.gateway.realtime.conversation import Item
 from tokenmesh.services.gateway.realtime.events import (
     GenerationFields,

@@ -15,7 +15,12 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import Turns, off_loop
 from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json
-from tokenmesh.services.gateway.realtime.audio_config import AudioConfig, InputTranscription
+from tokenmesh.services.gateway.realtime.audio_input import (
+    AudioConfig,
+    InputBuffer,
+    InputTranscription,
+    SpeechStarted,
+)
 from tokenmesh.services.gateway.realtime.conversation import (
     Item,
     RealtimeConversation,
@@ -24,7 +29,6 @@ from tokenmesh.services.gateway.realtime.conversation import (
 from tokenmesh.services.gateway.realtime.events import Channel, ResponseCreate
 from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts, LiveTranscript
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
-from tokenmesh.services.gateway.realtime.voice_activity import InputBuffer, SpeechStarted
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.errors import Cancelled, Conflict, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
