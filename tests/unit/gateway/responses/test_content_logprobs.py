@@ -6,7 +6,7 @@ from tests.fakes.back_end import fake_tokenizer
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
 from tokenmesh.services.gateway.parsers.parser import CallBegin, Content, Event, Reasoning
-from tokenmesh.services.gateway.responses.output_tokens import ContentLogprobs
+from tokenmesh.services.gateway.responses.model_turn import ContentLogprobs
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import Vocabulary
 

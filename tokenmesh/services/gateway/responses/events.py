@@ -22,6 +22,7 @@ from tokenmesh.services.gateway.parsers.parser import (
     Reasoning,
 )
 from tokenmesh.services.gateway.responses.event_log import encode_frames
+from tokenmesh.services.gateway.responses.model_turn import ContentLogprobs, RawMessages
 from tokenmesh.services.gateway.responses.output_items import (
     Event,
     EventRecorder,
@@ -34,7 +35,6 @@ from tokenmesh.services.gateway.responses.output_items import (
     OutputStatus,
     add_listing,
 )
-from tokenmesh.services.gateway.responses.output_tokens import ContentLogprobs, RawMessages
 from tokenmesh.services.gateway.responses.shapes import error_facts, usage_fields
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.errors import TokenMeshError

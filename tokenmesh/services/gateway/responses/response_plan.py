@@ -20,8 +20,8 @@ from tokenmesh.services.gateway.responses.mcp_servers import (
     RequestedServer,
     read_servers,
 )
+from tokenmesh.services.gateway.responses.model_turn import RawMessages
 from tokenmesh.services.gateway.responses.output_items import Event, McpCallItem
-from tokenmesh.services.gateway.responses.output_tokens import RawMessages
 from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, ToolsListed
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.shapes import response_object
