@@ -72,9 +72,7 @@ class SpeechInput:
         self._channel = channel
         self._conversation = conversation
         self._access = access
-        self._config = config.audio
         self._session = config
-        self._uploads = gateway.uploads
         self._on_start = on_start
         self._on_turn = on_turn
         self._buffer = self._new_buffer()
@@ -89,12 +87,11 @@ class SpeechInput:
 
     def _new_buffer(self) -> InputBuffer:
         max_s = self._gateway.settings.realtime_max_audio_s
-        return InputBuffer(self._config.rate, max_s, self._config.detection)
+        return InputBuffer(self._session.audio.rate, max_s, self._session.audio.detection)
 
     async def configure(self, config: SessionConfig) -> None:
         """Audio that is not committed is dropped if its format changes."""
-        before, self._config = self._config, config.audio
-        self._session = config
+        before, self._session = self._session.audio, config
         is_other = config.audio.rate != before.rate
         if is_other or (before.detection is None and config.audio.detection is not None):
             await self._drop_live()
@@ -105,18 +102,18 @@ class SpeechInput:
     async def append(self, text: str) -> None:
         """Base64 of samples. Raises InvalidInput."""
         data = await off_loop(len(text) > _LONG_CHARS, _decoded, text)
-        turns = Turns()
+        turns, detection = Turns(), self._session.audio.detection
         for event in self._buffer.append(data):
             await turns.rest()
             if isinstance(event, SpeechStarted):
                 await self._channel.send(self._speech_event("started", audio_start_ms=event.at_ms))
-                if self._config.detection is not None and self._config.detection.interrupt_response:
+                if detection is not None and detection.interrupt_response:
                     self._on_start()
                 self._follow_speech()
             elif event is not None:
                 await self._channel.send(self._speech_event("stopped", audio_end_ms=event.at_ms))
                 await self._commit(event.audio, is_turn=True)
-        if self._config.detection is None and data:
+        if detection is None and data:
             self._follow_speech()
         if self._live is not None:
             self._live.append(self._buffer.read())
@@ -136,7 +133,7 @@ class SpeechInput:
 
     async def _commit(self, audio: bytes, *, is_turn: bool) -> None:
         """`is_turn`: the end of the audio was detected, which may start an answer."""
-        config, item_id, live = self._config, self._item_id, self._live
+        config, item_id, live = self._session.audio, self._item_id, self._live
         self._item_id, self._live = new_request_id("item"), None
         if live is not None:
             config = replace(config, transcription=live.wanted)
@@ -188,7 +185,7 @@ class SpeechInput:
         """
         if self._session.is_transcription or not await self._is_heard():
             return None
-        data = await off_loop(len(audio) > _LONG_CHARS, wav_of, audio, self._config.rate)
+        data = await off_loop(len(audio) > _LONG_CHARS, wav_of, audio, self._session.audio.rate)
         self._conversation.check_recording(len(data))
         new = NewFile(
             id=new_file_id(),
@@ -197,7 +194,7 @@ class SpeechInput:
             owner=self._access.tenant.name,
             ttl_s=self._gateway.settings.file_ttl_s,
         )
-        await self._uploads.add_data(new, data, self._access.tenant)
+        await self._gateway.uploads.add_data(new, data, self._access.tenant)
         return StoredRecording(new.id, len(data))
 
     async def _is_heard(self) -> bool:
@@ -213,7 +210,7 @@ class SpeechInput:
             await self._cancel(live)
         with suppress(TokenMeshError):
             for each in self._conversation.recordings():
-                await self._uploads.remove(each.file_id, self._access)
+                await self._gateway.uploads.remove(each.file_id, self._access)
 
     def holds(self, event: ResponseCreate) -> bool:
         """Whether a response waits for the newest item's transcript, and `run` starts it.
@@ -275,12 +272,11 @@ class SpeechInput:
 
     def _follow_speech(self) -> None:
         """Transcribe the next item while its audio arrives, where the model can."""
-        wanted = self._config.transcription
+        wanted = self._session.audio.transcription
         if wanted is None or self._live is not None:
             return
-        self._live = LiveTranscript(
-            *(self._transcripts, self._item_id, wanted, self._fields(wanted), self._config.rate)
-        )
+        fields, rate = self._fields(wanted), self._session.audio.rate
+        self._live = LiveTranscript(self._transcripts, self._item_id, wanted, fields, rate)
         self._lives.add(self._live)
 
     async def _drop_live(self) -> None:
