@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from tokenmesh.services.gateway.anthropic.request import Message
 from tokenmesh.services.gateway.http.errors import NotSupported
@@ -18,10 +18,8 @@ from tokenmesh.services.gateway.openai.translation import (
 )
 
 
-class _Block(Bounded):
+class _Block(Bounded, extra="allow", strict=True):
     """Fields that do not reach the model (cache_control, citations, ...) are ignored."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
 
 class TextBlock(_Block):

@@ -6,16 +6,14 @@ names the path of the block and not that of a union of all block types.
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from tokenmesh.services.gateway.http.fields import Bounded, Flag, MinusOneOrMore, Positive
 from tokenmesh.services.gateway.openai.sampling_fields import Temperature, TopP
 
 
-class _Part(Bounded):
+class _Part(Bounded, extra="allow", strict=True, allow_inf_nan=False):
     """Unknown fields are accepted, because a newer version of the API may have more."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
 class Message(_Part):

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from tokenmesh.services.gateway.anthropic.conversation import MessagesConversation
 from tokenmesh.services.gateway.anthropic.errors import ThreadNotFound
@@ -56,10 +56,8 @@ _SWITCHES: Final = ("enable_thinking", "thinking")
 """Names that chat templates use for the variable that enables reasoning."""
 
 
-class MessagesTool(Bounded):
+class MessagesTool(Bounded, extra="allow", strict=True):
     """A tool that the client executes."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     name: str = Field(min_length=1)
     description: str | None = None

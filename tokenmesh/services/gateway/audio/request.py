@@ -5,7 +5,7 @@ Names and meanings are OpenAI's and vLLM's. They come as a form, so numbers and 
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid_fields
 from tokenmesh.services.gateway.http.fields import Bounded, Flag, Positive
@@ -35,10 +35,8 @@ _SAMPLED: Final = (
 )
 
 
-class SpeechFields(Bounded):
+class SpeechFields(Bounded, extra="allow", use_attribute_docstrings=True, allow_inf_nan=False):
     """What both routes take, besides the file."""
-
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, allow_inf_nan=False)
 
     model: str | None = None
     """One of the served models; may be left out where there is only one."""

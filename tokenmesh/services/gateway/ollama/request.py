@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from tokenmesh.services.gateway.http.fields import Bounded, Flag
 from tokenmesh.shared.config.on_demand import NEVER, duration_s
@@ -10,10 +10,8 @@ from tokenmesh.shared.config.on_demand import NEVER, duration_s
 Think = Flag | Literal["low", "medium", "high", "max"]
 
 
-class OllamaModel(Bounded):
+class OllamaModel(Bounded, extra="allow", strict=True):
     """What all bodies share."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str = Field(min_length=1, description="The model; the tag `:latest` may be left out.")
     keep_alive: str | float | None = Field(
@@ -53,9 +51,7 @@ class OllamaGeneration(OllamaModel):
     options: dict[str, Any] | None = Field(default=None, description="Sampling, as in Ollama.")
 
 
-class OllamaMessage(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class OllamaMessage(Bounded, extra="allow", strict=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = ""
     thinking: str | None = None
@@ -99,10 +95,8 @@ class OllamaEmbeddingsRequest(OllamaModel):
     options: dict[str, Any] | None = None
 
 
-class OllamaShowRequest(Bounded):
+class OllamaShowRequest(Bounded, extra="allow", strict=True):
     """The body of `/api/show`."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = Field(default=None, min_length=1, description="The model.")
     name: str | None = Field(default=None, min_length=1, description="The same; an older name.")

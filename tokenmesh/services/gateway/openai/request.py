@@ -139,10 +139,8 @@ class CompletionRequest(SamplingFields):
         return list(self.prompt)  # type: ignore[arg-type]
 
 
-class TokenizeRequest(Bounded):
+class TokenizeRequest(Bounded, extra="allow", strict=True):
     """vLLM's: either a prompt or a conversation."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     prompt: str | None = None
@@ -157,10 +155,8 @@ class TokenizeRequest(Bounded):
     tools: list[Tool] | None = None
 
 
-class DetokenizeRequest(Bounded):
+class DetokenizeRequest(Bounded, extra="allow", strict=True):
     """vLLM's: token ids of one text."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     tokens: list[TokenId]

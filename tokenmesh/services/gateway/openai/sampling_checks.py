@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from tokenmesh.services.gateway.http.fields import INT32_MAX, Bounded
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -35,10 +35,8 @@ class SamplingScope:
     """Whether the request has the field `logprobs`."""
 
 
-class RepetitionDetection(Bounded):
+class RepetitionDetection(Bounded, extra="forbid", strict=True):
     """vLLM's: an output ends when its last tokens are one pattern `min_count` times in a row."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     max_pattern_size: int = Field(default=0, ge=0, le=INT32_MAX)
     """0 turns it off."""

@@ -89,10 +89,8 @@ class NotServed(_Allowed):
 _Marker = TypeVar("_Marker", Sampled, NotWithBeams, NotServed)
 
 
-class StreamOptions(Bounded):
+class StreamOptions(Bounded, extra="allow", strict=True):
     """What a stream contains besides text."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: Off = False
     continuous_usage_stats: Off = False

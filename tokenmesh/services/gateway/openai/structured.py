@@ -4,7 +4,7 @@ import json
 from typing import Any, Final, Literal, Self
 
 import msgspec
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.shared.errors import InvalidInput
@@ -14,10 +14,8 @@ CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "stru
 """Exactly one of these is given in structured_outputs."""
 
 
-class JsonSchemaFormat(Bounded):
+class JsonSchemaFormat(Bounded, extra="forbid", strict=True):
     """OpenAI's `json_schema`. A schema is followed whether `strict` or not."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
@@ -25,10 +23,8 @@ class JsonSchemaFormat(Bounded):
     strict: bool | None = None
 
 
-class ResponseFormat(Bounded):
+class ResponseFormat(Bounded, extra="forbid", strict=True):
     """OpenAI's, with vLLM's structural tags."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -51,10 +47,8 @@ class ResponseFormat(Bounded):
         return self
 
 
-class StructuredOutputs(Bounded):
+class StructuredOutputs(Bounded, extra="forbid", strict=True, populate_by_name=True):
     """vLLM's: exactly one of the first six."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
     json_text: str | dict[str, Any] | None = Field(default=None, alias="json")
     regex: str | None = Field(default=None, min_length=1)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
@@ -61,9 +61,7 @@ _CATEGORY_BY_LABEL: Final[Mapping[str, str]] = {
 """By a label's letters and digits; the short ones are those of models trained on OpenAI's data."""
 
 
-class ModerationRequest(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class ModerationRequest(Bounded, extra="allow", strict=True):
     input: str | list[str] | list[dict[str, Any]] = Field(
         description="A text, several, or the parts of one, of type text."
     )

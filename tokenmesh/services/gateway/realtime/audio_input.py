@@ -13,7 +13,7 @@ from math import sqrt
 from operator import mul
 from typing import Any, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from tokenmesh.services.gateway.audio.speech_transcriber import BYTES_PER_SAMPLE
 from tokenmesh.services.gateway.http.errors import NotSupported
@@ -176,30 +176,27 @@ def _level(samples: "array[int]") -> float:
     return sqrt(sum(map(mul, samples, samples)) / len(samples)) / _FULL_SCALE
 
 
-_STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 DEFAULT_RATE: Final = 24000
 _MAX_PROMPT_CHARS: Final = 4096
 _DETECTION: Final = TurnDetection()
 
 
-class AudioFormat(Bounded):
-    model_config = _STRICT
+class _Strict(Bounded, extra="forbid", strict=True, allow_inf_nan=False):
+    """Unknown fields are errors."""
 
+
+class AudioFormat(_Strict):
     type: Literal["audio/pcm"]
     rate: int = Field(default=DEFAULT_RATE, ge=8000, le=48000)
 
 
-class InputTranscription(Bounded):
-    model_config = _STRICT
-
+class InputTranscription(_Strict):
     model: str | None = None
     language: str | None = None
     prompt: str = Field(default="", max_length=_MAX_PROMPT_CHARS)
 
 
-class ServerVad(Bounded):
-    model_config = _STRICT
-
+class ServerVad(_Strict):
     type: Literal["server_vad"]
     threshold: float = Field(default=0.5, ge=0, le=1)
     prefix_padding_ms: int = Field(default=300, ge=0, le=5000)
@@ -209,18 +206,14 @@ class ServerVad(Bounded):
     idle_timeout_ms: None = None
 
 
-class AudioInputFields(Bounded):
-    model_config = _STRICT
-
+class AudioInputFields(_Strict):
     format: AudioFormat | None = None
     transcription: InputTranscription | None = None
     turn_detection: ServerVad | None = None
     noise_reduction: None = None
 
 
-class AudioFields(Bounded):
-    model_config = _STRICT
-
+class AudioFields(_Strict):
     input: AudioInputFields | None = None
     output: Any = None
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
@@ -150,10 +150,8 @@ class RealtimeConversation:
             )
 
 
-class _Fields(Bounded):
+class _Fields(Bounded, extra="forbid", strict=True):
     """`object` and `status` are accepted from clients that copy an item."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     id: str | None = Field(default=None, min_length=1, max_length=_MAX_ID_CHARS)
     type: str
@@ -177,16 +175,12 @@ class _CallOutput(_Fields):
     output: str
 
 
-class _Text(Bounded):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class _Text(Bounded, extra="ignore", strict=True):
     type: Literal["input_text", "output_text"]
     text: str
 
 
-class _Image(Bounded):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class _Image(Bounded, extra="ignore", strict=True):
     type: Literal["input_image"]
     image_url: str = Field(min_length=1)
     detail: Literal["auto", "low", "high"] | None = None

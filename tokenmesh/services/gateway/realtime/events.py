@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tokenmesh.services.gateway.http.body import check_bounds
@@ -75,14 +75,11 @@ def error_view(error: TokenMeshError) -> dict[str, Any]:
     return {"type": kind, "code": error.code, "message": error.message}
 
 
-_STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _MAX_ID_CHARS: Final = 512
 
 
-class RealtimeTool(Bounded):
+class RealtimeTool(Bounded, extra="allow", strict=True):
     """A function that the model may call."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     type: Literal["function"]
     name: str = Field(min_length=1)
@@ -90,16 +87,16 @@ class RealtimeTool(Bounded):
     parameters: Json | None = None
 
 
-class RealtimeReasoning(Bounded):
-    model_config = _STRICT
+class _Strict(Bounded, extra="forbid", strict=True, allow_inf_nan=False):
+    """Unknown fields are errors."""
 
+
+class RealtimeReasoning(_Strict):
     effort: str | None = None
 
 
-class GenerationFields(Bounded):
+class GenerationFields(_Strict):
     """Fields of both sessions and responses. None: unchanged."""
-
-    model_config = _STRICT
 
     instructions: str | None = None
     output_modalities: list[Literal["text", "audio"]] | None = None
@@ -136,10 +133,8 @@ class ResponseFields(GenerationFields):
     metadata: dict[str, str] | None = None
 
 
-class ClientEvent(Bounded):
+class ClientEvent(Bounded, extra="forbid", strict=True):
     """Fields of every event."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: str
     event_id: str | None = Field(default=None, max_length=_MAX_ID_CHARS)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from tokenmesh.services.gateway.http.fields import (
     Bounded,
@@ -42,18 +42,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Summary = Literal["auto", "concise", "detailed"]
 
 
-class ReasoningFields(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class ReasoningFields(Bounded, extra="allow", strict=True):
     effort: Effort | None = None
     summary: Summary | None = None
     generate_summary: Summary | None = None
 
 
-class TextFormat(Bounded):
+class TextFormat(Bounded, extra="forbid", strict=True):
     """The format of the text. The fields other than `type` belong to json_schema."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(default=None, min_length=1, max_length=64)
@@ -62,23 +58,17 @@ class TextFormat(Bounded):
     strict: Flag | None = None
 
 
-class TextFields(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class TextFields(Bounded, extra="allow", strict=True):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseStreamOptions(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class ResponseStreamOptions(Bounded, extra="allow", strict=True):
     include_obfuscation: Flag | None = None
 
 
-class ResponsesRequest(Bounded):
+class ResponsesRequest(Bounded, extra="allow", strict=True, allow_inf_nan=False):
     """OpenAI's fields, and those that vLLM adds."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     input: str | list[dict[str, Any]]
     model: str | None = None

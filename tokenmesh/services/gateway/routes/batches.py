@@ -3,7 +3,7 @@
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,16 +25,12 @@ ENDPOINTS: Final = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 
 
-class OutputExpiry(Bounded):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class OutputExpiry(Bounded, extra="forbid", strict=True):
     anchor: Literal["created_at"] = Field(description="When the time begins.")
     seconds: int = Field(ge=3600, le=2_592_000, description="Until the files expire.")
 
 
-class BatchRequest(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class BatchRequest(Bounded, extra="allow", strict=True):
     input_file_id: str = Field(
         min_length=1, max_length=256, description="An upload with the purpose batch: JSON lines."
     )

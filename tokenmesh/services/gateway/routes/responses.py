@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -156,24 +156,18 @@ _MAX_ITEMS: Final = 20
 """Of one request, as OpenAI has it."""
 
 
-class ConversationRequest(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class ConversationRequest(Bounded, extra="allow", strict=True):
     items: list[dict[str, Any]] | None = Field(
         default=None, max_length=_MAX_ITEMS, description="The first items."
     )
     metadata: Metadata | None = Field(default=None, description="Kept with the conversation.")
 
 
-class ConversationUpdate(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class ConversationUpdate(Bounded, extra="allow", strict=True):
     metadata: Metadata | None = Field(description="Replaces what was there.")
 
 
-class ConversationItems(Bounded):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class ConversationItems(Bounded, extra="allow", strict=True):
     items: list[dict[str, Any]] = Field(
         min_length=1, max_length=_MAX_ITEMS, description="Appended in their order."
     )

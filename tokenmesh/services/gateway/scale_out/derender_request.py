@@ -2,18 +2,18 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from tokenmesh.services.gateway.http.fields import Bounded, NotNegative, Off, TokenId
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 
-_LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+class _Part(BaseModel, extra="ignore", strict=True, allow_inf_nan=False):
+    """Unknown fields are ignored: another version of generate may answer with more."""
 
 
-class LogprobCandidate(BaseModel):
+class LogprobCandidate(_Part):
     """A token at one position."""
-
-    model_config = _LENIENT
 
     token_id: TokenId
     logprob: float
@@ -26,18 +26,14 @@ class SampledLogprob(LogprobCandidate):
     top_logprobs: list[LogprobCandidate] = []
 
 
-class ChoiceLogprobs(BaseModel):
+class ChoiceLogprobs(_Part):
     """Log-probabilities of one choice."""
-
-    model_config = _LENIENT
 
     content: list[SampledLogprob] | None = None
 
 
-class TokensChoice(BaseModel):
+class TokensChoice(_Part):
     """A choice of generate, whole or what one chunk adds to it."""
-
-    model_config = _LENIENT
 
     index: NotNegative
     token_ids: list[TokenId] | None = None
@@ -46,28 +42,22 @@ class TokensChoice(BaseModel):
     logprobs: ChoiceLogprobs | None = None
 
 
-class PromptCell(BaseModel):
+class PromptCell(_Part):
     """One candidate for a prompt's token."""
-
-    model_config = _LENIENT
 
     logprob: float
     rank: int | None = None
 
 
-class CachedTokens(BaseModel):
+class CachedTokens(_Part):
     """Where prompt tokens came from."""
-
-    model_config = _LENIENT
 
     cached_tokens: NotNegative | None = None
     created_cache_tokens: NotNegative | None = None
 
 
-class TokensUsage(BaseModel):
+class TokensUsage(_Part):
     """The usage that generate reported."""
-
-    model_config = _LENIENT
 
     prompt_tokens: NotNegative = 0
     completion_tokens: NotNegative | None = 0
@@ -84,10 +74,8 @@ class TokensUsage(BaseModel):
         return None if details is None else details.created_cache_tokens
 
 
-class TokensChunk(BaseModel):
+class TokensChunk(_Part):
     """One chunk of generate's stream."""
-
-    model_config = _LENIENT
 
     choices: list[TokensChoice]
     request_id: str | None = Field(default=None, max_length=1024)
@@ -104,14 +92,12 @@ class TokensResponse(TokensChunk):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-class StreamState(BaseModel):
+class StreamState(BaseModel, extra="forbid", strict=True):
     """What the client sends back between the chunks of one choice.
 
     It contains only what the client has received: a forged state misleads only its client. It is
     bounded by the model's length.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     created: NotNegative
     role_sent: bool = False
@@ -119,10 +105,8 @@ class StreamState(BaseModel):
     output_token_ids: list[TokenId] = []
 
 
-class DerenderRequest(Bounded):
+class DerenderRequest(Bounded, extra="ignore", strict=True, allow_inf_nan=False):
     """Fields of both routes. With `stream` a request is one chunk of one choice."""
-
-    model_config = _LENIENT
 
     model: str | None = None
     stream: Off = False

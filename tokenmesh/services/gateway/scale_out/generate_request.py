@@ -3,7 +3,7 @@
 import copy
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import (
@@ -75,10 +75,8 @@ class GenerateSampling(SamplingFields):
         return {name: value for name, value in given.items() if not str(name).startswith("_")}
 
 
-class ThinkingRule(BaseModel):
+class ThinkingRule(BaseModel, extra="forbid", strict=True):
     """A `ThinkingBudget` as JSON."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     num_tokens: NotNegative
     is_open: bool = False
@@ -92,10 +90,8 @@ class ThinkingRule(BaseModel):
         return ThinkingBudget(**self.model_dump())
 
 
-class RenderedPrompt(BaseModel):
+class RenderedPrompt(BaseModel, extra="forbid", strict=True):
     """What the renderer derived with the tokenizer, so that generate works without one."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     bad_words_token_ids: list[_Sequence] | None = Field(default=None, max_length=_MAX_SEQUENCES)
     reasoning_end_token_ids: list[_Sequence] | None = Field(default=None, max_length=64)
@@ -112,18 +108,14 @@ class RenderedPrompt(BaseModel):
         return max((token_id for ids in sequences for token_id in ids), default=0)
 
 
-class ReasoningParserKwargs(BaseModel):
+class ReasoningParserKwargs(BaseModel, extra="forbid", strict=True):
     """Arguments of the prompt's template."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     chat_template_kwargs: dict[str, Any] = {}
 
 
-class GenerateRequest(Bounded):
+class GenerateRequest(Bounded, extra="allow", strict=True, allow_inf_nan=False):
     """The body of /inference/v1/generate, as the render routes return it."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     token_ids: list[TokenId] = Field(min_length=1)
     sampling_params: GenerateSampling
@@ -168,10 +160,8 @@ class GenerateRequest(Bounded):
             raise NotSupported("beam search is not supported by generate", param=where)
 
 
-class AbortRequest(Bounded):
+class AbortRequest(Bounded, extra="allow", strict=True):
     """The body of /inference/v1/abort_requests."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     request_ids: list[Annotated[str, Field(min_length=1)]]
 

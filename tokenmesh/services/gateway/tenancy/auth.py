@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import HTTPConnection
 
 from tokenmesh.services.gateway.context import access_of
@@ -38,8 +38,8 @@ _Hash = Annotated[
 _Limit = Annotated[int, Field(ge=1, le=_MAX)]
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+class _Entry(BaseModel, extra="forbid", hide_input_in_errors=True):
+    """Errors never show a value, which may be a key."""
 
 
 class _Tenant(_Entry):
