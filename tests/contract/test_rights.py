@@ -16,7 +16,7 @@ from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import BusLost, ConfigError, DeadlineExceeded, NoResponders
-from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
+from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, ResponseId, WorkerId
 from tokenmesh.shared.messages import Done, Ping
 from tokenmesh.shared.prefix_index import IndexKeys
 from tokenmesh.shared.redis import Redis, open_redis
@@ -180,6 +180,21 @@ async def test_only_gateways_reach_the_log_of_responses(nats: Server) -> None:
         with pytest.raises((DeadlineExceeded, NoResponders, BusLost)):
             await worker.raw.request(subject, b"", deadline_s=now_s() + SOON_S)
         assert problems
+
+
+async def test_a_gateway_hears_of_new_entries_in_the_log_of_a_response(nats: Server) -> None:
+    subject = subjects.response_log(ResponseId("resp_1"))
+    async with user(nats, "gateway") as (gateway, problems):
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def receive(_: str, data: bytes) -> None:
+            heard.put_nowait(data)
+
+        await gateway.subscribe_raw(subject, receive)
+        await gateway.flush()
+        await gateway.publish_raw(subject, b"entry")
+        assert await asyncio.wait_for(heard.get(), 5) == b"entry"
+        assert problems == []
 
 
 @asynccontextmanager

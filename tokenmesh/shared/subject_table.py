@@ -183,6 +183,7 @@ SUBJECTS: Final = (
         listeners="gateways, through JetStream",
         carries="the log of a kept response",
         senders=_GATEWAY,
+        receivers=_GATEWAY,
         is_ours=False,
     ),
     Subject(
