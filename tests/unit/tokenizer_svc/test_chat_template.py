@@ -135,6 +135,18 @@ def test_a_call_without_arguments_has_an_empty_object(arguments: object) -> None
             "messages[1].tool_calls[0].function.arguments is not the JSON text of an object",
         ),
         (
+            [{"function": {"name": "f", "arguments": "[" * 100_000}}],
+            "messages[1].tool_calls[0].function.arguments is nested too deeply",
+        ),
+        (
+            [{"function": {"name": "f", "arguments": r'{"a": "\ud83d\ude00", "b": "\ud800"}'}}],
+            "messages[1].tool_calls[0].function.arguments holds one half of a surrogate pair",
+        ),
+        (
+            [{"function": {"name": "f", "arguments": r'{"\uDFFF": 1}'}}],
+            "messages[1].tool_calls[0].function.arguments holds one half of a surrogate pair",
+        ),
+        (
             [{"function": {"name": "f", "arguments": 1}}],
             "messages[1].tool_calls[0].function.arguments is neither a string nor an object",
         ),

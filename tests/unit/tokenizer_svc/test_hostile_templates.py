@@ -146,6 +146,19 @@ async def test_a_process_that_can_open_nothing_renders_all_the_same(
     assert isinstance(await renderer.render(job("{{ 1 / 0 }}")), RenderFailed)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [r"{{ '\ud800' }}", r"{{ raise_exception('\udfff') }}", r"{% set x = {}['\ud800'].y %}"],
+)
+async def test_half_of_a_surrogate_pair_does_not_end_the_process(
+    renderer: Renderer, template: str
+) -> None:
+    await renderer.render(job("x"))
+    child = renderer.processes[0].pid
+    assert isinstance(await ask_twice(renderer, template), RenderFailed)
+    assert renderer.processes[0].pid == child
+
+
 async def test_a_rendering_process_has_no_secret_and_opens_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject, RenderJob
 from tokenmesh.services.tokenizer_svc.template import TemplateShape
 from tokenmesh.shared.errors import FieldPath, field_name
+from tokenmesh.shared.text.surrogates import spells_half_of_a_pair
 
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
@@ -134,6 +135,10 @@ def _read_arguments(arguments: object, path: FieldPath) -> dict[str, object]:
         value = json.loads(arguments)
     except ValueError as error:
         raise UnusableMessages(path, f"is not JSON: {error}") from error
+    except RecursionError as error:
+        raise UnusableMessages(path, "is nested too deeply") from error
+    if spells_half_of_a_pair(arguments, value):
+        raise UnusableMessages(path, "holds one half of a surrogate pair")
     if not isinstance(value, dict):
         raise UnusableMessages(path, "is not the JSON text of an object")
     return ToolArguments(value, arguments)

@@ -91,7 +91,15 @@ def _render(job: RenderJob) -> str:
 
 def prepare(data: bytes) -> Callable[[], bytes]:
     """The function that executes a job."""
-    return lambda: encode(render_job(decode_job(data)))
+    return lambda: _encoded(render_job(decode_job(data)))
+
+
+def _encoded(answer: RenderAnswer) -> bytes:
+    try:
+        return encode(answer)
+    except UnicodeEncodeError:
+        # A template can write any character, also in what it raises.
+        return encode(RenderFailed("error", "it writes one half of a surrogate pair"))
 
 
 def _confine(memory_bytes: int) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured
+from tokenmesh.shared.text.surrogates import spells_half_of_a_pair
 
 _COUNT: Final = re.compile(r"\{(\d*+)(,?+)(\d*+)\}", re.ASCII)
 """Possessive quantifiers: digits without a closing brace are scanned once."""
@@ -65,9 +66,11 @@ class _Scan:
             self._last = min(self._last * _largest(count), _MOST)
             self._record(self._last)
             return count.end() - position
+        elif char == "\\":
+            self._last = 1
+            return _escape_length(pattern, position)
         elif char not in "*+?":
             self._last = 1
-            return 2 if char == "\\" else 1
         return 1
 
     def _record(self, repetitions: int) -> None:
@@ -79,10 +82,17 @@ def _largest(count: re.Match[str]) -> int:
     return max((int(each) for each in bounds), default=1)
 
 
+def _escape_length(pattern: str, position: int) -> int:
+    """xgrammar ignores a backslash at the end."""
+    if position + 1 == len(pattern):
+        raise ValueError("it ends with a backslash that escapes nothing")
+    return 2
+
+
 def _class_length(pattern: str, start: int) -> int:
     position = start + 1
     while position < len(pattern) and pattern[position] != "]":
-        position += 2 if pattern[position] == "\\" else 1
+        position += _escape_length(pattern, position) if pattern[position] == "\\" else 1
     return position + 1 - start
 
 
@@ -130,6 +140,8 @@ def _parse(text: str) -> dict[str, Any]:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON: {error}") from error
+    if spells_half_of_a_pair(text, parsed):
+        raise ValueError("it holds one half of a surrogate pair")
     if not isinstance(parsed, dict):
         raise ValueError("its JSON must be an object")
     return parsed

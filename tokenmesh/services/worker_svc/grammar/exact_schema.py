@@ -41,6 +41,13 @@ _PYTHON_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
+_SHAPES: Final[dict[str, type]] = {
+    "properties": dict,
+    "$defs": dict,
+    "definitions": dict,
+    "required": list,
+    "anyOf": list,
+}
 _MAX_COUNT: Final = 256
 """Longer repetitions, and more properties, take it seconds and gigabytes."""
 _MAX_INTEGER: Final = 1 << 53
@@ -71,10 +78,13 @@ def _children(node: dict[str, Any]) -> list[Any]:
 
 
 def _inexact(node: dict[str, Any]) -> str | None:
+    for name, shape in _SHAPES.items():
+        if not isinstance(node.get(name, shape()), shape):
+            return name
     keywords = frozenset(node) - _ANNOTATIONS
     for alone in ("$ref", "anyOf"):
         if alone in keywords:
-            return _beyond(keywords, frozenset((alone,)))
+            return _beyond(keywords, frozenset((alone,))) or _empty_choice(node)
     kind = node.get("type")
     if keywords & {"enum", "const"}:
         return _inexact_enum(node, keywords)
@@ -85,6 +95,11 @@ def _inexact(node: dict[str, Any]) -> str | None:
     if kind not in _BY_TYPE:
         return "type"
     return _beyond(keywords, _BY_TYPE[kind] | {"type"}) or _inexact_count(node)
+
+
+def _empty_choice(node: dict[str, Any]) -> str | None:
+    """No value satisfies an empty `anyOf`; xgrammar lets it stand for an empty text."""
+    return None if node.get("anyOf", True) else "anyOf"
 
 
 def _beyond(keywords: frozenset[str], known: frozenset[str]) -> str | None:
@@ -120,7 +135,7 @@ def _inexact_count(node: dict[str, Any]) -> str | None:
     properties = node.get("properties", {})
     if len(properties) > _MAX_COUNT // 4:
         return "properties"
-    if not set(node.get("required", ())) <= properties.keys():
+    if not all(isinstance(name, str) and name in properties for name in node.get("required", ())):
         return "required"
     if properties and node.get("additionalProperties") not in (None, False):
         return "additionalProperties"
