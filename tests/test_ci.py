@@ -125,13 +125,17 @@ def test_few_tests_that_fail_are_run_once_more(
     (tmp_path / "conftest.py").write_text(HOOKS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(source)
-    assert in_project(tmp_path, "tests.again").returncode == 1, "nothing has run"
-    first = in_project(tmp_path, "pytest", "-p", "xdist", "-n", "2", "--dist", "worksteal")
+    parallel = ("-p", "xdist", "-n", "2", "--dist", "worksteal") if again else ()
+    first = in_project(tmp_path, "pytest", *parallel)
     assert first.returncode, first.stdout
     second = in_project(tmp_path, "tests.again")
     assert (second.returncode == 0) is again, second.stdout
     assert said in second.stdout
     assert second.stdout.count("second try: ") == 2 * again
+
+
+def test_nothing_is_run_again_where_nothing_has_run(tmp_path: Path) -> None:
+    assert in_project(tmp_path, "tests.again").returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.fakes.pages import ROOT, each_of
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 WRITTEN = [page for page in PAGES if "reference" not in page.parts]
@@ -41,7 +40,7 @@ def resolve(path: str) -> Path | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_of(PAGES)
 def test_code_anchors_exist(page: Path) -> None:
     missing = []
     for path, name in ANCHOR.findall(page.read_text(encoding="utf-8")):
@@ -51,14 +50,14 @@ def test_code_anchors_exist(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_of(PAGES)
 def test_relative_links_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     broken = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert broken == []
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+@each_of(WRITTEN)
 def test_lines_have_at_most_120_characters(page: Path) -> None:
     """Rows of tables, code blocks and lines that a link makes long may be longer."""
     text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from tests.fakes.pages import PAGES, ROOT, anchors, commands, name_of, prose, rows, spans
+from tests.fakes.pages import ROOT, anchors, commands, on_every_page, prose, rows, spans
 from tokenmesh.services.gateway.http.errors import NotSupported, UnsupportedMediaType
 from tokenmesh.services.gateway.tenancy.tenant import QuotaExceeded, RateLimited
 from tokenmesh.services.worker_svc.models.native.registry import FAMILIES, IMAGE_ARCHITECTURES
@@ -41,8 +41,6 @@ FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)+(?:\.(?:py|md|json|lua|toml|yaml|c|h|in
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]*)#([^)\s]+)\)")
 NUMBER = re.compile(r"^([\d.,]+)(?: (s|KiB|MiB))?$")
 SCALES = {None: 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
-
-on_every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 @cache

@@ -11,10 +11,11 @@ from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 
-from tests.fakes.pages import PAGES, ROOT, blocks, commands, name_of, spans
+from tests.fakes.pages import PAGES, ROOT, blocks, commands, on_every_page, spans
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.main import COMMANDS, WITH_SETTINGS, known_flags
 from tokenmesh.cli.main import run as run_command
@@ -25,8 +26,6 @@ from tokenmesh.shared.services import SERVICE_BY_NAME
 
 ROUTE = re.compile(r"""["'](/[\w/{}]+)["']""")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-
-on_every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def words_of(line: str) -> list[str]:
@@ -166,15 +165,16 @@ def test_requests_are_to_routes_that_exist_with_json_bodies(page: Path) -> None:
 
 
 @on_every_page
-def test_files_of_settings_load(page: Path, tmp_path: Path) -> None:
+def test_files_of_settings_load(page: Path) -> None:
     for text in blocks(page, "toml"):
-        path = tmp_path / "file.toml"
-        path.write_text(text, encoding="utf-8")
         names = set(tomllib.loads(text))
-        if names & {"tenants", "keys"}:
-            read_key_file(path, 1 << 20)
-        else:
-            load_settings(path)
+        with NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write(text)
+            file.flush()
+            if names & {"tenants", "keys"}:
+                read_key_file(Path(file.name), 1 << 20)
+            else:
+                load_settings(Path(file.name))
 
 
 @on_every_page
@@ -183,8 +183,9 @@ def test_python_in_pages_parses(page: Path) -> None:
         ast.parse(text if not text.startswith('"') or '": ' not in text[:60] else f"{{{text}}}")
 
 
-@on_every_page
-def test_options_in_the_text_exist(page: Path) -> None:
+@cache
+def options() -> tuple[set[str], str]:
+    """Flags of our commands, and the sources of the programs that have others."""
     ours = {flag for command in COMMANDS if command != "bench" for flag in known_flags(command)}
     ours |= {flag.partition(".")[0] for flag in ours} | {f"--{name}" for name in FIXED}
     others = "\n".join(
@@ -192,6 +193,12 @@ def test_options_in_the_text_exist(page: Path) -> None:
         for folder in ("benchmarks", "scripts", "tokenmesh/cli")
         for path in (ROOT / folder).rglob("*.py")
     )
+    return ours, others
+
+
+@on_every_page
+def test_options_in_the_text_exist(page: Path) -> None:
+    ours, others = options()
     foreign = {"--no-deps", "--build-arg", "--scale", "--latency", "--enable-feature"}
     named = {
         option

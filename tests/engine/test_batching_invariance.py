@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
-from tests.rounds import rounds
+from tests.rounds import rounds, some
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 NUM_TOKENS = 32
@@ -29,6 +29,7 @@ KINDS = (
     "exaone4",
 )
 """One of each kind of attention, norm and rope."""
+FEWER = ("llama_odd", "llama_dynamic", "qwen2_window", "qwen3", "olmo3", "ministral3")
 GROUPS = {"olmo3": 4, "exaone4": 4, "qwen2_window": 3}
 """Of those with several KV groups. Each request has a block table for each of them."""
 SAMPLED = SamplingParams(seed=11, max_tokens=24, temperature=0.9, top_p=0.95, ignore_eos=True)
@@ -46,7 +47,7 @@ def assert_greedy(tiny: Tiny, name: str, jobs: list[Job], tokens: list[list[int]
 @pytest.mark.parametrize(
     "sizes", [(1, 9), pytest.param((2, 3, 4, 5, 6, 7, 8), marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("name", KINDS)
+@some(KINDS, FEWER)
 def test_batches_of_one_to_nine_match_transformers(
     tiny: Tiny, name: str, sizes: tuple[int, ...]
 ) -> None:
@@ -81,7 +82,7 @@ def test_prefix_hits_match_transformers(tiny: Tiny, name: str) -> None:
     assert all(outcome.num_cached > 0 for outcome in outcomes) != (name == "llama_dynamic")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@some(KINDS, FEWER)
 def test_preempted_requests_match_transformers(tiny: Tiny, name: str) -> None:
     jobs = jobs_of(6)
     driver = EngineDriver(

@@ -87,8 +87,15 @@ def test_unwritten_memory_of_the_pool_does_not_matter(tiny: Tiny, name: str) -> 
     assert [numbers_of(outcome) for outcome in driver.run(jobs)] == clean
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama", "qwen2_window", "olmo3"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("llama", "float32"), ("qwen2_window", "float32"), ("olmo3", "bfloat16")),
+        pytest.param("llama", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("qwen2_window", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("olmo3", "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stream_that_moved_into_another_batch_is_bit_equal(
     tiny: Tiny, name: str, dtype: Dtype
 ) -> None:

@@ -50,12 +50,9 @@ def test_greedy_tokens_are_those_of_transformers(
     assert (report.num_replays > 0) == (not settings.get("enforce_eager", False))
 
 
-@pytest.mark.parametrize("largest", [0, 2, 4])
-@rounds("seed", 2, 6)
-def test_all_that_a_sampler_can_do_is_what_the_cpu_does(
-    tiny: Tiny, seed: int, largest: int
-) -> None:
-    rng = random.Random(seed)
+@rounds("seed", 3, 18)
+def test_all_that_a_sampler_can_do_is_what_the_cpu_does(tiny: Tiny, seed: int) -> None:
+    rng, largest = random.Random(seed), 2 * (seed % 3)
     jobs = []
     for number in range(8):
         params = random_params(rng, 160)

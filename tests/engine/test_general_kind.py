@@ -14,6 +14,7 @@ from tests.fakes.family_table import parts, table
 from tests.fakes.general_models import GENERAL, STATES
 from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tests.rounds import some
 from tokenmesh.services.worker_svc.layers.step import HostStep
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.hf import build
@@ -37,6 +38,12 @@ BY_LENGTH: Final = frozenset({"llama_dynamic", "hunyuan", "phi3_longrope_short"}
 ONE_OF_EACH: Final = frozenset(
     {"ministral3", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "falcon_h1"}
 )
+EVERY_LINE: Final = ONE_OF_EACH | {
+    *("llama", "llama_dynamic", "mistral", "olmo2", "smollm3", "granite", "hunyuan"),
+    *("phi3_longrope_short", "qwen2_moe", "olmoe", "glm4_moe", "hunyuan_v1_moe", "mamba2"),
+    *("nemotron_h", "qwen3_5_text", "deepseek_v32", "kimi_linear"),
+}
+"""Between them they run every line and branch of ours that all families run."""
 SHARED: Final = prompt_of(37, seed=5)
 PROMPTS: Final = [
     SHARED,
@@ -45,13 +52,6 @@ PROMPTS: Final = [
     *(prompt_of(length, seed=length) for length in (1, 40, 17, 16, 33, 7)),
 ]
 """Three that share blocks, and prompts around page borders; nine make the largest batch."""
-
-
-def some(names: Sequence[str], quick: frozenset[str] = ONE_OF_EACH) -> pytest.MarkDecorator:
-    """Parametrize `name`; those that are not in `quick` are left to `make test-long`."""
-    marks = (() if name in quick else pytest.mark.slow for name in names)
-    values = [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
-    return pytest.mark.parametrize("name", values)
 
 
 def atol_of(name: str) -> float:
@@ -125,7 +125,7 @@ def check_logits(general: General, tiny: Tiny, name: str, chunk: int) -> None:
         torch.testing.assert_close(ours, expected, atol=atol_of(name), rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@some(NAMES, EVERY_LINE)
 def test_logits_in_chunks_of_seven_equal_those_of_transformers(
     general: General, tiny: Tiny, name: str
 ) -> None:
@@ -133,7 +133,7 @@ def test_logits_in_chunks_of_seven_equal_those_of_transformers(
 
 
 @pytest.mark.parametrize("chunk", [1, PAGE, WHOLE])
-@some(NAMES)
+@some(NAMES, ONE_OF_EACH)
 def test_logits_in_any_chunks_equal_those_of_transformers(
     general: General, tiny: Tiny, name: str, chunk: int
 ) -> None:
@@ -169,7 +169,7 @@ def jobs_of(prompts: Sequence[Sequence[int]]) -> list[Job]:
     return [Job(prompt, greedy(NUM_TOKENS)) for prompt in prompts]
 
 
-@some(NAMES, quick=ONE_OF_EACH | frozenset(GENERAL))
+@some(NAMES, EVERY_LINE & frozenset(GENERAL) | {"ministral3", "deepseek_v2", "gemma3_text"})
 def test_a_batch_that_shares_blocks_and_is_preempted_gets_the_tokens_of_transformers(
     general: General, tiny: Tiny, name: str
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_batch_that_shares_blocks_and_is_preempted_gets_the_tokens_of_transfor
     assert (max(outcome.num_cached for outcome in outcomes) > 0) == is_shared
 
 
-@some(NAMES)
+@some(NAMES, ONE_OF_EACH)
 def test_rows_share_blocks_in_the_step_that_fills_them(
     general: General, tiny: Tiny, name: str
 ) -> None:
@@ -204,7 +204,7 @@ def test_rows_share_blocks_in_the_step_that_fills_them(
 
 
 @pytest.mark.parametrize("count", range(1, 10))
-@some(NAMES, quick=frozenset())
+@some(NAMES, ())
 def test_batches_of_one_to_nine_get_the_tokens_of_transformers(
     general: General, tiny: Tiny, name: str, count: int
 ) -> None:
@@ -215,7 +215,7 @@ def test_batches_of_one_to_nine_get_the_tokens_of_transformers(
         check_tokens(name, tiny(name), prompts, engine.run(jobs_of(prompts)))
 
 
-@some(NAMES, quick=ONE_OF_EACH | {"kimi_linear", "mamba2", "lfm2", "deepseek_v32"})
+@some(NAMES, ONE_OF_EACH | {"kimi_linear", "mamba2", "lfm2", "deepseek_v32"})
 def test_a_stream_that_moves_goes_on_with_the_same_tokens(
     general: General, tiny: Tiny, name: str
 ) -> None:
@@ -232,7 +232,7 @@ def test_a_stream_that_moves_goes_on_with_the_same_tokens(
     assert [each.token_ids for each in again] == [each.token_ids for each in first]
 
 
-@some(NAMES)
+@some(NAMES, ONE_OF_EACH)
 def test_bfloat16_logits_are_close_to_those_of_float32(
     general: General, tiny: Tiny, name: str
 ) -> None:

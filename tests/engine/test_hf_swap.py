@@ -56,14 +56,18 @@ NATIVE_KIND = (
     "granite",
     "exaone4",
 )
-IN_TORCH = frozenset({"llama_odd", "glm4", "olmo2"})
-"""Sizes without C kernels, joined projections, norms after blocks."""
+IN_C = frozenset({"llama_odd", "phi3", "granite", "exaone4"})
+IN_TORCH = frozenset({"llama_odd", "glm4"})
+"""Sizes without C kernels, joined projections; the others run no further lines."""
 
 
 @pytest.mark.parametrize(
     ("name", "native"),
     [
-        *((name, True) for name in NATIVE_KIND),
+        *(
+            pytest.param(name, True, marks=() if name in IN_C else pytest.mark.slow)
+            for name in NATIVE_KIND
+        ),
         *(
             pytest.param(name, False, marks=() if name in IN_TORCH else pytest.mark.slow)
             for name in NATIVE_KIND

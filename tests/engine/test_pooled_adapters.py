@@ -15,12 +15,14 @@ from tests.fakes.pool_driver import PoolDriver, encoder_drivers
 from tests.fakes.poolers import (
     DECODERS,
     ENCODERS,
+    EVERY_LINE,
     make_pooler,
     prompts,
     states_of,
     write_modules,
 )
 from tests.ops.native import WAYS
+from tests.rounds import some
 from tokenmesh.services.worker_svc.models.hf.pooling import rows, tree
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolingParams
@@ -73,7 +75,7 @@ def check(
             assert not np.allclose(wanted, plain, atol=1e-2), "the adapter changes nothing"
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@some(ENCODERS, EVERY_LINE)
 def test_tokens_of_encoders(encoder: Callable[[str], Made], tmp_path: Path, name: str) -> None:
     driver, model = encoder(name)
     modules = tuple(linear_names(model))

@@ -11,12 +11,14 @@ import torch
 from tests.fakes.pool_driver import PoolDriver, encoder_drivers
 from tests.fakes.poolers import (
     ENCODERS,
+    EVERY_LINE,
     make_pooler,
     prompts,
     states_of,
     write_modules,
 )
 from tests.ops.native import WAYS
+from tests.rounds import some
 from tokenmesh.services.worker_svc.models.hf.pooling import rows, tree
 from tokenmesh.shared.messages.pooling import PoolingParams
 
@@ -31,7 +33,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     return encoder_drivers(tmp_path_factory.mktemp)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@some(ENCODERS, EVERY_LINE)
 def test_tokens_are_those_of_each_prompt_alone(encoder: Callable[[str], Made], name: str) -> None:
     driver, model = encoder(name)
     given = prompts(*LENGTHS)

@@ -18,6 +18,7 @@ from tests.fakes.models import Fake, make_fake
 from tests.fakes.quantized import shard, write_checkpoint
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import Tiny, prompt_of
+from tests.rounds import some
 from tokenmesh.kernels.linear.formats.round import Rounding, head_grid, rounded
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.quantization import read_quantization, write
@@ -107,8 +108,18 @@ def test_a_processor_without_our_instructions_computes_the_same_and_the_log_says
     assert "are decoded to torch.float32, which saves no memory and is slow" in caplog.text
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "family"),
+    [
+        *((scheme, "qwen2") for scheme in SCHEMES),
+        *(
+            pytest.param(
+                *(scheme, "qwen3_moe"), marks=() if scheme in DISTINCT else pytest.mark.slow
+            )
+            for scheme in SCHEMES
+        ),
+    ],
+)
 def test_every_weight_is_what_the_format_says(written: Written, family: str, scheme: str) -> None:
     quantized, plain = written(family, scheme)
     how = read_quantization(read_json(quantized / "config.json"))
@@ -129,13 +140,7 @@ def test_a_native_model_computes_what_its_plain_weights_do(written: Written, sch
     check(*written("qwen2", scheme))
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        scheme if scheme in DISTINCT else pytest.param(scheme, marks=pytest.mark.slow)
-        for scheme in SCHEMES
-    ],
-)
+@some(SCHEMES, DISTINCT, name="scheme")
 def test_a_general_model_computes_what_its_plain_weights_do(written: Written, scheme: str) -> None:
     check(*written("qwen3_moe", scheme))
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import pytest
 import torch
 
 from tests.engine.test_general_kind import (
@@ -12,17 +11,18 @@ from tests.engine.test_general_kind import (
     check_greedy,
     jobs_of,
     poisoned,
-    some,
 )
 from tests.fakes.engine_driver import EngineDriver, Job
 from tests.fakes.general_models import STATES
 from tests.fakes.tiny import Tiny, prompt_of
+from tests.rounds import some
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 General = Callable[[str], EngineDriver]
 
 NAMES: Final = ("qwen3_next", "granitemoehybrid", "mamba2", "lfm2", "kimi_linear")
 """Gated delta rule, Mamba with pages and without, short convolutions, states with latents."""
+FEWER: Final = ("qwen3_next", "mamba2", "kimi_linear")
 SHARED: Final = prompt_of(70, seed=11)
 FIRST: Final = [*SHARED, *prompt_of(21, seed=12)]
 SECOND: Final = [*SHARED, *prompt_of(30, seed=13)]
@@ -40,7 +40,7 @@ def answer_of(driver: EngineDriver, prompt: Sequence[int]) -> tuple[list[int], t
     return outcome.token_ids, torch.tensor([each.top_logprobs for each in outcome.logprobs])
 
 
-@some(sorted(STATES), quick=frozenset(NAMES))
+@some(sorted(STATES), NAMES)
 def test_hits_change_no_token(general: General, tiny: Tiny, name: str) -> None:
     driver, _, _ = poisoned(general, name)
     engine = driver.again(mamba_block_size=PAGE, max_num_batched_tokens=48)
@@ -51,7 +51,7 @@ def test_hits_change_no_token(general: General, tiny: Tiny, name: str) -> None:
     assert [outcome.num_cached for outcome in outcomes] == [0, 64, 64, 80, 32]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@some(NAMES, FEWER)
 def test_a_hit_has_the_numbers_of_a_run_that_was_cut_at_the_same_border(
     general: General, name: str
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_hit_has_the_numbers_of_a_run_that_was_cut_at_the_same_border(
     torch.testing.assert_close(logprobs, without[1], atol=STATE_ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@some(NAMES, FEWER)
 def test_preempted_rows_go_on_from_saved_states(general: General, tiny: Tiny, name: str) -> None:
     driver, _, _ = poisoned(general, name)
     engine = driver.again(num_blocks=15, mamba_block_size=PAGE, max_num_batched_tokens=64)

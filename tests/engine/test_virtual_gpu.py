@@ -79,10 +79,9 @@ def test_half_precision_is_near_to_full_precision(
     assert logprobs(dtype) == pytest.approx(logprobs("float32"), abs=tolerance)
 
 
-@pytest.mark.parametrize("largest", [0, 2])
-@rounds("seed", 2, 6)
-def test_all_that_a_sampler_can_do_waits_for_nothing(tiny: Tiny, seed: int, largest: int) -> None:
-    rng = random.Random(seed)
+@rounds("seed", 2, 12)
+def test_all_that_a_sampler_can_do_waits_for_nothing(tiny: Tiny, seed: int) -> None:
+    rng, largest = random.Random(seed), 2 * (seed % 2)
     jobs = []
     for number in range(8):
         params = random_params(rng, 160)

@@ -1,7 +1,7 @@
 """The pages of the documentation, and what they set as code."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +23,28 @@ _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
-def name_of(page: Path) -> str:
-    """Relative to the repository."""
-    return str(page.relative_to(ROOT))
+def each_of(pages: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Make one test of a check of a page: it fails with the names of all pages that fail."""
+
+    def decorate(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            failed: list[Exception] = []
+            for page in pages:
+                try:
+                    check(page)
+                except Exception as error:
+                    error.add_note(f"in {page.relative_to(ROOT)}")
+                    failed.append(error)
+            if failed:
+                raise ExceptionGroup("pages of the documentation", failed)
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorate
+
+
+on_every_page: Final = each_of(PAGES)
 
 
 def prose(page: Path) -> str:

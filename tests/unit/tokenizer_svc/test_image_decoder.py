@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from PIL import Image
 
 from tests.fakes.images import image_file, picture
@@ -16,6 +17,7 @@ from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
 from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = MediaSettings(decode_processes=1, decode_timeout_s=1.0, max_pixels=40_000_000)
 
 
@@ -24,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llava_without_weights(tmp_path_factory.mktemp("llava"))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def decoder(checkpoint: Path) -> AsyncIterator[ItemDecoder]:
     decoder = ItemDecoder("image", LIMITS, checkpoint)
     yield decoder

@@ -45,10 +45,10 @@ def _join(first: Event, second: Event) -> Event | None:
     return None
 
 
-def chunkings(text: str, count: int, seed: int = 7) -> Iterator[list[str]]:
-    """Character by character, every single split, and `count` random ones."""
+def chunkings(text: str, count: int, step: int = 1, seed: int = 7) -> Iterator[list[str]]:
+    """Character by character, a single split each `step` characters, and `count` random ones."""
     yield list(text)
-    for at in range(1, len(text)):
+    for at in range(1, len(text), step):
         yield [text[:at], text[at:]]
     chance = random.Random(seed)
     for _ in range(count):
@@ -57,10 +57,10 @@ def chunkings(text: str, count: int, seed: int = 7) -> Iterator[list[str]]:
         yield [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def check_chunkings(make: Make, text: str, count: int = 50) -> list[Event]:
+def check_chunkings(make: Make, text: str, count: int = 50, step: int = 1) -> list[Event]:
     """The events of the whole text, after all chunkings gave the same."""
     whole = parse(make, [text])
-    for portions in chunkings(text, count):
+    for portions in chunkings(text, count, step):
         assert parse(make, portions) == whole, portions
     return whole
 

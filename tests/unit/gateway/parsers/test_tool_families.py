@@ -41,7 +41,8 @@ def test_typical_calls_are_read_however_the_text_is_cut(family: str, write: Writ
     for name, calls in TYPICAL_CALLS.items():
         if not _fits(family, name):
             continue
-        events = check_chunkings(maker(family), write(calls), count=20)
+        # every single split of three of them is in `test_random_chunkings_give_the_same`
+        events = check_chunkings(maker(family), write(calls), count=20, step=5)
         got = [(name, json.loads(text)) for name, text in calls_of(events)]
         assert got == [tuple(call) for call in calls], name
         assert content_of(events) == "", name
@@ -66,7 +67,7 @@ def test_random_chunkings_give_the_same(family: str, write: Write, chunkings: in
 @pytest.mark.parametrize(("family", "write"), ALL_WRITERS, ids=IDS)
 def test_text_after_calls_is_content(family: str, write: Write) -> None:
     text = write(TYPICAL_CALLS["parallel"])
-    events = check_chunkings(maker(family), f"{text}\n\nSo it is. ", count=20)
+    events = check_chunkings(maker(family), f"{text}\n\nSo it is. ", count=20, step=5)
     assert len(calls_of(events)) == 3
     assert events[-1] == Content("\n\nSo it is. ")
     assert content_of(events) == "\n\nSo it is. "
