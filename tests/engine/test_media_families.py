@@ -1,4 +1,4 @@
-"""Models that take images: the processor, the tower and the engine together, as transformers."""
+"""Models that see or hear: the processor, the tower and the engine together, as transformers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fakes.adapters import merge, write_adapter
+from tests.fakes.audio_models import AUDIO as AUDIO_FAKES
+from tests.fakes.audio_models import audio_checkpoint, audio_oracle, their_inputs, use_numpy
 from tests.fakes.engine_driver import Job
 from tests.fakes.media_family import (
     NUM_TOKENS,
@@ -20,21 +22,23 @@ from tests.fakes.media_family import (
     frames_of,
     image,
     made_of,
+    recording,
     several,
     video,
 )
 from tests.fakes.media_models import MEDIA, media_checkpoint, oracle
+from tests.fakes.recordings import tones
 from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor, PreparedItem
+from tokenmesh.services.tokenizer_svc.media.recordings import RecordingProcessor
 from tokenmesh.services.tokenizer_svc.media.video_file import open_video
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.messages.media import IMAGE, VIDEO
+from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 pytestmark = pytest.mark.timeout(180)
-FAST = ("qwen3_vl", "gemma3")
-FAMILIES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MEDIA]
+FAST = ("qwen3_vl", "gemma3", "qwen2_audio")
 ONE, TWO, THREE = (several(IMAGE, *seeds) for seeds in ((1,), (1, 2), (1, 2, 3)))
-TEXT, AGAIN = several(IMAGE), several(IMAGE, 2, 2)
+TEXT = several(IMAGE)
 
 
 @dataclass(eq=False)
@@ -72,50 +76,104 @@ class ImageFamily(MediaFamily):
         return tensors
 
 
-_loaded: dict[str, ImageFamily] = {}
+@dataclass(eq=False)
+class AudioFamily(MediaFamily):
+    """A model that takes recordings."""
+
+    kind = AUDIO
+    processor: RecordingProcessor
+
+    def placeholder(self, kind: str) -> str:
+        return AUDIO_FAKES[self.name].placeholder
+
+    def prepare(self, kind: str, seed: int) -> PreparedItem:
+        return self.processor(recording(seed))
+
+    def their_inputs(self, items: Items) -> dict[str, Any]:
+        recordings = [recording(seed) for _, seed in items]
+        return dict(their_inputs(self.directory, self.name, self.text(items), recordings))
+
+
+def image_family(directory: Path, name: str) -> ImageFamily:
+    media_checkpoint(directory, name)
+    parts = ImageFamily.parts(directory, lora={"enable_lora": True})
+    processor = ItemProcessor(directory)
+    return ImageFamily(name=name, model=oracle(directory, name), processor=processor, **parts)
+
+
+def audio_family(directory: Path, name: str) -> AudioFamily:
+    audio_checkpoint(directory, name)
+    parts, processor = AudioFamily.parts(directory), RecordingProcessor(directory)
+    use_numpy(processor._mel.extractor)
+    return AudioFamily(name=name, model=audio_oracle(directory, name), processor=processor, **parts)
+
+
+_loaded: dict[str, MediaFamily] = {}
 
 
 @pytest.fixture
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ImageFamily:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MediaFamily:
     name: str = request.param
     if name not in _loaded:
-        # two take turns in `make test`
-        if len(_loaded) > 1:
+        # three take turns in `make test`
+        if len(_loaded) > 2:
             _loaded.clear()
-        directory = media_checkpoint(tmp_path_factory.mktemp(name), name)
-        parts = ImageFamily.parts(directory, lora={"enable_lora": True})
-        model, processor = oracle(directory, name), ItemProcessor(directory)
-        _loaded[name] = ImageFamily(name=name, model=model, processor=processor, **parts)
+        make = image_family if name in MEDIA else audio_family
+        _loaded[name] = make(tmp_path_factory.mktemp(name), name)
     return _loaded[name]
 
 
-each_family = pytest.mark.parametrize("family", FAMILIES, indirect=True)
+def families(*names: str) -> pytest.MarkDecorator:
+    values = [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in names]
+    return pytest.mark.parametrize("family", values, indirect=True)
+
+
+each_family = families(*MEDIA, *AUDIO_FAKES)
+each_that_sees = families(*MEDIA)
+each_that_hears = families(*AUDIO_FAKES)
 
 
 @each_family
-def test_prompts_and_answers_are_those_of_transformers(family: ImageFamily) -> None:
-    family.check_answers([ONE, THREE, TEXT, AGAIN])
+def test_prompts_and_answers_are_those_of_transformers(family: MediaFamily) -> None:
+    items = family.items
+    family.check_answers([items(1), items(1, 2, 3), items(), items(2, 2)])
 
 
 @each_family
 @pytest.mark.parametrize(
     "chunk", [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(16, marks=pytest.mark.slow)]
 )
-def test_chunks_may_end_anywhere_that_the_model_allows(family: ImageFamily, chunk: int) -> None:
+def test_chunks_may_end_anywhere_that_the_model_allows(family: MediaFamily, chunk: int) -> None:
     # where tokens of an image see each other, none fits a shorter one
     least = 15 if family.driver.model.media.sees_ahead else 0
-    family.check_chunks([THREE, TEXT, ONE], chunk + least)
+    family.check_chunks([family.items(1, 2, 3), (), family.items(1)], chunk + least)
+
+
+@each_that_hears
+def test_chunks_may_end_at_each_border_of_a_recording(family: AudioFamily) -> None:
+    family.check_borders(family.items(1, 2, 3))
 
 
 @each_family
-def test_an_image_is_computed_once_for_equal_prompts(family: ImageFamily) -> None:
-    family.check_prefix_hits(THREE, several(IMAGE, 2, 1, 3))
+def test_an_item_is_computed_once_for_equal_prompts(family: MediaFamily) -> None:
+    family.check_prefix_hits(family.items(1, 2, 3), family.items(2, 1, 3))
 
 
 @each_family
-def test_a_stream_goes_on_from_its_tokens_and_after_preemption(family: ImageFamily) -> None:
-    family.check_resumed(THREE)
-    family.check_preempted([THREE, AGAIN, ONE], few_blocks(family, THREE))
+def test_a_stream_goes_on_from_its_tokens_and_after_preemption(family: MediaFamily) -> None:
+    three = family.items(1, 2, 3)
+    family.check_resumed(three)
+    family.check_preempted([three, family.items(2, 2), family.items(1)], few_blocks(family, three))
+
+
+@each_that_hears
+def test_recordings_that_the_model_cannot_hear_are_refused(family: AudioFamily) -> None:
+    with pytest.raises(InvalidInput, match=r"at least 0\.1 s"):
+        family.processor(tones(0.05))
+    with pytest.raises(InvalidInput, match=r"at most|context holds 1024"):
+        family.processor(tones(170))
+    shortest = family.processor(tones(0.1)).prepared
+    assert shortest.runs[0] >= 1
 
 
 def few_blocks(family: MediaFamily, items: Items) -> int:
@@ -125,12 +183,12 @@ def few_blocks(family: MediaFamily, items: Items) -> int:
     return num_blocks * len(driver.model.runner.windows)
 
 
-@each_family
+@each_that_sees
 def test_logits_are_near_those_of_transformers(family: ImageFamily) -> None:
     family.check_logits(THREE, 1e-3 if family.driver.model.runner.has_states else 3e-4)
 
 
-@each_family
+@each_that_sees
 def test_media_that_do_not_fit_fail_their_request_alone(family: ImageFamily) -> None:
     good = family.job(ONE)
     short = TensorBlob("float32", (2, 64), bytes(2 * 64 * 4))
@@ -147,7 +205,7 @@ FORMER_NAMES = (
 """As earlier versions of transformers had them."""
 
 
-@each_family
+@each_that_sees
 def test_an_adapter_of_the_language_model_and_images_equal_the_merged_model(
     family: ImageFamily, tmp_path: Path
 ) -> None:

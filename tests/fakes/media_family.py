@@ -29,6 +29,7 @@ from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor, Prep
 from tokenmesh.services.tokenizer_svc.media.video_file import VideoLimits, open_video
 from tokenmesh.shared.config.model import EncoderSettings, MediaSettings, ModelSettings
 from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.messages.media import IMAGE
 from tokenmesh.shared.tensor_blob import decode_named
 
 NUM_TOKENS = 32
@@ -77,6 +78,8 @@ def made_of(videos: Sequence[dict[str, Any]]) -> dict[str, Any]:
 class MediaFamily(ABC):
     """One checkpoint."""
 
+    kind: ClassVar[str] = IMAGE
+    """Of the items in the tests of all families."""
     kind_names: ClassVar[Mapping[str, str]] = {}
     """Kinds of the tests that are of another kind for the services."""
 
@@ -145,6 +148,10 @@ class MediaFamily(ABC):
             self.tower.check(features)
             (embeddings[item.content_hash],) = self.tower.encode([features])
         return Job(prompt, greedy(NUM_TOKENS), media=media, embeddings=embeddings)
+
+    def items(self, *seeds: int) -> Items:
+        """Several items of its kind."""
+        return several(self.kind, *seeds)
 
     def jobs(self, prompts: Sequence[Items]) -> list[Job]:
         return [self.job(items) for items in prompts]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.block_follower import LoggedSchedule, check_hashes, follow
+from tests.rounds import rounds
 from tokenmesh.services.worker_svc.block_events.batches import Batches, ReplayBuffer
 from tokenmesh.services.worker_svc.block_events.held import Block, HeldBlocks
 from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots
@@ -55,7 +56,7 @@ class ReportedSchedule(LoggedSchedule):
 
 
 @pytest.mark.parametrize("has_states", [False, True])
-@pytest.mark.parametrize("chunk", range(3))
+@rounds("chunk", 1, 6)
 def test_events_amount_to_what_can_be_found_after_every_step(chunk: int, has_states: bool) -> None:
     # chunked prefill, hits, evictions, preemptions, failed steps, adapters, salts, images
     counts: Counter[str] = Counter()

@@ -127,5 +127,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert all(self.pool.find(key) == block for key, block in self.content.items())
 
 
-PoolMachine.TestCase.settings = settings(max_examples=150, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=75, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
