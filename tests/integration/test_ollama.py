@@ -182,6 +182,11 @@ async def test_embeddings(bus_settings: BusSettings, redis_settings: RedisSettin
         one = await post(client, "/api/embeddings", model=mesh.model, prompt="one")
         assert one == {"embedding": pytest.approx(expected("one"))}
         assert len(one["embedding"]) == SIZE
+        for dimensions in (10**18, 0, SIZE + 1):
+            wrong = {"model": mesh.model, "input": "one", "dimensions": dimensions}
+            refused = await client.post("/api/embed", json=wrong)
+            assert refused.status_code == 400
+            assert "dimensions" in refused.json()["error"]
         refused = await client.post(
             "/api/chat", json={"model": mesh.model, "messages": [{"role": "user", "content": "a"}]}
         )

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from tokenmesh.services.gateway.http.fields import Bounded, Flag
+from tokenmesh.services.gateway.http.fields import Bounded, Flag, Positive
 from tokenmesh.shared.config.on_demand import NEVER, duration_s
 
 Think = Flag | Literal["low", "medium", "high", "max"]
@@ -84,7 +84,7 @@ class OllamaEmbedRequest(OllamaModel):
 
     input: str | list[str] = Field(default=[], description="A text, or several.")
     truncate: Flag | None = Field(default=True, description="Cut what is too long.")
-    dimensions: int | None = Field(default=None, ge=1, description="Keep the first ones.")
+    dimensions: Positive | None = Field(default=None, description="Keep the first ones.")
     options: dict[str, Any] | None = None
 
 
