@@ -14,18 +14,6 @@ PLAIN = "/v1/completions"
 MEBIBYTE = 1024 * 1024
 
 
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
-@pytest.fixture
-async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
-        yield http
-
-
 async def check(
     mesh: BackEnd, client: httpx.AsyncClient, path: str, fields: dict[str, Any], param: str
 ) -> None:

@@ -29,12 +29,6 @@ async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> Asyn
         yield back_end
 
 
-@pytest.fixture
-async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
-        yield http
-
-
 def ask(mesh: BackEnd, **fields: Any) -> dict[str, Any]:
     return {"model": mesh.model, "messages": [{"role": "user", "content": "Hi"}], **fields}
 

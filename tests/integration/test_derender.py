@@ -25,12 +25,6 @@ async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> Asyn
         yield back_end
 
 
-@pytest.fixture
-async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
-        yield http
-
-
 def answer(ids: list[int] | None = None, **fields: Any) -> dict[str, Any]:
     choice = {"index": 0, "token_ids": IDS if ids is None else ids, **fields}
     return {"request_id": "r-1", "choices": [choice]}

@@ -2,23 +2,15 @@
 
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 PROMPTS = ["Once upon", "In the beginning"]
 SHAPE = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
 
 
 async def ask(mesh: BackEnd, **fields: Any) -> httpx.Response:

@@ -1,7 +1,6 @@
 """Fields that vLLM's clients know, one by one: what each does to request and response."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -14,18 +13,6 @@ from tokenmesh.shared.tokens import unpack_ids
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
-@pytest.fixture
-async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
-        yield http
 
 
 async def whole(client: httpx.AsyncClient, mesh: BackEnd, path: str, **fields: Any) -> Any:

@@ -35,12 +35,6 @@ async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> Asyn
         yield back_end
 
 
-@pytest.fixture
-async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
-        yield http
-
-
 def ask(mesh: BackEnd, fields: dict[str, Any] | None = None, **body: Any) -> dict[str, Any]:
     """`fields`: sampling_params."""
     return {"model": mesh.model, "token_ids": PROMPT, "sampling_params": fields or {}, **body}

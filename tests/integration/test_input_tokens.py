@@ -6,13 +6,6 @@ import openai
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """A gateway that has just started waits for the first heartbeats before it refuses a model."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import httpx
-import pytest
 from websockets.asyncio.client import connect as connect_socket
 
 from tests.fakes.back_end import BackEnd
@@ -12,16 +10,9 @@ from tokenmesh.services.gateway.app import make_app
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.shared.bus.message_bus import connect
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import GatewayId, new_instance_id
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.metrics import Metrics
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
 
 
 async def test_realtime_messages_and_models_wait_for_the_first_beats(mesh: BackEnd) -> None:

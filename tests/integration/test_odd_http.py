@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -12,18 +11,6 @@ from tests.fakes.back_end import BackEnd
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
-@pytest.fixture
-async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
-        yield http
 
 
 def _body(mesh: BackEnd) -> bytes:

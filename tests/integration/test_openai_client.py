@@ -7,16 +7,9 @@ import openai
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
 
 
 @pytest.fixture

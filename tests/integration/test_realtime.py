@@ -35,12 +35,6 @@ ROUND = [
 ]
 
 
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
 class Talk:
     """A connection that checks every event against the client's types."""
 

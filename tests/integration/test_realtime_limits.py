@@ -21,12 +21,6 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 Json = dict[str, Any]
 
 
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
 def address(mesh: BackEnd, query: str | None = None) -> str:
     requested = f"model={mesh.model}" if query is None else query
     return f"{mesh.url.replace('http', 'ws', 1)}/v1/realtime?{requested}"

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,15 +11,8 @@ from tests.fakes.back_end import BackEnd
 from tests.fakes.recordings import tones
 from tests.integration.test_realtime import TEXT, talking
 from tokenmesh.services.gateway.realtime.speech_input import SpeechInput
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.messages.tokenize import ChatPrompt
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
 
 
 async def test_a_turn_is_answered_by_what_was_said(

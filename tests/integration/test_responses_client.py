@@ -23,12 +23,6 @@ EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
-@pytest.fixture
 async def long_mesh(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> AsyncIterator[BackEnd]:

@@ -1,7 +1,6 @@
 """Fields about an output's tokens over HTTP: to the worker, and back to the client."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,18 +14,6 @@ from tokenmesh.shared.tokens import unpack_ids
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
-@pytest.fixture
-async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
-        yield http
 
 
 def ask(mesh: BackEnd, path: str, **fields: Any) -> dict[str, Any]:

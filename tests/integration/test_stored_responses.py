@@ -24,12 +24,6 @@ TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
 
 
 @pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
-@pytest.fixture
 async def client(mesh: BackEnd) -> AsyncIterator[ResponseClient]:
     async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
         yield ResponseClient(http, mesh.model)

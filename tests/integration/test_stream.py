@@ -1,28 +1,14 @@
 """Streams of a real gateway, chunk by chunk, with fakes behind it."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.fakes.back_end import BackEnd
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
-
-
-@pytest.fixture
-async def mesh(bus_settings: BusSettings, redis_settings: RedisSettings) -> AsyncIterator[BackEnd]:
-    async with BackEnd(bus_settings, redis_settings) as back_end:
-        yield back_end
-
-
-@pytest.fixture
-async def client(mesh: BackEnd) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
-        yield http
 
 
 async def chunks(
