@@ -16,6 +16,10 @@ _MAX_TRACES: Final = 500
 _DATA: Final = "data:"
 _DONE: Final = "[DONE]"
 _TIMEOUT: Final = httpx.Timeout(10.0, read=300.0)
+DIRECT: Final[Mapping[str, None]] = dict.fromkeys(
+    ("all://127.0.0.1", "all://localhost", "all://[::1]")
+)
+"""Hosts that no proxy of the environment can reach: what httpx mounts for them."""
 
 
 class ApiError(TokenMeshError):
@@ -42,7 +46,7 @@ class Api:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._url = url
         self._client = httpx.Client(
-            base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport
+            base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport, mounts=DIRECT
         )
 
     def __enter__(self) -> "Api":
@@ -132,7 +136,8 @@ def _piece(chunk: dict[str, Any]) -> ChatDelta:
         raise ApiError(str(chunk["error"].get("message", chunk["error"])))
     request_id = str(chunk.get("id", ""))
     choices = chunk.get("choices") or [{}]
-    delta = choices[0].get("delta") or {}
+    # With n above 1 the chat goes on from the first choice.
+    delta = {} if choices[0].get("index") else choices[0].get("delta") or {}
     reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
     usage = chunk.get("usage") or {}
     num_tokens = int(usage.get("completion_tokens", 0))

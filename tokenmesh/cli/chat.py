@@ -1,5 +1,6 @@
 """`tokenmesh chat`: talk to a model in the terminal, or through a pipe."""
 
+import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -89,6 +90,9 @@ def _print_answer(deltas: Iterable[ChatDelta], console: Console) -> None:
 def _lines(console: Console, is_interactive: bool) -> Iterator[str]:
     """The user's lines, stripped, until the end of the input."""
     if not is_interactive:
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            # A file in another encoding is still a text; what cannot be read is U+FFFD.
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
         yield from (line.strip() for line in sys.stdin)
         return
     # a slow import, which a pipe must not wait for

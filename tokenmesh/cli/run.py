@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import httpx
 import typer
 
+from tokenmesh.cli.api import DIRECT
 from tokenmesh.cli.chat import chat
 from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
 from tokenmesh.shared.clock import sleep_s
@@ -65,7 +66,7 @@ def serving(words: Sequence[str], port: int) -> Iterator["subprocess.Popen[bytes
 
 def is_ready(mesh: "subprocess.Popen[bytes]", url: str) -> bool:
     """Wait until the mesh answers; False when it has ended."""
-    with httpx.Client(base_url=url, timeout=_PROBE_S) as client:
+    with httpx.Client(base_url=url, timeout=_PROBE_S, mounts=DIRECT) as client:
         while mesh.poll() is None:
             try:
                 if client.get("/readyz").is_success:

@@ -1,14 +1,18 @@
 """The chat keeps the conversation, streams answers and explains errors."""
 
 import base64
+import io
 import json
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tokenmesh.cli import chat as chat_module
 from tokenmesh.cli.api import Api, ApiError
 from tokenmesh.cli.conversation import ChatHistory
 from tokenmesh.shared.errors import InvalidInput, NotFound, Unavailable
@@ -172,3 +176,48 @@ def test_an_answer_that_is_not_ours_is_explained() -> None:
     api = Api(URL, transport=httpx.MockTransport(lambda _: httpx.Response(200, text="<html>")))
     with pytest.raises(ApiError, match="does not answer like TokenMesh"):
         api.models()
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+            monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        for host in ("127.0.0.1", "localhost"):
+            with Api(f"http://{host}:{server.server_port}") as api:
+                assert api.models() == ["demo"]
+        server.shutdown()
+
+
+class Models(BaseHTTPRequestHandler):
+    """Lists one model."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "demo"}]}')
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is shown."""
+
+
+def test_the_first_of_several_choices_is_the_answer(gateway: Gateway) -> None:
+    second = {"id": "chatcmpl-1", "choices": [{"index": 1, "delta": {"content": "no"}}]}
+    gateway.stream = event(content="yes") + f"data: {json.dumps(second)}\n\n"
+    assert answer(ChatHistory(gateway.api(), "demo", {"n": 2}), "hi") == "yes"
+
+
+def test_a_piped_line_in_another_encoding_is_sent_with_what_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, gateway: Gateway
+) -> None:
+    for errors in ("strict", "surrogateescape"):
+        piped = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr("sys.stdin", piped)
+        monkeypatch.setattr(chat_module, "Api", lambda *_: gateway.api())
+        chat_module.chat(URL)
+        assert gateway.bodies[-1]["messages"] == [{"role": "user", "content": "caf\ufffd"}]
