@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.anthropic.request import (
 )
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.fields import Bounded
+from tokenmesh.services.gateway.openai.request import switch_thinking
 from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     FieldNames,
@@ -20,6 +21,7 @@ from tokenmesh.services.gateway.openai.translation import (
     TranslatedChat,
     function_sources,
     read_object,
+    schema_format,
     validate_chat,
 )
 from tokenmesh.shared.errors import InvalidInput
@@ -52,8 +54,6 @@ _NAMES: Final = {
 """Fields of a chat request that have another name here."""
 _FEW_BLOCKS: Final = 128
 _NOT_SERVED: Final = ("container", "mcp_servers")
-_SWITCHES: Final = ("enable_thinking", "thinking")
-"""Names that chat templates use for the variable that enables reasoning."""
 
 
 class MessagesTool(Bounded, extra="allow", strict=True):
@@ -161,7 +161,7 @@ def _thinking(body: CountTokensRequest) -> Json:
     thinking = body.thinking
     if thinking is None:
         return {"chat_template_kwargs": own} if own else {}
-    switches = dict.fromkeys(_SWITCHES, thinking.type != "disabled")
+    switches = switch_thinking(thinking.type != "disabled")
     fields: Json = {"chat_template_kwargs": switches | own}
     if thinking.type != "enabled":
         return fields
@@ -185,8 +185,7 @@ def _output(body: CountTokensRequest) -> Json:
         )
     given = given or body.output_format
     if given is not None:
-        schema = {"name": "output", "schema": given.schema_, "strict": True}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        fields["response_format"] = schema_format(given.schema_)
     return fields
 
 

@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.ollama.request import (
     OllamaGeneration,
     OllamaMessage,
 )
-from tokenmesh.services.gateway.openai.request import CompletionRequest
+from tokenmesh.services.gateway.openai.request import CompletionRequest, switch_thinking
 from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
@@ -23,6 +23,7 @@ from tokenmesh.services.gateway.openai.translation import (
     TranslatedChat,
     chat_content,
     get_string,
+    schema_format,
     validate_chat,
 )
 
@@ -69,8 +70,6 @@ _NAMES: Final = {
     "suffix": "suffix",
 }
 _MEDIA_BY_START: Final = {"/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
-_SWITCHES: Final = ("enable_thinking", "thinking")
-"""Names that chat templates use for the variable that enables reasoning."""
 
 
 def translate_chat(body: OllamaChatRequest, warnings: list[str]) -> TranslatedChat:
@@ -144,7 +143,7 @@ def _shared(body: OllamaGeneration, warnings: list[str]) -> Json:
     if isinstance(body.think, str):
         fields["reasoning_effort"] = body.think
     elif body.think is not None:
-        fields["chat_template_kwargs"] = dict.fromkeys(_SWITCHES, body.think)
+        fields["chat_template_kwargs"] = switch_thinking(body.think)
         fields["include_reasoning"] = body.think
     return fields
 
@@ -184,8 +183,7 @@ def _format(given: str | dict[str, Any] | None) -> Json:
         return {"response_format": {"type": "json_object"}}
     if isinstance(given, str):
         raise invalid("format", "must be 'json' or a JSON schema")
-    schema = {"name": "output", "schema": given, "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"response_format": schema_format(given)}
 
 
 class _Conversation(ChatMessages):

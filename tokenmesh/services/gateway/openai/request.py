@@ -169,8 +169,13 @@ def template_kwargs(body: ChatRequest) -> dict[str, Any] | None:
         return given
     kwargs: dict[str, Any] = {"reasoning_effort": effort, **(given or {})}
     if not any(name in kwargs for name in _THINKING_SWITCHES):
-        kwargs.update(dict.fromkeys(_THINKING_SWITCHES, effort != "none"))
+        kwargs |= switch_thinking(effort != "none")
     return kwargs
+
+
+def switch_thinking(is_on: bool) -> dict[str, bool]:
+    """The template's arguments that turn reasoning on or off."""
+    return dict.fromkeys(_THINKING_SWITCHES, is_on)
 
 
 def thinking_switch(kwargs: dict[str, Any] | None) -> bool | None:

@@ -111,6 +111,14 @@ def chat_content(parts: list[Json]) -> str | list[Json]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
+def schema_format(schema: Json) -> Json:
+    """A `response_format` of an API that has no name for the schema."""
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "output", "schema": schema, "strict": True},
+    }
+
+
 def function_sources(count: int, parameters: str = "parameters") -> dict[FieldPath, str]:
     """Client paths of functions that the client writes without an object `function`."""
     sources: dict[FieldPath, str] = {}

@@ -145,11 +145,8 @@ class StateReader:
         for member in members:
             totals.add(member)
             await turns.rest()
-        first = nsmallest(
-            most, members, key=lambda each: (each.beat.service, each.beat.instance_id)
-        )
         shown = []
-        for member in first:
+        for member in nsmallest(most, members, key=_order):
             shown.append(_process(member, now))
             await turns.rest()
         return MeshState(
