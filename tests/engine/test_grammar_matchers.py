@@ -11,6 +11,7 @@ from tests.fakes.grammars import EOS, VOCAB, Grammars, json_schema, make_checkpo
 from tokenmesh.services.worker_svc.grammar.follower import Follower
 from tokenmesh.services.worker_svc.grammar.matcher import (
     CannotCompile,
+    GrammarFailed,
     Masks,
     Matcher,
     num_words,
@@ -227,3 +228,12 @@ def test_schemas_in_a_tag_are_followed_to_the_letter(grammars: Grammars) -> None
     matcher = grammars.compile(tag({"type": "string", "maxLength": 2}), "auto").start()
     assert all(matcher.accept(each) for each in grammars.ids('<f>"ab'))
     assert not matcher.accept(grammars.ids("c")[0])
+
+
+def test_a_limit_of_the_library_is_named_when_a_token_exceeds_it(grammars: Grammars) -> None:
+    grammar = grammars.compile(Structured(kind="grammar", text="start: " + '("a"|"b")? ' * 600))
+    follower = Follower(grammar.start(), [], math.inf, (EOS,))
+    for token_id in grammars.ids("ab"):
+        follower.append(token_id)
+    with pytest.raises(GrammarFailed, match=r"items; max is"):
+        follower.fill(empty(1), 0)

@@ -90,7 +90,12 @@ class Follower:
         if self._error is not None or self._matcher.is_terminated():
             return
         began_s = thread_cpu_s()
-        if not self._matcher.accept(token_id):
+        try:
+            is_allowed = self._matcher.accept(token_id)
+        except GrammarFailed as error:
+            self._error = error.message
+            return
+        if not is_allowed:
             self._error = f"the output so far does not follow the grammar: token {token_id}"
             return
         self._check_time(began_s)

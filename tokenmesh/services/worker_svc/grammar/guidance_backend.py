@@ -74,7 +74,12 @@ class GuidanceMatcher:
         if token_id in self._eos_ids:
             self._has_ended = self._matcher.is_accepting()
             return self._has_ended
-        return self._matcher.try_consume_tokens([token_id]) == 1
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        if self._matcher.is_error():
+            # a limit of the library's, such as on the rules that may apply at a place
+            raise GrammarFailed(_first_line(self._matcher.get_error()))
+        return False
 
     def rollback(self, num_tokens: int) -> None:
         if num_tokens and self._has_ended:

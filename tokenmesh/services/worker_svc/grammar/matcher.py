@@ -31,7 +31,10 @@ class Matcher(Protocol):
         """Write the allowed tokens to masks[index]. Raises GrammarFailed."""
 
     def accept(self, token_id: int) -> bool:
-        """Accept a token; False, and nothing has changed, when it is not allowed next."""
+        """Accept a token; False, and nothing has changed, when it is not allowed next.
+
+        Raises GrammarFailed.
+        """
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last `num_tokens` accepted tokens."""
