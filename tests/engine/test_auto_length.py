@@ -37,7 +37,7 @@ def ask(num_prompt: int, max_tokens: int) -> Generate:
         # five of six layers see 16 positions, and hold 3 blocks at most where chunks have 8 tokens
         ("gemma3_text", 17, 2 * 16),
         ("gemma3_text", 20, 4 * 16),
-        ("gemma3_text", 25, 9 * 16),
+        pytest.param("gemma3_text", 25, 9 * 16, marks=pytest.mark.slow),
         ("deepseek_v2", 8, 7 * 16),
         ("bamba", 8, 7 * 16),
         ("mamba2", 8, 7 * 16),

@@ -33,7 +33,7 @@ MASKS = [[0, 0b1111 << 16]]
     ("case", "loaded"),
     [
         ("in a process of its own", []),
-        ("in a worker", ["torch"]),
+        pytest.param("in a worker", ["torch"], marks=pytest.mark.slow),
         ("another version", ["torch", "transformers"]),
     ],
 )

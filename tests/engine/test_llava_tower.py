@@ -49,15 +49,20 @@ def rewrite(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     "overrides",
     [
         {},
-        {"vision_feature_select_strategy": "full"},
-        {"vision_feature_layer": -1},
-        {"vision_feature_layer": [0, 3]},
         {"vision_feature_layer": 2, "vision_feature_select_strategy": "full"},
         {"vision_feature_layer": [-3, 1, -1]},
-        {"vision_feature_layer": [-2], "vision_feature_select_strategy": "full"},
-        {"multimodal_projector_bias": False, "projector_hidden_act": "silu"},
-        {"vision_config": {**config()["vision_config"], "hidden_act": "gelu"}},  # type: ignore[dict-item]
-        {"vision_config": {**config()["vision_config"], "patch_size": 7}},  # type: ignore[dict-item]
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                {"vision_feature_select_strategy": "full"},
+                {"vision_feature_layer": -1},
+                {"vision_feature_layer": [0, 3]},
+                {"vision_feature_layer": [-2], "vision_feature_select_strategy": "full"},
+                {"multimodal_projector_bias": False, "projector_hidden_act": "silu"},
+                {"vision_config": {**config()["vision_config"], "hidden_act": "gelu"}},  # type: ignore[dict-item]
+                {"vision_config": {**config()["vision_config"], "patch_size": 7}},  # type: ignore[dict-item]
+            )
+        ),
     ],
     ids=str,
 )

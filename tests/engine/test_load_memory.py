@@ -95,7 +95,7 @@ def peak_of(directory: Path, impl: Any) -> tuple[Any, int]:
     ("name", "kind"),
     [
         ("llama", "native"),
-        ("llama", "promoted"),
+        pytest.param("llama", "promoted", marks=pytest.mark.slow),
         pytest.param("llama", "tree", marks=pytest.mark.slow),
         ("qwen3_moe", "tree"),
     ],

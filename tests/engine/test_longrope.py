@@ -16,6 +16,8 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 NAME: Final = "phi3_longrope_short"
 BOUNDARY: Final = 40
 NUM_TOKENS: Final = 24
+CHUNKS = {"max_num_batched_tokens": 11}
+PREEMPTIONS = {"num_gpu_blocks_override": 15, "block_size": 8, "kv_watermark": 0.0}
 KERNELS = pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 SAMPLING = SamplingParams(
     seed=0, max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, logprobs=8
@@ -45,8 +47,20 @@ def assert_exact(checkpoint: TinyCheckpoint, prompt: list[int], outcome: Outcome
 
 
 @KERNELS
-@pytest.mark.parametrize("length", [BOUNDARY - 9, BOUNDARY - 1, BOUNDARY, BOUNDARY + 1])
-@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7}])
+@pytest.mark.parametrize(
+    ("length", "settings"),
+    [
+        (BOUNDARY - 9, {"max_num_batched_tokens": 7}),
+        *((BOUNDARY + more, {}) for more in (-1, 0, 1)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (BOUNDARY - 9, {}),
+                *((BOUNDARY + more, {"max_num_batched_tokens": 7}) for more in (-1, 0, 1)),
+            )
+        ),
+    ],
+)
 def test_log_probabilities_stay_exact_where_an_answer_crosses_the_length(
     checkpoint: TinyCheckpoint, length: int, native: bool, settings: dict[str, Any]
 ) -> None:
@@ -66,14 +80,14 @@ def crossing_prompts() -> list[list[int]]:
 
 
 @KERNELS
-@pytest.mark.parametrize("is_async", [True, False])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "is_async"),
     [
-        {"max_num_batched_tokens": 11},
-        {"num_gpu_blocks_override": 15, "block_size": 8, "kv_watermark": 0.0},
+        pytest.param(CHUNKS, False, id="chunks"),
+        pytest.param(CHUNKS, True, id="chunks-async", marks=pytest.mark.slow),
+        pytest.param(PREEMPTIONS, True, id="preemptions-async"),
+        pytest.param(PREEMPTIONS, False, id="preemptions", marks=pytest.mark.slow),
     ],
-    ids=["chunks", "preemptions"],
 )
 def test_tokens_do_not_depend_on_batches_chunks_and_preemptions(
     checkpoint: TinyCheckpoint, native: bool, is_async: bool, settings: dict[str, Any]
@@ -109,7 +123,10 @@ def test_cached_blocks_of_one_side_never_serve_the_other(
 
 
 @KERNELS
-@pytest.mark.parametrize("moved_after", [1, 8, 9, 10, 23])
+@pytest.mark.parametrize(
+    "moved_after",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (1, 9)), 8, 10, 23],
+)
 def test_a_stream_that_moves_goes_on_with_the_same_tokens(
     checkpoint: TinyCheckpoint, native: bool, moved_after: int
 ) -> None:

@@ -109,7 +109,7 @@ def whisper(directory: Path) -> Path:
         "eos_token_id": end,
         "pad_token_id": end,
         "decoder_start_token_id": start,
-        "max_length": 96,
+        "max_length": MAX_TOKENS,
         "is_multilingual": True,
         "lang_to_id": {f"<|{each}|>": ids(f"<|{each}|>") for each in LANGUAGES},
         "task_to_id": {"transcribe": ids("<|transcribe|>"), "translate": ids("<|translate|>")},
