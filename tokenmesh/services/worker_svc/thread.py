@@ -200,11 +200,9 @@ class EngineThread:
     def _carry_out(self) -> bool:
         """Carry out commands; waits for one only while the engine has no work. False: stop."""
         must_wait = not self._engine.has_work
-        while True:
-            try:
-                command = self._commands.get(block=must_wait)
-            except queue.Empty:
-                return True
+        # only this thread takes commands, so one that is there can be had at once
+        while must_wait or not self._commands.empty():
+            command = self._commands.get()
             must_wait = False
             if isinstance(command, Add):
                 self._engine.add(command.request)
@@ -222,6 +220,7 @@ class EngineThread:
             else:
                 for item in range(command.num_items):
                     self._engine.cancel(command.key._replace(item=item), command.ending)
+        return True
 
     def _emit(self) -> None:
         self._outputs.put(self._engine.take_output(), timeout=self._settings.publish_wait_s)

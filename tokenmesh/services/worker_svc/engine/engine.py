@@ -159,8 +159,9 @@ class Engine:
         if not self._in_flight:
             self.busy_since_s = monotonic_s()
         launch = self._runner.launch(plan)
+        num_decode = plan.num_tokens - num_prefill
         self._in_flight.append(
-            InFlightStep(plan, notes, launch, started_ns, started_s, num_prefill)
+            InFlightStep(plan, notes, launch, started_ns, started_s, num_prefill, num_decode)
         )
 
     def _land(self) -> None:
@@ -291,10 +292,9 @@ class Engine:
                 if request.decode.is_prefilling and request.spec.reservation:
                     self._output.prefilling[request.spec.reservation] = request.backlog
         duration_s = self._output.duration_s = ended_s - step.started_s
-        num_tokens = self._output.num_tokens = step.plan.num_tokens
-        num_decode = num_tokens - step.num_prefill
+        num_tokens = self._output.num_tokens = step.num_prefill + step.num_decode
         self._totals.prefill_tokens += step.num_prefill
-        self._totals.decode_tokens += num_decode
-        self._rates.note(duration_s, step.num_prefill, num_decode)
+        self._totals.decode_tokens += step.num_decode
+        self._rates.note(duration_s, step.num_prefill, step.num_decode)
         self._log.add(TimelineStep(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns

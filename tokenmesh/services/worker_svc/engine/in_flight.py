@@ -33,11 +33,8 @@ class InFlightStep:
     """The same instant on `perf_s`."""
     num_prefill: int
     """Tokens of prefill chunks."""
-
-    @property
-    def num_decode(self) -> int:
-        """Its other tokens: one of each stream that decodes, and drafts."""
-        return self.plan.num_tokens - self.num_prefill
+    num_decode: int
+    """Its other tokens: one of each stream that decodes, and drafts."""
 
     @property
     def rows(self) -> set[int]:

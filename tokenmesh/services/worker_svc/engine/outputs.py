@@ -2,7 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from tokenmesh.services.worker_svc.engine.block_pool import BlockPool
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, RouteChange
@@ -27,8 +30,7 @@ class EngineTotals:
     decode_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True, gc=False):
     """How busy the engine is."""
 
     num_added: int = 0
@@ -45,8 +47,11 @@ class EngineStats:
     """Computed in prefill chunks."""
     decode_tokens: int = 0
     """Computed by streams that decode, refused drafts included."""
-    tenant_levels: Mapping[str, float] = field(default_factory=dict)
+    tenant_levels: Mapping[str, float] = {}
     """Recent use by tenant, divided by weight."""
+
+
+_NOTHING_YET: Final = EngineStats()
 
 
 def stats_of(
@@ -78,23 +83,22 @@ class EndedStream:
     """Decode steps for its trace; empty when it is not traced."""
 
 
-@dataclass(slots=True)
-class StepOutput:
+class StepOutput(msgspec.Struct):
     """Everything that leaves the engine at one time."""
 
     step: int
-    deltas: dict[GatewayId, list[Delta]] = field(default_factory=lambda: defaultdict(list))
-    ended: list[EndedStream] = field(default_factory=list)
-    stats: EngineStats = field(default_factory=EngineStats)
+    deltas: dict[GatewayId, list[Delta]] = msgspec.field(default_factory=lambda: defaultdict(list))
+    ended: list[EndedStream] = []
+    stats: EngineStats = _NOTHING_YET
     duration_s: float = 0.0
     """Of the step; 0 when there was none."""
     num_tokens: int = 0
     """Computed in the step."""
     routes: RouteChange | None = None
     """What is new for the prefix index."""
-    blocks: list[BlockChange] = field(default_factory=list)
+    blocks: list[BlockChange] = []
     """What is new in the prefix cache, where that is logged."""
-    prefilling: dict[str, int] = field(default_factory=dict)
+    prefilling: dict[str, int] = {}
     """By reservation: tokens still to compute of a prompt that the step computed a part of."""
 
 
