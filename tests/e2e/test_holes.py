@@ -13,7 +13,7 @@ from tokenmesh.cli.bench.workload import first_model
 from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.shared.config.loader import load_settings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 NUM_TOKENS = 20
 GONE_S = 1.5

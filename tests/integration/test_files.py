@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from tests.fakes.back_end import BackEnd
+from tokenmesh.services.gateway.files import uploads
 from tokenmesh.services.gateway.files.contents import CHUNK_BYTES, PARTS, FileContents
 from tokenmesh.services.gateway.files.sweeper import FileSweeper
 from tokenmesh.services.gateway.files.uploads import data_key
@@ -58,7 +59,11 @@ async def round_trip(mesh: BackEnd, client: openai.AsyncOpenAI, size: int) -> No
         await client.files.content(file.id)
 
 
-async def test_files_are_listed_in_pages_by_purpose(client: openai.AsyncOpenAI) -> None:
+@pytest.mark.parametrize("num_scanned", [1, 1000])
+async def test_files_are_listed_in_pages_by_purpose(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, num_scanned: int
+) -> None:
+    monkeypatch.setattr(uploads, "_SCANNED", num_scanned)
     made = [
         (await client.files.create(file=("a", b"x"), purpose=purpose)).id
         for purpose in ("batch", "vision", "batch")

@@ -60,7 +60,7 @@ _ID: Final = re.compile(rf"{ID_PREFIX}-[A-Za-z0-9]{{1,64}}")
 _MAX_NAME_CHARS: Final = 256
 _SHOWN_CHARS: Final = 64
 _SCANNED: Final = 1000
-"""Descriptions that one page of a listing reads at most."""
+"""Descriptions that a listing reads at a time."""
 
 
 def new_file_id() -> str:
@@ -168,7 +168,7 @@ class Uploads:
     ) -> FileList:
         """Files of the caller's tenant by the time of their expiry.
 
-        A page may hold fewer than `limit`, with `has_more`. Raises NotFound for an unknown `after`.
+        Raises NotFound for an unknown `after`.
         """
         ids = await self._ids(access.tenant.name)
         if order == "desc":
@@ -177,13 +177,17 @@ class Uploads:
             if after not in ids:
                 raise NotFound(f"after: {after[:_SHOWN_CHARS]!r} does not exist", param="after")
             ids = ids[ids.index(after) + 1 :]
-        found = await self._described(ids[:_SCANNED])
-        wanted = [each.shown() for each in found if purpose in (None, each.purpose)]
+        wanted: list[FileObject] = []
+        # clients continue after the last file they got, so a page is only short at the end
+        while ids and len(wanted) <= limit:
+            found = await self._described(ids[:_SCANNED])
+            wanted += [each.shown() for each in found if purpose in (None, each.purpose)]
+            ids = ids[_SCANNED:]
         return FileList(
             data=wanted[:limit],
             first_id=wanted[0].id if wanted else None,
             last_id=wanted[:limit][-1].id if wanted else None,
-            has_more=len(wanted) > limit or len(ids) > _SCANNED,
+            has_more=len(wanted) > limit,
         )
 
     async def _ids(self, tenant: str) -> list[str]:
