@@ -6,7 +6,7 @@ resolution could differ (DNS rebinding).
 
 import asyncio
 import socket
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -93,12 +93,10 @@ class Resolver:
         except BaseException:
             self._slots.release(grant)
             raise
-        future.add_done_callback(lambda done: self._release_soon(loop, grant, done))
+        future.add_done_callback(lambda _: self._release_soon(loop, grant))
         return await asyncio.wrap_future(future)
 
-    def _release_soon(
-        self, loop: asyncio.AbstractEventLoop, grant: Grant, _done: "Future[list[str]]"
-    ) -> None:
+    def _release_soon(self, loop: asyncio.AbstractEventLoop, grant: Grant) -> None:
         with suppress(RuntimeError):
             # A closed loop raises it: nothing waits for the slot.
             loop.call_soon_threadsafe(self._slots.release, grant)
