@@ -14,13 +14,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import torch
 
 COMPILE_TIMEOUT_S: Final = 120.0
-_FLAGS: Final = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-mfma", "-mbmi2")
+_FLAGS: Final = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-mfma", "-mbmi2")
 _AVX2: Final = ("-mavx2", "-mf16c")
 _AVX512: Final = tuple(f"-mavx512{name}" for name in ("f", "bw", "vl", "dq", "bf16", "vnni"))
 LEVELS: Final = {
@@ -102,15 +103,28 @@ def compiled(folder: Path, name: str) -> Path:
 
 
 def _compile(target: Path, flags: tuple[str, ...]) -> None:
+    """Each source by itself, as many at a time as there are processors."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        command = [_compiler(), *flags, "-o", str(made)]
-        command += [str(_HERE / source) for source in _SOURCES] + ["-lpthread", "-lm"]
-        subprocess.run(
-            command, check=True, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True
-        )
+        objects = [str(made.with_name(f"{source}.o")) for source in _SOURCES]
+        compiler = _compiler()
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            runs = [
+                pool.submit(_run, compiler, *flags, "-c", str(_HERE / source), "-o", written)
+                for source, written in zip(_SOURCES, objects, strict=True)
+            ]
+            try:
+                for run in runs:
+                    run.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        _run(compiler, *flags, "-shared", "-o", str(made), *objects, "-lpthread", "-lm")
         made.replace(target)
     logger.info("compiled the C kernels into %s", target)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True)
 
 
 def _compiler() -> str:
