@@ -205,7 +205,7 @@ async def test_slow_names_of_a_tenant_leave_threads_to_others(
     changes = {"max_concurrent_fetches": 40, "max_fetches_per_tenant": 32, "fetch_timeout_s": 1.0}
     fetcher = Fetcher(LIMITS.model_copy(update=changes))
     try:
-        # The second round begins after the first has given up, whose threads still wait.
+        # The second round begins when the first has timed out, while its threads still wait.
         for _ in range(2):
             slow = (fetcher.fetch(server.url("/a", "slow.example"), "b") for _ in range(32))
             results = await asyncio.gather(*slow, return_exceptions=True)

@@ -160,7 +160,7 @@ def _check_dimensions(given: int, card: ModelCard, task: PoolTask) -> None:
 Messages = list[dict[str, Any]]
 
 _AT_ONCE: Final = 16
-"""Media of one Encode, whose answer has a time limit."""
+"""Media in one Encode, so that the answer comes before its deadline."""
 
 
 def check_number_of_media(chats: Sequence[Messages], settings: GatewaySettings) -> None:

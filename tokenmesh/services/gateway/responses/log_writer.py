@@ -35,7 +35,7 @@ from tokenmesh.shared.redis import Redis
 OVERHEAD_BYTES: Final = 256
 """Of an entry in JetStream: its subject, headers and checksum."""
 _SHARE: Final = 0.9
-"""Of `max_total_bytes`: beyond all of it JetStream deletes the oldest, whose they ever are."""
+"""Of `max_total_bytes`: beyond all of it JetStream deletes the oldest ones of any tenant."""
 
 
 class StoredShares:
