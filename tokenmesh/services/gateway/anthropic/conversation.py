@@ -6,9 +6,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from tokenmesh.services.gateway.anthropic.request import Message
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.fields import Bounded
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     Json,

@@ -11,10 +11,9 @@ from tokenmesh.services.gateway.anthropic.request import (
     MessagesRequest,
     ToolChoice,
 )
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.openai.request import switch_thinking
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     FieldNames,
     Json,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tokenmesh.services.gateway.generation.parsing import ModelText
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.audio import AudioClip, SpeechFacts
 from tokenmesh.shared.messages.media import ADD, AUDIO, REPLACE, MediaItem

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from tokenmesh.services.gateway.http.errors import NotSupported, invalid_fields
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid, invalid_fields
 from tokenmesh.services.gateway.http.fields import Bounded, Flag, Positive
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import (
     MinP,
     NotServed,

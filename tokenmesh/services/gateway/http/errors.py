@@ -65,6 +65,11 @@ class ErrorBody(msgspec.Struct):
     error: ErrorFacts
 
 
+def invalid(path: str, problem: str, kind: type[InvalidInput] = InvalidInput) -> InvalidInput:
+    """An error about the field at `path`; its message is `path` and `problem`."""
+    return kind(f"{path} {problem}", param=path)
+
+
 def error_body(error: TokenMeshError) -> ErrorBody:
     return status_body(error.status, error.message, error.code, error.param)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.http.errors import NotSupported, invalid_fields
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid, invalid_fields
 from tokenmesh.services.gateway.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -15,7 +15,6 @@ from tokenmesh.services.gateway.ollama.request import (
     OllamaMessage,
 )
 from tokenmesh.services.gateway.openai.request import CompletionRequest, switch_thinking
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     FieldNames,

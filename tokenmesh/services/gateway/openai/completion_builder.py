@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.extras.tensor_upload import read_tensor
 from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import EMPTY_PROMPT, GenerationRequest, PromptJob
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.openai.request import DEFAULT_MAX_TOKENS, CompletionRequest
 from tokenmesh.services.gateway.openai.request_builder import (
@@ -25,7 +25,7 @@ from tokenmesh.services.gateway.openai.request_builder import (
     text_options,
 )
 from tokenmesh.services.gateway.openai.sampling import read_budget
-from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary, invalid
+from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.generation.request import BeamOptions
-from tokenmesh.services.gateway.http.errors import NotSupported
-from tokenmesh.services.gateway.openai.sampling_checks import SamplingScope, count_logprobs, invalid
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
+from tokenmesh.services.gateway.openai.sampling_checks import SamplingScope, count_logprobs
 from tokenmesh.services.gateway.openai.sampling_fields import (
     SAMPLED,
     NotServed,

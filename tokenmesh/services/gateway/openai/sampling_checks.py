@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.fields import INT32_MAX, Bounded
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
@@ -18,11 +19,6 @@ _MAX_BIAS: Final = 100.0
 _MAX_KEYS: Final = 64
 """Wrong keys of logit_bias that an error names."""
 _MAX_KEY_CHARS: Final = 20
-
-
-def invalid(path: str, problem: str, kind: type[InvalidInput] = InvalidInput) -> InvalidInput:
-    """An error about the field at `path`; its message is `path` and `problem`."""
-    return kind(f"{path} {problem}", param=path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.parsing import ModelText
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.openai.request import ChatRequest, Tool
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.parsers.formats import CallFrame
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tokenmesh.services.gateway.http.errors import invalid_fields
+from tokenmesh.services.gateway.http.errors import invalid, invalid_fields
 from tokenmesh.services.gateway.openai.request import ChatRequest
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError, field_name
 
 

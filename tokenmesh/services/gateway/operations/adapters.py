@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.operations.commands import AdapterCommands
 from tokenmesh.shared.adapter_registry import AdapterRecord, AdapterRegistry
 from tokenmesh.shared.clock import monotonic_s, wall_s

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import CohereEmbedRequest, CohereType
 from tokenmesh.services.gateway.pooling.inputs import Side
 from tokenmesh.services.gateway.pooling.job import PoolJob, check_number_of_media

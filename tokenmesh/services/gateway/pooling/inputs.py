@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import InputFields
 from tokenmesh.services.gateway.pooling.job import (
     Messages,

@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext, check_request_id
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.openai.sampling import refuse_not_served
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import warn_unknown
 from tokenmesh.services.gateway.pooling.fields import PoolingFields, PromptFields
 from tokenmesh.services.gateway.tenancy.tenant import Tenant

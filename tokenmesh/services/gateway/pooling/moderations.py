@@ -8,10 +8,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import Field
 
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import ClassificationRequest
 from tokenmesh.services.gateway.pooling.inputs import read_items
 from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.pooling.fields import (
     ClassificationRequest,
     EmbedDtype,

@@ -8,9 +8,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Final
 
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary, invalid
+from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config.gateway import GatewaySettings

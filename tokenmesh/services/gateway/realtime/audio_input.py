@@ -16,9 +16,8 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from tokenmesh.services.gateway.audio.speech_transcriber import BYTES_PER_SAMPLE
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.fields import Bounded
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json, read_object
 from tokenmesh.shared.errors import InvalidInput
 

@@ -6,10 +6,9 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json, read_object
 from tokenmesh.shared.config.http import RealtimeSettings
 from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound

@@ -13,10 +13,9 @@ from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tokenmesh.services.gateway.http.body import check_bounds
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.fields import INT32_MAX, Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json, read_object
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, InvalidInput, TokenMeshError

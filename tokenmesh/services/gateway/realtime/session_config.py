@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     FieldNames,

@@ -12,8 +12,8 @@ from tokenmesh.services.gateway.audio.request import TranscriptionRequest
 from tokenmesh.services.gateway.audio.speech_transcriber import wav_of
 from tokenmesh.services.gateway.files.uploads import NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.event_loop import Turns, off_loop
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.realtime.audio_input import (
     AudioConfig,

@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.event_loop import Turns
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.items import ItemsConversation, item_prefix, shaped_item
 from tokenmesh.services.gateway.responses.log_writer import OVERHEAD_BYTES, StoredShares

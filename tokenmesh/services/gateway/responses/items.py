@@ -6,8 +6,7 @@ Adjacent items of one model turn (reasoning, text, calls) become one message.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tokenmesh.services.gateway.http.errors import NotSupported
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     Json,

@@ -13,9 +13,8 @@ import msgspec
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.feed import (
     Feed,

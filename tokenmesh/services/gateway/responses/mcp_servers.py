@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenmesh.services.gateway.http.errors import NotSupported
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.shared.config.responses import McpServerSettings, ResponseSettings
 from tokenmesh.shared.errors import PayloadTooLarge, TokenMeshError, Unavailable

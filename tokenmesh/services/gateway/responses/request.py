@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.fields import (
     Bounded,
     Flag,
@@ -16,7 +17,6 @@ from tokenmesh.services.gateway.http.fields import (
     Priority,
     TokenId,
 )
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import (
     MinP,
     Penalty,

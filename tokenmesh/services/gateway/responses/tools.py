@@ -10,8 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from tokenmesh.services.gateway.http.errors import NotSupported
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.openai.translation import (
     Json,
     get_objects,

@@ -20,9 +20,8 @@ from tokenmesh.services.gateway.files.contents import CHUNK_BYTES, ContentRespon
 from tokenmesh.services.gateway.files.uploads import FileDeleted, FileObject, NewFile, new_file_id
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import SCHEMA_REF, arriving
-from tokenmesh.services.gateway.http.errors import UnsupportedMediaType
+from tokenmesh.services.gateway.http.errors import UnsupportedMediaType, invalid
 from tokenmesh.services.gateway.http.sse import json_response
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.tenancy.upload_quota import UploadReservation
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge

@@ -16,6 +16,7 @@ from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.ollama.models import running, served_name, show, tags
@@ -43,7 +44,6 @@ from tokenmesh.services.gateway.ollama.writer import (
 )
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.translation import Json, TranslatedChat, warn_unknown
 from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
 from tokenmesh.services.gateway.pooling.inputs import check_input

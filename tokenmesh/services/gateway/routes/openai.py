@@ -14,7 +14,7 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.http.fields import Off, Positive
 from tokenmesh.services.gateway.http.middleware import Endpoint
@@ -25,7 +25,6 @@ from tokenmesh.services.gateway.openai.completion_builder import build_completio
 from tokenmesh.services.gateway.openai.completion_writer import CompletionWriter
 from tokenmesh.services.gateway.openai.request import ChatMessage, ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.shapes import ChatChoice, Model, ModelList, ModelPermission
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import RequestId

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.openai.chat_builder import chat_prompt
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
@@ -17,7 +18,6 @@ from tokenmesh.services.gateway.openai.request import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.shapes import DetokenizeResult, TokenizeResult
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s

@@ -8,7 +8,7 @@ import msgspec
 
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Prompt, PromptJob
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
@@ -20,7 +20,6 @@ from tokenmesh.services.gateway.openai.request import (
     template_kwargs,
 )
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import SAMPLED, SamplingFields
 from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderChatRequest,

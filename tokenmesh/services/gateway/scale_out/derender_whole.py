@@ -10,7 +10,8 @@ from typing import Protocol
 from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery, Inbox
 from tokenmesh.services.gateway.generation.request import GenerationRequest, Head, Prompt
-from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary, invalid
+from tokenmesh.services.gateway.http.errors import invalid
+from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.scale_out.derender_request import (
     LogprobCandidate,
     PromptCell,

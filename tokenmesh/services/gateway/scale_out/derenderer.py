@@ -11,10 +11,10 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Usage
 from tokenmesh.services.gateway.http import sse
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
 from tokenmesh.services.gateway.openai.completion_writer import CompletionWriter
 from tokenmesh.services.gateway.openai.response_parts import CHAT_CHUNK, COMPLETION_CHUNK
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.scale_out.derender_builder import DerenderBuilder
 from tokenmesh.services.gateway.scale_out.derender_chunk import ChunkDerendering
 from tokenmesh.services.gateway.scale_out.derender_request import (

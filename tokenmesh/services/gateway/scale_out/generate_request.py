@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.fields import (
     Bounded,
     MinusOneOrMore,
@@ -15,7 +15,6 @@ from tokenmesh.services.gateway.http.fields import (
     Priority,
     TokenId,
 )
-from tokenmesh.services.gateway.openai.sampling_checks import invalid
 from tokenmesh.services.gateway.openai.sampling_fields import (
     SamplingFields,
     StreamOptions,
