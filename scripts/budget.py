@@ -48,8 +48,8 @@ class Budget:
     max_function: int
 
 
-CODE: Final = Budget("code", 300, 50)
-KERNEL: Final = Budget("kernel", 350, 120)
+CODE: Final = Budget("code", 400, 50)
+KERNEL: Final = Budget("kernel", 400, 120)
 TEST: Final = Budget("test", 500, 50)
 
 
