@@ -31,6 +31,8 @@ from typing import ClassVar, Final, Self
 _MAX_MESSAGE: Final = 4096
 _MAX_PARAM: Final = 256
 """Characters."""
+_ADDRESS: Final = re.compile(r" (?:at|@) 0x[0-9A-Fa-f]{6,16}\b")
+"""Of an object in memory, as Python and FFmpeg print it: it would help an attacker."""
 
 FieldPath = tuple[str | int, ...]
 """Where a field is in a request's body: names of fields and positions in lists."""
@@ -58,7 +60,7 @@ class TokenMeshError(Exception):
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
         # Both may contain text of a client; they are searched, copied and logged.
-        message = message[:_MAX_MESSAGE]
+        message = _ADDRESS.sub("", message[:_MAX_MESSAGE])
         param = param and param[:_MAX_PARAM]
         super().__init__(message)
         self.message = message

@@ -1,6 +1,9 @@
 """The error tree, and errors as messages."""
 
+import io
+
 import pytest
+from PIL import Image
 
 from tokenmesh.shared import errors
 from tokenmesh.shared.errors import TokenMeshError
@@ -21,6 +24,20 @@ def test_every_error_survives_the_wire(cls: type[TokenMeshError]) -> None:
     assert type(back) is cls
     assert (back.message, back.param, back.retry_after_s) == ("what happened", "field", 1.5)
     assert (to_failed(back).status, to_failed(back).retryable) == (cls.status, cls.retryable)
+
+
+@pytest.mark.parametrize("cls", EVERY_ERROR, ids=lambda cls: cls.__name__)
+def test_no_error_holds_an_address_of_memory(cls: type[TokenMeshError]) -> None:
+    image = Image.new("RGB", (1, 1))
+    for each in (object(), io.BytesIO(), image, io.BytesIO().read, lambda: 0, image.load):
+        error = cls(f"Error opening {each!r}: no format")
+        assert f"{id(each):#x}" not in error.message.lower()
+        assert "0x" not in f"{error}{to_failed(error).message}"
+        assert error.message.startswith("Error opening <")
+        assert error.message.endswith(">: no format")
+    assert cls("[mov @ 0x55d0c0ffee00] moov atom not found").message.startswith("[mov] moov")
+    # numbers that a client wrote are kept
+    assert cls("http://0x7f000001/a at 0x1, id 0x123456789").message.count("0x") == 3
 
 
 def test_codes_are_unique() -> None:

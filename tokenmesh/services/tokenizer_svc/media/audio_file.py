@@ -84,7 +84,10 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> Samples:
         if container == "wav":
             _check_wav(data)
         return _joined(_read_with_sndfile(data, container, limits), rate, limits)
-    except (soundfile.LibsndfileError, RuntimeError, ValueError, OSError, struct.error) as error:
+    except soundfile.LibsndfileError as error:
+        # its text begins with the object that was read
+        raise InvalidInput(f"the {container} file is damaged: {error.error_string}") from error
+    except (RuntimeError, ValueError, OSError, struct.error) as error:
         raise InvalidInput(f"the {container} file is damaged: {error}") from error
 
 
@@ -141,7 +144,10 @@ def _read_with_ffmpeg(data: bytes, container: str, limits: AudioLimits) -> Itera
             "tokenmesh-server[media] installs; send WAV, FLAC, Ogg or MP3"
         ) from error
     try:
-        with av.open(io.BytesIO(data), "r", format=_AV_FORMATS[container]) as file:
+        # tags in another encoding than UTF-8 are not read
+        with av.open(
+            io.BytesIO(data), "r", format=_AV_FORMATS[container], metadata_errors="replace"
+        ) as file:
             yield from _frames_of(file, limits)
     except av.FFmpegError as error:
         raise InvalidInput(f"the {container} file is damaged: {error.strerror}") from error
@@ -154,6 +160,9 @@ def _frames_of(file: "av.container.InputContainer", limits: AudioLimits) -> Iter
         raise InvalidInput("the file holds no audio")
     stream = file.streams.audio[0]
     codec = stream.codec_context
+    # PyAV's types do not say that it is None for a codec that FFmpeg does not know
+    if getattr(codec, "name", None) is None:
+        raise InvalidInput(f"the codec is not known; supported are {NAMES}")
     if codec.name not in _AV_CODECS:
         raise InvalidInput(f"the codec {codec.name} is not supported; supported are {NAMES}")
     codec.thread_count = 1  # a confined process starts no threads

@@ -99,7 +99,10 @@ def open_video(data: bytes, limits: VideoLimits) -> Iterator[VideoFile]:
     if container not in _FORMATS:
         raise InvalidInput(f"the file is not a video of a known format ({NAMES})")
     try:
-        with av.open(io.BytesIO(data), "r", format=_FORMATS[container]) as file:
+        # tags in another encoding than UTF-8 are not read
+        with av.open(
+            io.BytesIO(data), "r", format=_FORMATS[container], metadata_errors="replace"
+        ) as file:
             if not file.streams.video:
                 raise InvalidInput("the file holds no video")
             stream = file.streams.video[0]
@@ -112,6 +115,9 @@ def _facts_of(
     file: "av.container.InputContainer", stream: "av.video.VideoStream", limits: VideoLimits
 ) -> VideoFacts:
     codec = stream.codec_context
+    # PyAV's types do not say that it is None for a codec that FFmpeg does not know
+    if getattr(codec, "name", None) is None:
+        raise InvalidInput(f"the codec is not known; supported are {NAMES}")
     if codec.name not in _CODECS:
         raise InvalidInput(f"the codec {codec.name} is not supported; supported are {NAMES}")
     codec.thread_count = 1  # a confined process starts no threads
