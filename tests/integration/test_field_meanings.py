@@ -137,12 +137,11 @@ async def test_an_operator_can_turn_on_usage_and_token_ids(
         httpx.AsyncClient(base_url=mesh.url, timeout=10) as client,
     ):
         events = await chunks(client, mesh, path, max_tokens=3, **logprobs)
-        assert [bool(event.get("usage")) for event in events] == [False] * (len(events) - 1) + [
-            True
-        ]
+        assert all(event["usage"] for event in events)
+        assert events[-1]["choices"] == []
         assert '"token_id:' in json.dumps(events)
-        continuous = {"stream_options": {"continuous_usage_stats": True}}
-        events = await chunks(client, mesh, path, max_tokens=3, **continuous)
+        unwanted = {"stream_options": {"include_usage": False}}
+        events = await chunks(client, mesh, path, max_tokens=3, **unwanted)
         assert all(event["usage"] for event in events)
         plain = await chunks(
             client, mesh, path, max_tokens=3, return_tokens_as_token_ids=False, **logprobs

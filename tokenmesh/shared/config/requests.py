@@ -97,8 +97,8 @@ class AnswerSettings(BaseModel):
 
     force_include_usage: bool = Field(
         default=False,
-        description="End every stream with its usage, as if each request had set "
-        "stream_options.include_usage.",
+        description="Put the usage into every chunk of a stream and at its end, as if each request "
+        "had set stream_options.include_usage and continuous_usage_stats.",
     )
     return_tokens_as_token_ids: bool = Field(
         default=False,

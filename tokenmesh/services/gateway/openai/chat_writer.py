@@ -104,19 +104,23 @@ class ChatStream(ChunkStream):
             logprobs = encode_json(self._logprobs.chat(chunk.logprobs))
         count = self._counts.get(chunk.choice, 0) + len(chunk.token_ids)
         self._counts[chunk.choice] = count
-        reasons = encode_json(chunk.finish_reason)
-        if chunk.finish_reason is not None:
-            reasons += b',"stop_reason":' + encode_json(chunk.stop_reason)
-        if self._options.token_ids:
-            reasons += b',"token_ids":' + encode_json(chunk.token_ids)
-        delta = self._delta(chunk)
+        delta, ids = self._delta(chunk), chunk.token_ids
         usage = self._running_usage(self._prompt_tokens, count)
         before = b""
         if chunk.finish_reason is not None and "tool_calls" in delta:
             # openai's stream helper misses the end of a call in the chunk that ends the choice
-            before = self._chunk(chunk.choice, encode_json(delta), logprobs, NULL, b"")
-            delta, logprobs = {}, NULL
+            reasons = NULL + self._ids(ids)
+            before = self._chunk(chunk.choice, encode_json(delta), logprobs, reasons, usage)
+            delta, logprobs, ids = {}, NULL, []
+        reasons = encode_json(chunk.finish_reason)
+        if chunk.finish_reason is not None:
+            reasons += b',"stop_reason":' + encode_json(chunk.stop_reason)
+        reasons += self._ids(ids)
         return before + self._chunk(chunk.choice, encode_json(delta), logprobs, reasons, usage)
+
+    def _ids(self, ids: list[int]) -> bytes:
+        """The ids that became the delta of the same chunk, if they are requested."""
+        return b',"token_ids":' + encode_json(ids) if self._options.token_ids else b""
 
     def _delta(self, chunk: OutputChunk) -> dict[str, Any]:
         if chunk.events is not None:

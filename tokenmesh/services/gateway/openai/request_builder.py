@@ -195,12 +195,12 @@ def text_options(
 def chunk_options(body: SamplingFields, logprobs: bool, defaults: AnswerSettings) -> ChunkOptions:
     """What chunks contain besides text."""
     options = body.stream_options or StreamOptions()
-    has_usage = options.include_usage or defaults.force_include_usage
+    is_forced = defaults.force_include_usage
     return ChunkOptions(
         logprobs=logprobs,
         token_ids=bool(body.return_token_ids),
-        usage=has_usage,
-        running_usage=has_usage and options.continuous_usage_stats,
+        usage=options.include_usage or is_forced,
+        running_usage=(options.include_usage and options.continuous_usage_stats) or is_forced,
     )
 
 
