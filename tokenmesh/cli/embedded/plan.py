@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tokenmesh.cli.embedded.child import ChildSpec, Phase
+from tokenmesh.cli.embedded.gpus import assign_gpus, overfull, visible_gpus
 from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
 from tokenmesh.cli.embedded.private import write_private
 from tokenmesh.cli.embedded.screen import Screen
@@ -86,6 +87,13 @@ def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
         screen.warn(
             f"everyone who can reach {gateway.host} may {what}: set --api-key or --keys-file"
         )
+
+
+def warn_if_overfull(settings: Settings, screen: Screen) -> None:
+    """Warn when workers would find too little memory on the GPU that they share."""
+    text = overfull(settings, settings.up.workers * _num_awake(settings), visible_gpus())
+    if text is not None:
+        screen.warn(text)
 
 
 NOTIFY_SOCKET: Final = "notify"
@@ -170,6 +178,7 @@ def _services(
     up = settings.up
     num_models = len(models_run(settings))
     threads = max(1, len(os.sched_getaffinity(0)) // (up.workers * _num_awake(settings)))
+    gpus = assign_gpus(settings, up.workers * num_models, visible_gpus())
     for spec in SERVICES:
         service, count = spec.name, getattr(up, spec.count_setting)
         if service == "worker":
@@ -198,6 +207,8 @@ def _services(
             environment |= notify_environment(str(folder / NOTIFY_SOCKET), up.hung_s)
             if service == "worker":
                 environment |= _model_of_worker(settings, number - 1)
+            if service in gpus:
+                environment |= gpus[service][number - 1]
             yield ChildSpec(name, command, phase, environment)
 
 

@@ -17,6 +17,7 @@ from tokenmesh.cli.embedded.plan import (
     check_models,
     make_plan,
     warn_if_open,
+    warn_if_overfull,
 )
 from tokenmesh.cli.embedded.ports import check_free, free_port
 from tokenmesh.cli.embedded.private import private_folder
@@ -43,6 +44,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     if gateway.uds is None:
         check_free(gateway.host, gateway.port, is_shared=gateway.reuse_port)
     warn_if_open(gateway, screen)
+    warn_if_overfull(settings, screen)
     stops = StopSignals()
     with private_folder() as folder, stops.installed():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stops.stop, "SIGHUP")
