@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -80,6 +81,17 @@ cycles."""
 Build = Callable[[Mesh], Coroutine[Any, Any, None]]
 
 
+def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The event loop's exception handler: logs all but look-ups of names that no caller waits for.
+
+    uvloop leaves the look-up of a connection whose time is over to itself. What wanted to
+    connect has reported that, and tries again.
+    """
+    is_lookup = isinstance(context.get("exception"), socket.gaierror) and "future" in context
+    if not is_lookup or "task" in context:
+        loop.default_exception_handler(context)
+
+
 def run_service(name: str, settings: "Settings", build: Build) -> int:
     """Run one service until a signal ends it; returns the exit code."""
 
@@ -98,6 +110,7 @@ def run_service(name: str, settings: "Settings", build: Build) -> int:
         is_built = True
 
     async def main() -> int:
+        asyncio.get_running_loop().set_exception_handler(log_unhandled)
         stops = StopSignals()
         with stops.installed():
             code = await serve(name, instance_id, settings, build_and_freeze, stops)
