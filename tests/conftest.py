@@ -121,6 +121,22 @@ def plain_nats(start_nats: Callable[[], Server]) -> Server:
 
 
 @pytest.fixture
+def small_nats(start_nats: Callable[[], Server]) -> Server:
+    """A NATS whose account may have 8 MiB of JetStream's disk."""
+    server = start_nats()
+    server.stop()
+    config = Path(server.command[-1])
+    login = f'[{{ user: tokenmesh, password: "{server.password}" }}]'
+    account = f"accounts {{ A {{ jetstream {{ max_file: 8388608 }}, users: {login} }} }}\n"
+    lines = [
+        line for line in config.read_text().splitlines() if not line.startswith("authorization")
+    ]
+    config.write_text("\n".join([*lines, account]))
+    server.start()
+    return server
+
+
+@pytest.fixture
 def start_redis(tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Starts a Redis that the test may stop and start."""
     yield from _starter(lambda: make_redis(tmp_path))

@@ -26,6 +26,7 @@ def spec_of(name: str) -> StreamSpec:
         subjects=f"{name}.>",
         max_age_s=60.0,
         max_bytes=8 * 1024 * 1024,
+        setting="responses.max_total_bytes",
         max_entry_bytes=64 * 1024,
     )
 

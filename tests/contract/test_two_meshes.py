@@ -53,6 +53,7 @@ def journal_of(bus: MessageBus) -> JetStreamJournal:
         subjects=subjects.RESPONSES,
         max_age_s=60.0,
         max_bytes=1 << 20,
+        setting="responses.max_total_bytes",
         max_entry_bytes=1 << 16,
     )
     return JetStreamJournal(bus, spec, ResponseSettings())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,7 +19,10 @@ from tests.fakes.response_client import (
     text_of,
 )
 from tests.servers import Server, bus_settings_of
+from tokenmesh.services.gateway.app import open_journals
+from tokenmesh.services.gateway.main import check_journals
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.journal import Journals
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
 
@@ -261,6 +265,36 @@ async def test_a_mesh_without_jetstream_stores_nothing(
             answer = await http.post("/v1/responses", json={**body, **wanted})
             assert answer.status_code == 503, answer.text
         assert (await http.get("/v1/responses/resp_1")).status_code == 503
+
+
+async def test_a_store_smaller_than_its_setting_is_named_with_both_numbers(
+    small_nats: Server, redis_settings: RedisSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus_settings = bus_settings_of(small_nats)
+    async with (
+        BackEnd(bus_settings, redis_settings) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as http,
+    ):
+        await check_journals(open_journals(mesh.bus, mesh.settings))
+        for name in ("responses.max_total_bytes", "gateway.upload_bytes_total", "batches.max_tot"):
+            assert re.search(rf"[0-9]+ bytes by {name}.* the 8388608 bytes of", caplog.text)
+        body = {"model": mesh.model, "input": "Hi"}
+        refused = await http.post("/v1/responses", json={**body, "store": True})
+        assert refused.status_code == 503, refused.text
+        message = refused.json()["error"]["message"]
+        assert "536870912 bytes by responses.max_total_bytes" in message
+        assert "8388608" in message
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.status_code == 200
+        assert "responses.max_total_bytes" in answer.headers["x-tokenmesh-warning"]
+    # a store that the settings fit into: nothing is logged
+    async with BackEnd(
+        bus_settings, redis_settings, responses={"max_total_bytes": 4 << 20}
+    ) as mesh:
+        caplog.clear()
+        journal = open_journals(mesh.bus, mesh.settings).responses
+        await check_journals(Journals(responses=journal))
+        assert "stored" not in caplog.text
 
 
 async def test_stored_items_are_referred_to_by_id(mesh: BackEnd, client: ResponseClient) -> None:

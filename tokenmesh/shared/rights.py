@@ -43,6 +43,7 @@ _MORE_PUBLISHED: Final[dict[str, tuple[str, ...]]] = {
     "gateway": (
         *(f"$JS.API.STREAM.{verb}.{stream}" for stream in STREAMS for verb in _STREAM_VERBS),
         *(f"$JS.API.DIRECT.GET.{stream}" for stream in STREAMS),
+        "$JS.API.INFO",
     ),
     # A placement has any number of `Queued` answers before its last one.
     "scheduler": (f"{INBOXES}.gateway.>",),

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from tokenmesh.cli.embedded.child import Phase
-from tokenmesh.cli.embedded.plan import MeshPlan, check_address, check_models, make_plan
+from tokenmesh.cli.embedded.plan import (
+    MeshPlan,
+    check_address,
+    check_models,
+    check_store,
+    make_plan,
+)
 from tokenmesh.cli.embedded.ports import check_free, free_port, wait_accepting
 from tokenmesh.cli.embedded.private import private_folder, write_private
 from tokenmesh.cli.embedded.readiness import base_url
@@ -96,6 +102,15 @@ def test_a_unix_socket_is_for_one_gateway() -> None:
     with pytest.raises(ConfigError, match="Unix socket") as caught:
         check_address(load_settings(overrides=overrides))
     assert caught.value.param == "--uds"
+
+
+def test_a_store_that_is_smaller_than_what_it_shall_hold_is_refused_with_both_numbers() -> None:
+    check_store(load_settings())
+    overrides = {"responses": {"max_total_bytes": 3 << 30}}
+    with pytest.raises(ConfigError, match=f"is {2 << 30}, and .* {3 << 30} by responses") as caught:
+        check_store(load_settings(overrides=overrides))
+    assert caught.value.param == "up.nats_store_bytes"
+    check_store(load_settings(overrides={**overrides, "bus": {"url": "nats://elsewhere:4222"}}))
 
 
 def two_models(**more: object) -> Settings:

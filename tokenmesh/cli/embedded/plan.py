@@ -79,6 +79,24 @@ def check_address(settings: Settings) -> None:
         )
 
 
+def check_store(settings: Settings) -> None:
+    """Raises ConfigError when the embedded NATS could not hold what the settings let it store."""
+    if "url" in settings.bus.model_fields_set:
+        return
+    parts = {
+        "responses.max_total_bytes": settings.responses.max_total_bytes,
+        "gateway.upload_bytes_total": settings.gateway.upload_disk_bytes,
+        "batches.max_total_bytes": settings.batches.disk_bytes,
+    }
+    needed, most = sum(parts.values()), settings.up.nats_store_bytes
+    if needed > most:
+        what = ", ".join(f"{num_bytes} by {name}" for name, num_bytes in parts.items())
+        raise ConfigError(
+            f"up.nats_store_bytes is {most}, and NATS has to store up to {needed} bytes: {what}",
+            param="up.nats_store_bytes",
+        )
+
+
 def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
     """Warn when other machines reach the API and no key guards it."""
     has_keys = bool(gateway.api_key_hashes or gateway.keys_file)

@@ -15,6 +15,7 @@ from tokenmesh.cli.embedded.plan import (
     check_address,
     check_installed,
     check_models,
+    check_store,
     make_plan,
     warn_if_open,
     warn_if_overfull,
@@ -40,6 +41,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
     check_installed()
     check_models(settings)
     check_address(settings)
+    check_store(settings)
     gateway = settings.gateway
     if gateway.uds is None:
         check_free(gateway.host, gateway.port, is_shared=gateway.reuse_port)

@@ -1,7 +1,9 @@
 """Process entry of the gateway."""
 
 import asyncio
+import logging
 import sys
+from functools import partial
 
 from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
 from tokenmesh.services.gateway.gateway import Gateway
@@ -11,12 +13,27 @@ from tokenmesh.services.gateway.mesh.unused_placements import UnusedPlacements
 from tokenmesh.shared.actor.actor import BackgroundTasks
 from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.journal import Journals
 from tokenmesh.shared.service import Mesh, run_service
+
+logger = logging.getLogger(__name__)
+
+
+async def check_journals(journals: Journals) -> None:
+    """Log why something cannot be stored, before the first request finds it."""
+    for journal in (journals.responses, journals.files, journals.batches):
+        try:
+            if journal is not None:
+                await journal.prepare()
+        except TokenMeshError as error:
+            logger.error("nothing can be stored: %s", error.message)
 
 
 async def build(mesh: Mesh) -> None:
     """Start the gateway and its HTTP server."""
+    journals = open_journals(mesh.bus, mesh.settings)
     gateway = Gateway(
         GatewayId(mesh.instance_id),
         mesh.bus,
@@ -25,7 +42,7 @@ async def build(mesh: Mesh) -> None:
         mesh.settings,
         metrics=mesh.metrics,
         redis=mesh.redis,
-        journals=open_journals(mesh.bus, mesh.settings),
+        journals=journals,
         count_losses=lambda: mesh.bus.counts.get("disconnected", 0),
     )
     mesh.bus.on_late = UnusedPlacements(mesh.redis, mesh.members, mesh.metrics).take
@@ -33,6 +50,7 @@ async def build(mesh: Mesh) -> None:
     server = Server(make_app(gateway), mesh.settings.gateway, mesh.metrics)
     background = BackgroundTasks(lambda _name: mesh.crashed.set(), mesh.settings.service)
     background.spawn(gateway.run, "gateway", is_fatal=True)
+    background.spawn(partial(check_journals, journals), "journals")
     batches = make_batch_runner(gateway, mesh.settings.service)
     background.spawn(batches.run, "batches", is_fatal=True)
     is_served = asyncio.Event()

@@ -79,6 +79,8 @@ class StreamSpec:
     subjects: str
     max_age_s: float
     max_bytes: int
+    setting: str
+    """What `max_bytes` follows."""
     max_entry_bytes: int
     replicas: int = 1
     refuses_when_full: bool = False
@@ -255,9 +257,30 @@ class JetStreamJournal(Journal):
                 await self._call_api("STREAM.UPDATE", self.spec.config())
         except NoResponders as error:
             raise _NotRetryable("NATS runs without JetStream: nothing can be stored") from error
+        except StoreFull as error:
+            raise _NotRetryable(await self._too_small()) from error
         except ProtocolError as error:
-            raise Unavailable(f"the stream {self.spec.name} cannot be created: {error}") from error
+            raise Unavailable(f"{self._needs()} cannot be created: {error}") from error
         self._is_prepared = True
+
+    def _needs(self) -> str:
+        spec = self.spec
+        return f"the stream {spec.name}, of {spec.max_bytes} bytes by {spec.setting},"
+
+    async def _too_small(self) -> str:
+        """An operator's error, not a load: nothing was stored yet."""
+        try:
+            reply = await self.bus.raw.request("$JS.API.INFO", b"", deadline_s=self._soon())
+            info = answer_of(reply)
+        except TokenMeshError as error:
+            return f"{self._needs()} is larger than what NATS has left: {error.message}"
+        # NATS tells an account's limit, not the server's.
+        most = (info.get("limits") or {}).get("max_storage", -1)
+        room = f"the {most} bytes of the account's max_file" if most >= 0 else "its max_file_store"
+        return (
+            f"{self._needs()} is larger than what NATS has left of {room}, of which its streams "
+            f"have reserved {info.get('reserved_storage', 0)}: set one of the two"
+        )
 
     async def _call_api(self, verb: str, request: dict[str, Any]) -> dict[str, Any]:
         subject = f"$JS.API.{verb}.{self.spec.name}"

@@ -78,3 +78,8 @@ class BatchSettings(BaseModel):
     cancel_wait_s: float = Field(
         default=2.0, gt=0, description="Time for the owner of a batch to confirm a cancellation."
     )
+
+    @property
+    def disk_bytes(self) -> int:
+        """With room for states: a batch must be able to end on a full disk."""
+        return self.max_total_bytes + self.max_total_bytes // 8 + (1 << 20)

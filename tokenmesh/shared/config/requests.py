@@ -230,3 +230,8 @@ class TenancySettings(BaseModel):
     max_metric_tenants: int = Field(
         default=256, ge=0, description="Tenants with metrics of their own."
     )
+
+    @property
+    def upload_disk_bytes(self) -> int:
+        """The quota counts 4 KiB for each file on top of its bytes."""
+        return self.upload_bytes_total + self.upload_bytes_total // 8 + (1 << 20)

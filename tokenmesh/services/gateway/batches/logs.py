@@ -45,9 +45,6 @@ _ROOM_BYTES: Final = 64 * 1024
 """Of an entry, for all but its lines."""
 _FULL_PAUSE_S: Final = 1.0
 """Also how long it counts how full the disk was."""
-_STATES_SHARE: Final = 8
-_STATES_BYTES: Final = 1 << 20
-"""Room for states next to the answers: a batch must be able to end on a full disk."""
 
 
 def open_batch_journal(bus: MessageBus, settings: Settings) -> JetStreamJournal:
@@ -57,7 +54,8 @@ def open_batch_journal(bus: MessageBus, settings: Settings) -> JetStreamJournal:
         name=BATCH_STREAM,
         subjects=BATCHES,
         max_age_s=limits.retention_s,
-        max_bytes=limits.max_total_bytes + limits.max_total_bytes // _STATES_SHARE + _STATES_BYTES,
+        max_bytes=limits.disk_bytes,
+        setting="batches.max_total_bytes",
         max_entry_bytes=journal.max_record_bytes,
         replicas=journal.replicas,
         refuses_when_full=True,

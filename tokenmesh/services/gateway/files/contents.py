@@ -43,8 +43,8 @@ def open_file_journal(bus: MessageBus, settings: Settings) -> JetStreamJournal:
         name=FILE_STREAM,
         subjects=FILES,
         max_age_s=limits.file_ttl_s + _SPARE_S,
-        # The quota counts 4 KiB for each file on top of its bytes.
-        max_bytes=limits.upload_bytes_total + limits.upload_bytes_total // 8 + (1 << 20),
+        max_bytes=limits.upload_disk_bytes,
+        setting="gateway.upload_bytes_total",
         max_entry_bytes=_ENTRY_BYTES,
         replicas=journal.replicas,
         refuses_when_full=True,

@@ -46,6 +46,7 @@ def open_journal(bus: MessageBus, settings: ResponseSettings) -> JetStreamJourna
         subjects=RESPONSES,
         max_age_s=settings.retention_s,
         max_bytes=settings.max_total_bytes,
+        setting="responses.max_total_bytes",
         max_entry_bytes=settings.max_record_bytes,
         replicas=settings.replicas,
     )
