@@ -7,6 +7,7 @@ all agree becomes a `Decoder`, and with it a program of C kernels; else it stays
 import copy
 import dataclasses
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -106,7 +107,7 @@ def _kind_of(layer: torch.nn.Module, call: LayerCall) -> Hashable:
     parts = []
     for name, module in layer.named_modules():
         numbers = tuple(
-            (key, id(value) if callable(value) else value)
+            (key, _identity(value))
             for key, value in sorted(vars(module).items())
             if key != "layer_idx"
             and not key.startswith(_OWN)
@@ -119,6 +120,13 @@ def _kind_of(layer: torch.nn.Module, call: LayerCall) -> Hashable:
             seen = (port.window, port.softcap, port.has_sinks)
         parts.append((name, type(module), numbers, shapes, seen))
     return tuple(parts), tuple(each if _is_plain(each) else id(each) for each in call.given)
+
+
+def _identity(value: object) -> Hashable:
+    """Equal for attributes that are alike; a layer may bind arguments to a function anew."""
+    if isinstance(value, partial):
+        return id(value.func), repr((value.args, value.keywords))
+    return id(value) if callable(value) else value
 
 
 def _is_plain(value: object) -> bool:

@@ -18,6 +18,7 @@ from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed
 
 _CODES: Final = "tokenmesh_codes"
 """Attribute of a linear layer: its Offer."""
+_COMPARED_ROWS: Final = 4096
 _ROUTERS: Final = ("gate", "router", "shared_expert_gate")
 """Last names of layers that choose experts, which are never rounded."""
 
@@ -34,11 +35,20 @@ class Offer:
 
 
 def offer_stored(tree: torch.nn.Module, checkpoint: Checkpoint) -> None:
-    """Let linear layers have the codes that the checkpoint stores under their own names."""
+    """Let linear layers have the codes that the checkpoint stores under their own names, or under
+    the name of the table whose weight is theirs too."""
+    tables = {
+        id(module.weight): f"{name}.weight"
+        for name, module in tree.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
     for name, module in tree.named_modules():
-        weight = f"{name}.weight"
-        if type(module) is torch.nn.Linear and checkpoint.is_encoded(weight):
-            setattr(module, _CODES, Offer(name, partial(_stored, checkpoint, weight)))
+        if type(module) is not torch.nn.Linear:
+            continue
+        for weight in (f"{name}.weight", tables.get(id(module.weight), "")):
+            if checkpoint.is_encoded(weight):
+                setattr(module, _CODES, Offer(name, partial(_stored, checkpoint, weight)))
+                break
 
 
 def _stored(checkpoint: Checkpoint, name: str, weight: torch.Tensor) -> Codes | None:
@@ -59,9 +69,18 @@ def has_numbers_of(codes: Codes, weight: torch.Tensor) -> bool:
     """Whether codes stand for a plain weight, as it is rounded to its type."""
     if codes.shape != tuple(weight.shape):
         return False
-    decoded = codes.decoded().to(weight.dtype)
-    limit = float(torch.finfo(weight.dtype).eps) * float(decoded.abs().max())
-    return bool(((decoded - weight).abs() <= limit).all())
+    # row by row: a large table in float32 would take more than the model
+    largest, farthest = torch.zeros(2, device=weight.device).unbind()
+    rows = torch.arange(len(weight), device=weight.device)
+    for first in range(0, len(weight), _COMPARED_ROWS):
+        index = rows[first : first + _COMPARED_ROWS]
+        decoded = codes.rows(index).decoded().to(weight.dtype)
+        difference = (decoded - weight[index]).abs().max().float()
+        if not bool(difference.isfinite()):
+            return False
+        largest = torch.maximum(largest, decoded.abs().max().float())
+        farthest = torch.maximum(farthest, difference)
+    return bool(farthest <= torch.finfo(weight.dtype).eps * largest)
 
 
 def round_weights(tree: torch.nn.Module, head: torch.nn.Module | None, rounding: Rounding) -> None:
