@@ -17,6 +17,8 @@ from tests.fakes.general_models import HEADS
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.tiny import prompt_of
 from tokenmesh.kernels.linear.formats.gguf import LAYOUTS, GgufBlocks
+from tokenmesh.services.tokenizer_svc.loading import load_model
+from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.gguf.unpack import unpacked
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -247,11 +249,12 @@ def test_the_tokenizer_of_bytes_is_that_of_the_file(tmp_path: Path, folder: str)
     )
 
 
-def test_the_tokenizer_of_pieces_is_that_of_the_file(tmp_path: Path, folder: str) -> None:
+def pieces_tokens() -> dict[str, Any]:
+    """A vocabulary of pieces with scores, and all bytes."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     words = ["▁", "a", "b", "c", "ab", "▁a", "▁ab", "abc", "▁abc"]
     scores = [0.0] * len(pieces) + [-float(i) for i in range(len(words))]
-    tokens = {
+    return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": pieces + words,
         "tokenizer.ggml.scores": scores,
@@ -259,8 +262,12 @@ def test_the_tokenizer_of_pieces_is_that_of_the_file(tmp_path: Path, folder: str
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
+
+
+def test_the_tokenizer_of_pieces_is_that_of_the_file(tmp_path: Path, folder: str) -> None:
+    tokens = pieces_tokens()
     source = tmp_path / "source"
-    size = len(pieces) + len(words)
+    size = len(tokens["tokenizer.ggml.tokens"])
     make_fake(Fake("Llama", {**SIZES, "vocab_size": size}), HEADS).save_pretrained(source)
     gguf.write_model(source, tmp_path / "m.gguf", "llama", mixed, tokens)
     ours = Tokenizer.from_file(str(unpacked(tmp_path / "m.gguf", folder) / "tokenizer.json"))
@@ -268,6 +275,29 @@ def test_the_tokenizer_of_pieces_is_that_of_the_file(tmp_path: Path, folder: str
     assert ours.encode("abc ab").tokens == ["<s>", "▁abc", "▁ab"]
     assert ours.encode("é").tokens == ["<s>", "▁", "<0xC3>", "<0xA9>"]
     assert ours.decode(ours.encode("ab é c").ids) == "ab é c"
+
+
+@pytest.mark.parametrize("tokens", [bytes_tokens(300), pieces_tokens()], ids=["bytes", "pieces"])
+def test_a_files_tokenizer_is_loaded_as_transformers_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    size = len(tokens["tokenizer.ggml.tokens"])
+    make_fake(Fake("Llama", {**SIZES, "vocab_size": size}), HEADS).save_pretrained(tmp_path)
+    gguf.write_model(tmp_path, tmp_path / "m.gguf", "llama", mixed, tokens)
+    found = load_model(ModelSettings(model=str(tmp_path / "m.gguf")))
+    expected = load_model(ModelSettings(model=str(found.directory)))
+    for name in ("vocab_size", "special_tokens", "special_ids", "templates", "eos_token_ids"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert (found.has_type_ids, found.length_bound) == (
+        expected.has_type_ids,
+        expected.length_bound,
+    )
+    for text in ("hello world", "ab é c", "x<|end|>y</s>", ""):
+        for adds in (False, True):
+            ours = found.tokenizer.encode(text, text, add_special_tokens=adds)
+            theirs = expected.tokenizer.encode(text, text, add_special_tokens=adds)
+            assert (ours.ids, ours.type_ids) == (theirs.ids, theirs.type_ids)
 
 
 @pytest.fixture(scope="module")

@@ -72,13 +72,14 @@ class Client:
         subject = subjects.tokenize(message.model)
         return await self.bus.request(subject, message, deadline_s=now_s() + 10)
 
-    async def read(self, fingerprint: str, offset: int = 0) -> bytes:
+    async def read(self, fingerprint: str, offset: int = 0, *, lean: bool = False) -> bytes:
         """The rest of the tokenizer's text."""
-        answer = await self.ask(ReadTokenizer(model=BPE, fingerprint=fingerprint, offset=offset))
+        wanted = ReadTokenizer(model=BPE, fingerprint=fingerprint, offset=offset, lean=lean)
+        answer = await self.ask(wanted)
         assert isinstance(answer, TokenizerRead)
         offset += len(answer.data)
         is_all = offset == answer.num_bytes
-        return answer.data + (b"" if is_all else await self.read(fingerprint, offset))
+        return answer.data + (b"" if is_all else await self.read(fingerprint, offset, lean=lean))
 
     async def tokenize(self, prompt: object, model: ModelName = BPE, **fields: object) -> Tokenized:
         message = Tokenize(request_id=REQUEST, model=model, prompt=prompt, **fields)  # type: ignore[arg-type]
@@ -212,6 +213,9 @@ async def test_a_description_lets_a_gateway_detokenize(
     answer = await client.ask(Describe(model=BPE))
     assert isinstance(answer, Described)
     tokenizer = Tokenizer.from_str((await client.read(answer.fingerprint)).decode())
+    lean = await client.read(answer.fingerprint, lean=True)
+    assert Tokenizer.from_str(lean.decode()).get_vocab() == tokenizer.get_vocab()
+    assert json.loads(lean)["model"]["merges"] == []
     assert tokenizer.decode(client.encode("na\u00efve")) == "na\u00efve"
     assert (answer.vocab_size, answer.special_ids) == (512, [0, 1, 2])
     assert answer.has_chat_template

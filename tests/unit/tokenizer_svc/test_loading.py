@@ -160,8 +160,8 @@ def test_truncation_and_padding_of_the_file_do_not_apply(tmp_path: Path) -> None
     write_json(path, source)
     loaded = load_model(ModelSettings(model=str(directory)))
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("abcdefgh").ids) == "abcdefgh"
-    assert json.loads(loaded.tokenizer_json)["truncation"] is None
-    assert json.loads(loaded.tokenizer_json)["padding"] is None
+    assert json.loads(loaded.lean_json)["truncation"] is None
+    assert json.loads(loaded.lean_json)["padding"] is None
 
 
 def test_named_templates_are_kept_by_name(tmp_path: Path) -> None:

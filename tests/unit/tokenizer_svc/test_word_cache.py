@@ -61,9 +61,13 @@ TOKENIZERS = {
 }
 
 
+def cache_of(tokenizer: Tokenizer) -> WordCache | None:
+    return word_cache(tokenizer, tokenizer.to_str().encode())
+
+
 @cache
 def shared(name: str) -> WordCache:
-    found = word_cache(TOKENIZERS[name])
+    found = cache_of(TOKENIZERS[name])
     assert found is not None
     return found
 
@@ -103,7 +107,7 @@ def test_special_tokens_are_added_and_texts_cut_as_without_it(
 
 
 def test_only_words_are_kept_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = word_cache(TOKENIZERS["gpt2"])
+    words = cache_of(TOKENIZERS["gpt2"])
     assert words is not None
     text = "the fox  jumped " + "x" * 40 + " end. caf\u00e9 tail\n over"
     for _ in range(20):
@@ -119,7 +123,7 @@ def test_only_words_are_kept_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_known_words_cost_little_and_unknown_texts_no_more_than_before() -> None:
-    words = word_cache(TOKENIZERS["gpt2"])
+    words = cache_of(TOKENIZERS["gpt2"])
     assert words is not None
     text = "the fox " * 500
     assert words.work(text)[1] >= len(text)
@@ -130,7 +134,7 @@ def test_known_words_cost_little_and_unknown_texts_no_more_than_before() -> None
 
 
 def test_a_text_of_mostly_unknown_words_is_encoded_whole_and_learned_in_part() -> None:
-    words = word_cache(TOKENIZERS["gpt2"])
+    words = cache_of(TOKENIZERS["gpt2"])
     assert words is not None
     text = " ".join(f"n{number}" for number in range(1000))
     expected = TOKENIZERS["gpt2"].encode(text, add_special_tokens=False).ids
@@ -142,7 +146,7 @@ def test_a_text_of_mostly_unknown_words_is_encoded_whole_and_learned_in_part() -
 
 
 def test_a_text_of_many_unknown_pieces_is_not_divided_on_the_event_loop() -> None:
-    words = word_cache(TOKENIZERS["gpt2"])
+    words = cache_of(TOKENIZERS["gpt2"])
     assert words is not None
     words._learn([" fox"])
     text = "fox fox \u2014 " * (module._MOST_PIECES + 1)
@@ -154,7 +158,7 @@ def test_a_text_of_many_unknown_pieces_is_not_divided_on_the_event_loop() -> Non
 
 
 def test_words_of_many_ids_are_not_kept() -> None:
-    words = word_cache(TOKENIZERS["gpt2"])
+    words = cache_of(TOKENIZERS["gpt2"])
     assert words is not None
     words._learn([" " + "\u4e01" * 10, " fox"])
     assert [*words._ids] == ["fox"]
@@ -180,10 +184,10 @@ BY_METASPACE = made(pre_tokenizers.Metaspace())
     ],
 )
 def test_no_other_tokenizer_has_a_cache(tokenizer: Tokenizer) -> None:
-    assert word_cache(tokenizer) is None
+    assert cache_of(tokenizer) is None
 
 
 def test_an_added_token_with_a_space_forbids_the_cache() -> None:
     tokenizer = Tokenizer.from_str(TOKENIZERS["gpt2"].to_str())
     tokenizer.add_tokens([AddedToken("fox jumps", normalized=False)])
-    assert word_cache(tokenizer) is None
+    assert cache_of(tokenizer) is None

@@ -1,9 +1,11 @@
 """TokenizerActor: answers the messages to tokenizers for every model of the process."""
 
 from collections.abc import Callable, Coroutine, Mapping
+from functools import lru_cache
 from typing import Final
 
 import msgspec
+from tokenizers import Tokenizer
 
 from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE
 from tokenmesh.services.tokenizer_svc.media.audio import AudioPreparer
@@ -121,7 +123,8 @@ class TokenizerActor(Actor):
         model = self._model(message.model).model
         if message.fingerprint != model.fingerprint:
             raise Unavailable(f"the tokenizer of {message.model!r} has changed since")
-        text, start = model.tokenizer_json, max(0, message.offset)
+        text = model.lean_json if message.lean else _whole_json(model.tokenizer)
+        start = max(0, message.offset)
         return TokenizerRead(data=text[start : start + _PART_BYTES], num_bytes=len(text))
 
     @handles(ReadTokenizerConfig)
@@ -145,6 +148,12 @@ class TokenizerActor(Actor):
         if found is None:
             raise UnknownModel(f"this tokenizer does not serve the model {name!r}", param="model")
         return found
+
+
+@lru_cache(maxsize=1)
+def _whole_json(tokenizer: Tokenizer) -> bytes:
+    """For gateways of former versions, which read it in parts."""
+    return tokenizer.to_str().encode()
 
 
 _Prompt = TextPrompt | IdsPrompt | ChatPrompt

@@ -9,18 +9,19 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import msgspec
 from tokenizers import Tokenizer, normalizers
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.services.tokenizer_svc.retrieval import COLQWEN2, RetrievalPrompts, read_retrieval
+from tokenmesh.services.tokenizer_svc.token_length import LengthBound, length_bound
+from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
+from tokenmesh.shared.gguf import is_gguf
 from tokenmesh.shared.model_files import locate_model, sentence_config_path, served_part
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_TEMPLATE = "default"
 
@@ -45,8 +46,10 @@ class LoadedTokenizer:
     tokenizer_config: JsonObject
     """tokenizer_config.json, unchanged."""
     tokenizer: Tokenizer
-    tokenizer_json: bytes
+    lean_json: bytes
+    """See `lean_json`."""
     fingerprint: str
+    length_bound: LengthBound | None
     vocab_size: int
     special_tokens: dict[str, object]
     """Template variables such as `bos_token`."""
@@ -72,8 +75,8 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     home = directory if own else checkpoint_dir(settings.tokenizer or "", None)
     stated = read_config(directory)
     config, retrieval = inner_config(stated), None
-    source = _load_tokenizer(home)
-    tokenizer: Tokenizer = source.backend_tokenizer
+    source = _of_gguf(home) if own and is_gguf(Path(settings.model)) else _load_tokenizer(home)
+    tokenizer = source.tokenizer
     # A tokenizer.json may set these; prompts are truncated here, if the request says so.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -81,20 +84,27 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     if of_sentences and read_json(of_sentences).get("do_lower_case") is True:
         _lower_texts(tokenizer)
     text = tokenizer.to_str().encode()
+    fingerprint, lean = hashlib.sha256(text).hexdigest(), lean_json(text)
+    del text
+    bound = length_bound(lean)
+    # parsing a large vocabulary takes several times the memory that its tokenizer keeps
+    trim_heap()
     added = tokenizer.get_added_tokens_decoder()
     text_model = text_config(config)
     if stated.get("model_type") == COLQWEN2:
-        retrieval = read_retrieval(directory, str(source.pad_token))
-    sizes = (positive_int(text_model.get("vocab_size")) or 0, len(source), *(i + 1 for i in added))
+        retrieval = read_retrieval(directory, source.pad_token)
+    size = tokenizer.get_vocab_size()
+    sizes = (positive_int(text_model.get("vocab_size")) or 0, size, *(i + 1 for i in added))
     return LoadedTokenizer(
         directory=directory,
         config=config,
         tokenizer_config=read_json(home / "tokenizer_config.json"),
         tokenizer=tokenizer,
-        tokenizer_json=text,
-        fingerprint=hashlib.sha256(text).hexdigest(),
+        lean_json=lean,
+        fingerprint=fingerprint,
+        length_bound=bound,
         vocab_size=max(sizes),
-        special_tokens={name: str(token) for name, token in source.special_tokens_map.items()},
+        special_tokens=source.special_tokens,
         special_ids=sorted(index for index, token in added.items() if token.special),
         templates=_templates(settings, source.chat_template, directory, retrieval),
         default_sampling=_default_sampling(settings, directory, config),
@@ -102,30 +112,73 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         or positive_int(text_model.get("max_position_embeddings"))
         or positive_int(text_model.get("max_target_positions")),
         eos_token_ids=_eos_token_ids(directory, text_model, source.eos_token_id),
-        has_type_ids="token_type_ids" in source.model_input_names,
+        has_type_ids=source.has_type_ids,
         prompts=_prompts(directory),
         around_text=("", "") if retrieval is None else retrieval.around_text,
     )
 
 
-def _load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A tokenizer as its checkpoint has it, with what stands next to it."""
+
+    tokenizer: Tokenizer
+    special_tokens: dict[str, object]
+    chat_template: object = None
+    eos_token_id: object = None
+    pad_token: str = "None"
+    has_type_ids: bool = False
+
+
+def _of_gguf(directory: Path) -> _Source:
+    """Of files that `unpacked` wrote, which need none of transformers' rules and repairs."""
+    config = read_json(directory / "tokenizer_config.json")
+    tokenizer: Tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    names = ("bos_token", "eos_token")
+    special: dict[str, object] = {each: config[each] for each in names if each in config}
+    eos = special.get("eos_token")
+    return _Source(
+        tokenizer,
+        special,
+        config.get("chat_template"),
+        None if eos is None else tokenizer.token_to_id(str(eos)),
+    )
+
+
+def _load_tokenizer(directory: Path) -> _Source:
     from transformers import AutoTokenizer
 
     check_has_tokenizer(directory)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        found = AutoTokenizer.from_pretrained(
             directory, trust_remote_code=False, local_files_only=True
         )
     # tokenizers raises bare Exception for a file that it cannot read.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:500]
         raise CheckpointError(f"{directory}: its tokenizer cannot be loaded: {reason}") from error
-    if not tokenizer.is_fast:
+    if not found.is_fast:
         raise CheckpointError(
-            f"{directory}: {type(tokenizer).__name__} has no tokenizer.json form, which the "
+            f"{directory}: {type(found).__name__} has no tokenizer.json form, which the "
             "gateway needs to turn tokens into text"
         )
-    return tokenizer
+    return _Source(
+        found.backend_tokenizer,
+        {name: str(token) for name, token in found.special_tokens_map.items()},
+        found.chat_template,
+        found.eos_token_id,
+        str(found.pad_token),
+        "token_type_ids" in found.model_input_names,
+    )
+
+
+def lean_json(text: bytes) -> bytes:
+    """A tokenizer.json without the merges, most of its bytes: enough to turn ids into text."""
+    whole = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    model = msgspec.json.decode(whole["model"], type=dict[str, msgspec.Raw])
+    if "merges" in model:
+        model["merges"] = msgspec.Raw(b"[]")
+    return msgspec.json.encode({**whole, "model": model})
 
 
 def _lower_texts(tokenizer: Tokenizer) -> None:

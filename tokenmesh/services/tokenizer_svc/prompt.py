@@ -31,7 +31,6 @@ from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversati
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
-from tokenmesh.services.tokenizer_svc.token_length import length_bound
 from tokenmesh.services.tokenizer_svc.word_cache import word_cache
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import (
@@ -90,8 +89,8 @@ class PromptTokenizer:
         self._media = media
         self._threads = threads
         self._guard = guard
-        self._length_bound = length_bound(model.tokenizer_json)
-        self._words = word_cache(model.tokenizer)
+        self._length_bound = model.length_bound
+        self._words = word_cache(model.tokenizer, model.lean_json)
         self.texts = TextBatch(
             *(model.tokenizer, limits, threads, self._length_bound),
             has_type_ids=model.has_type_ids,

@@ -170,10 +170,13 @@ def _divided(text: str, words: list[str], known: list[tuple[int, ...] | None]) -
     return Found(text, parts, unknown, num_unknown)
 
 
-def word_cache(tokenizer: Tokenizer) -> WordCache | None:
-    """A cache; None for a tokenizer with which a word's ids may depend on what is before it."""
+def word_cache(tokenizer: Tokenizer, lean_json: bytes) -> WordCache | None:
+    """A cache; None for a tokenizer with which a word's ids may depend on what is before it.
+
+    lean_json: the tokenizer's, with or without merges.
+    """
     try:
-        if not _has_pieces(msgspec.json.decode(tokenizer.to_str())):
+        if not _has_pieces(msgspec.json.decode(lean_json)):
             return None
         frame = read_frame(tokenizer, is_pair=False, with_special=True)
     except (KeyError, TypeError, AttributeError, ValueError, CheckpointError):

@@ -192,6 +192,9 @@ class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     fingerprint: str
     offset: int = 0
     """Bytes of the text that are there already."""
+    lean: bool = False
+    """Whether the text may come without what only turns text into ids; older tokenizers send all
+    of it."""
 
 
 class TokenizerRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
