@@ -76,6 +76,9 @@ _SIZES: Final[Mapping[str, Any]] = {
     "hidden_size_per_layer_input": 16,
     "rotary_dim": 8,
     "lru_width": 64,
+    "embedding_multiplier": 2.7,
+    "embedding_scale": 2.7,
+    "scale_embedding": True,
 }
 
 

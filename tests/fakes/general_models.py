@@ -55,6 +55,18 @@ _MAMBA: Final[Mapping[str, Any]] = {
     "mamba_chunk_size": 16,
     "mamba_expand": 2,
 }
+FALCON_H1_MULTIPLIERS: Final[Mapping[str, Any]] = {
+    "embedding_multiplier": 5.656854249492381,
+    "lm_head_multiplier": 0.5,
+    "attention_in_multiplier": 1.25,
+    "attention_out_multiplier": 0.9375,
+    "key_multiplier": 0.39062499999999994,
+    "mlp_multipliers": [0.8838834764831844, 0.5859375],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.23570226039551587,
+    "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+}
+"""Those of Falcon-H1 0.5B, but its 0.0390625 for the head and 1.0 for what attention reads."""
 
 GENERAL: Final[Mapping[str, Fake]] = {
     "gemma": Fake("Gemma"),
@@ -128,10 +140,7 @@ GENERAL: Final[Mapping[str, Fake]] = {
         },
     ),
     "bamba": Fake("Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
-    "falcon_h1": Fake(
-        "FalconH1",
-        {**_MAMBA, "mamba_d_ssm": 128, "key_multiplier": 0.5, "ssm_in_multiplier": 1.5},
-    ),
+    "falcon_h1": Fake("FalconH1", {**_MAMBA, "mamba_d_ssm": 128, **FALCON_H1_MULTIPLIERS}),
     "granitemoehybrid": Fake(
         "GraniteMoeHybrid",
         {

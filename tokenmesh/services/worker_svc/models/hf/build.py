@@ -26,6 +26,7 @@ from tokenmesh.services.worker_svc.models.hf.check import (
     prompts,
     reference,
 )
+from tokenmesh.services.worker_svc.models.hf.embedding_factor import embedding_factor
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.media.cross import (
     states_for_check,
@@ -159,8 +160,11 @@ def read_tree(
     """The tree over our memory, and the logits that it has to come to."""
     model = read_weights(facts, checkpoint, dtype, progress, deferred=deferred)
     offer_codes(model, checkpoint, facts)
-    expected = reference(model, facts.vocab_size, states_for_check(facts, dtype, model.device))
+    states = states_for_check(facts, dtype, model.device)
+    factor = embedding_factor(model, prompts(facts.vocab_size, model.device)[0], states)
+    expected = reference(model, facts.vocab_size, states, factor)
     tree = adapt(model, facts.ropes)
+    tree.embedding_factor = factor
     take_alignment_heads(tree.crosses, tree.run, facts.directory, facts.config)
     body = Computed(tree.body)
     keeps = tree.probe()

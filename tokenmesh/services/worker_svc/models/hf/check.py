@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from tokenmesh.services.worker_svc.layers.device_step import on_device
 from tokenmesh.services.worker_svc.layers.step import HostStep, Step
 from tokenmesh.services.worker_svc.models.api import LanguageModel
+from tokenmesh.services.worker_svc.models.hf.embedding_factor import NEEDS_IDS
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 
@@ -58,9 +59,13 @@ class Reference:
 
 @torch.inference_mode()
 def reference(
-    model: PreTrainedModel, vocab_size: int, states: Sequence[torch.Tensor] = ()
+    model: PreTrainedModel,
+    vocab_size: int,
+    states: Sequence[torch.Tensor] = (),
+    factor: float = 1.0,
 ) -> Reference:
-    """Call it before the tree is adapted. states: of an encoder, for each prompt.
+    """Call it before the tree is adapted. states: of an encoder, for each prompt; factor: see
+    `embedding_factor`.
 
     Raises UnservedModel for a model in half precision that needs token ids as well as
     embeddings: what leaving them out changes may be less than what rounding does.
@@ -80,8 +85,8 @@ def reference(
         return Reference(expected, TOLERANCE)
     embedding: Any = model.get_input_embeddings()
     ids = given[-1]
-    if not states and not _is_near(model, embedding(ids), expected[-len(ids) :]):
-        raise UnservedModel("its code needs token ids in addition to their embeddings")
+    if not states and not _is_near(model, embedding(ids) * factor, expected[-len(ids) :]):
+        raise UnservedModel(NEEDS_IDS)
     hook = embedding.register_forward_hook(lambda _module, _ids, rows: _rounded_anew(rows))
     try:
         own = _distance(logits(), expected)

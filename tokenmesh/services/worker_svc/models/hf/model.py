@@ -81,8 +81,8 @@ class HfModel:
         return False
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
-        """See `Model.embed`; a multiplier that the embedding module itself has is in it."""
-        hidden: torch.Tensor = self.tree.embedding(token_ids)
+        """See `Model.embed`; what transformers multiplies embeddings of ids by is in it."""
+        hidden = self.tree.embed(token_ids)
         for patch in patches:
             patch.apply(hidden)
         return hidden

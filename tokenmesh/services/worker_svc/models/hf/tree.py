@@ -131,6 +131,13 @@ class Tree:
     mixers: list[MixerPort]
     indexers: list[IndexerPort]
     crosses: list[CrossPort]
+    embedding_factor: float = 1.0
+    """What its own code multiplies embeddings by where it makes them; see `embedding_factor`."""
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids [T] -> embeddings [T, H], as its own code gives them to the first layer."""
+        embeddings: torch.Tensor = self.embedding(token_ids)
+        return embeddings if self.embedding_factor == 1.0 else embeddings * self.embedding_factor
 
     def hidden_of(
         self, embeddings: torch.Tensor, positions: torch.Tensor, **more: Any

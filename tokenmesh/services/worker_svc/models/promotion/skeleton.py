@@ -55,7 +55,7 @@ def read_skeleton(model: HfModel) -> Skeleton:
     calls, seen, out = _calls_of(layers, lambda: tree.hidden_of(embeddings, positions[None]))
     norm = _norm_of(tree.body, layers, seen[-1], out)
     of_all = _factor(seen[0], embeddings, "its embeddings")
-    of_tokens = _multiplier_of(tree.embedding)
+    of_tokens = _multiplier_of(tree.embedding) * tree.embedding_factor
     if of_all != 1.0 and of_tokens != 1.0:
         raise Unread("its embeddings are multiplied twice")
     head, divisor, softcap = _head_of(model)

@@ -18,6 +18,7 @@ from tokenmesh.services.worker_svc.models.hf.check import (
     Reference,
     prompts,
 )
+from tokenmesh.services.worker_svc.models.hf.embedding_factor import embedding_factor
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.model import Computed, HfModel
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
@@ -60,6 +61,7 @@ def causal_pooler(
 
     body: the decoder without what is behind its states.
     """
+    factor = embedding_factor(body, prompts(facts.vocab_size, body.device)[0])
     whole = [
         body(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         for ids in prompts(facts.vocab_size, body.device)
@@ -67,6 +69,7 @@ def causal_pooler(
     limit = TOLERANCE if body.dtype == torch.float32 else HALF_TOLERANCE
     expected = Reference(torch.cat(whole).float(), limit, "states")
     tree = adapt(body, facts.ropes)
+    tree.embedding_factor = factor
     pooler = CausalPooler(
         facts, tree.probe(), tree, Computed(tree.body), pooling=pooling, head=head
     )
