@@ -46,7 +46,7 @@ class CompileLimits:
     max_spills: int = 0
     """Loads from and stores to local memory."""
     oldest_triton: tuple[int, int] = (3, 6)
-    """Older ones do not keep the limits, or do not compile the kernel at all."""
+    """Older ones compile the kernel without keeping the limits."""
 
 
 @dataclass(frozen=True, slots=True)

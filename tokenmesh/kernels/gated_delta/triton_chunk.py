@@ -9,13 +9,22 @@ import triton
 import triton.language as tl
 
 from tokenmesh.kernels.gated_delta.triton_tokens import load_key, load_log_decay
-from tokenmesh.kernels.state_rows.triton_chunk import find_chunk
+from tokenmesh.kernels.state_rows.triton_chunk import find_chunk, running_sum
 
 
 @triton.jit
 def _product(left, right, TYPE: tl.constexpr):
     """left @ right in float32, of operands rounded to the type of the activations."""
     return tl.dot(left.to(TYPE), right.to(TYPE), input_precision="ieee")
+
+
+@triton.jit
+def _fallen(decay, place, CHANNEL: tl.constexpr):
+    """The logarithm of all decays up to each token, of a head [CHUNK, 1] or of each channel."""
+    if CHANNEL:
+        return tl.cumsum(decay, axis=0)
+    else:
+        return running_sum(decay, place)
 
 
 @triton.jit
@@ -126,7 +135,7 @@ def solve_kernel(
             key = load_key(k, token, offs_k, mask, stride_k, key_head, 1.0, DK, NORM)
             query = load_key(q, token, offs_k, mask, stride_q, key_head, scale, DK, NORM)
             decay = load_log_decay(g, token, offs_k, is_token, mask, stride_g, head, DK, CHANNEL)
-            fallen = tl.cumsum(decay, axis=0)
+            fallen = _fallen(decay, place, CHANNEL)
             if CHANNEL:
                 keys, queries = _channel_products(
                     key, query, fallen, place, CHUNK, LEVELS, BLOCK_K, TYPE
@@ -198,7 +207,7 @@ def scan_kernel(
             mask = is_token & (offs_k < DK)
             token = (first + offset + place).to(tl.int64)
             decay = load_log_decay(g, token, offs_k, is_token, mask, stride_g, head, DK, CHANNEL)
-            fallen = tl.cumsum(decay, axis=0)
+            fallen = _fallen(decay, place, CHANNEL)
             total = tl.sum(decay, axis=0)[None, :]
             is_value = is_token & (offs_v < DV)
             kept = (token * HV + head) * CHUNK + column

@@ -15,6 +15,7 @@ from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
 from tokenmesh.kernels.mamba2.cpu import CHUNK
 from tokenmesh.kernels.state_rows import StateRows
+from tokenmesh.kernels.state_rows.triton_chunk import running_sum
 
 FEW: Final = 8
 """Rows of up to this many tokens go token by token: 1, or 1 + drafts."""
@@ -251,7 +252,7 @@ def scan_kernel(
             dt = _time_step(
                 dt_ptr, bias_ptr, token, is_token, stride_dt, head, least, most, HAS_BIAS
             )
-            fallen = tl.cumsum(dt * rate, axis=0)
+            fallen = running_sum(dt * rate, number)
             total = tl.sum(dt * rate, axis=0)[None, :]
             x = tl.load(x_ptr + token * stride_x + head * P + offs_p, mask=is_x, other=0.0)
             x = x.to(tl.float32)

@@ -1,4 +1,4 @@
-"""find_chunk: which row's tokens a program works on, without a list prepared by the host."""
+"""What the chunked kernels of states share: which row's tokens a program works on, and sums."""
 
 import triton
 import triton.language as tl
@@ -27,3 +27,14 @@ def find_chunk(cu_q, number, num_rows, SIZE: tl.constexpr):
     first = tl.load(cu_q + low)
     length = tl.load(cu_q + low + 1) - first
     return low, first, length, number - first // SIZE - 2 * low
+
+
+@triton.jit
+def running_sum(values, place):
+    """values [n, 1], place [n, 1] from 0 to n - 1 -> [n, 1]: the sum of all values up to each.
+
+    A sum under a triangle: Triton 3.6 cannot compile `tl.cumsum` of a column whose layout is that
+    of a product on Hopper.
+    """
+    under = tl.where(place >= tl.trans(place), tl.trans(values), 0.0)
+    return tl.sum(under, axis=1)[:, None]
