@@ -36,6 +36,8 @@ def _make(_: torch.dtype, device: torch.device, generator: torch.Generator) -> I
     ids = torch.stack(
         [torch.randperm(vocab_size, generator=generator, device=device)[:300] for _ in range(4)]
     ).int()
+    # Each token has at most one edit: token 4, if it was drawn, and the first change places.
+    ids[1] = torch.where(ids[1] == 4, ids[1, 0], ids[1])
     ids[1, 0], ids[3, :4] = 4, torch.tensor([11, 12, 13, 14], device=device)
     allowed = torch.randint(-(2**31), 2**31, (4, 66), generator=generator, device=device)
     allowed[3, 0] = -1  # token 12 of slot 3 is a stop token, and its output just long enough
