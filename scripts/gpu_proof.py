@@ -87,7 +87,9 @@ def steps(file: Path, dry: bool) -> list[Step]:
     python = [sys.executable, "-m"]
 
     def tests(name: str, paths: Sequence[str], limit_s: float, *more: str) -> Step:
-        command = [*python, "pytest", "-q", "-m", "gpu", f"--junitxml={file}", *more]
+        # pytest-benchmark, where it is installed, warns of xdist, and here a warning is an error
+        command = [*python, "pytest", "-q", "-m", "gpu", "-p", "no:benchmark"]
+        command += [f"--junitxml={file}", *more]
         if dry:
             command += ["--collect-only"]
         # nothing is written where tests are only collected
@@ -100,13 +102,14 @@ def steps(file: Path, dry: bool) -> list[Step]:
 
     engine = "tests/engine/test_cuda_on_gpu.py"
     general = "tests/engine/test_general_on_gpu.py"
-    features = "tests/engine/test_features_on_gpu.py"
+    features = ["tests/engine/test_features_on_gpu.py", "tests/engine/test_quantized_on_gpu.py"]
     # most of the time is compilation
     in_parallel = ["-n", "8"] if find_spec("xdist") and not dry else []
     return [
-        tests("engine", [engine], 300),
-        tests("general kind", [general], 420),
-        tests("features", [features], 300),
+        tests("engine", [engine], 300, *in_parallel, "-k", "not memory"),
+        tests("general kind", [general], 420, *in_parallel),
+        tests("features", features, 300, *in_parallel),
+        tests("memory", [engine], 120, "-k", "memory"),  # alone, as it takes all that is free
         bars("0.6B", 300, "nano", "idle"),
         tests("kernels", ["tests/kernels/test_gpu.py"], 360, *in_parallel),
         bars("8B", 360, "decode", "prefill"),

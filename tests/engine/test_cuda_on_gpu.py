@@ -4,6 +4,7 @@ Torch itself fails a launch that waits for the device.
 """
 
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -34,7 +35,10 @@ def waiting_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = CudaRunner.launch
 
     def strict(self: CudaRunner, plan: StepPlan) -> CudaLaunch:
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            # Torch warns that the mode is a prototype each time it is switched on.
+            warnings.filterwarnings("ignore", "Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             return launch(self, plan)
         finally:

@@ -46,10 +46,10 @@ class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield
             return
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as caught, self:
                 warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")  # which itself warns of being a prototype
                 yield
         finally:
             torch.cuda.set_sync_debug_mode(before)
