@@ -165,13 +165,14 @@ def make_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
 
 def make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI:
     """FastAPI's part: all routes and their OpenAPI document."""
-    docs = gateway.settings.docs
+    docs, root = gateway.settings.docs, gateway.settings.root_path
     app = FastAPI(
         title="TokenMesh",
         version=tokenmesh.__version__,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json" if docs else None,
+        openapi_url=None,  # `docs_router` makes the document once
+        servers=[{"url": root}] if root else None,
     )
     install_error_handlers(app)
     for path, endpoint in endpoints.items():

@@ -204,6 +204,17 @@ class TenancySettings(BaseModel):
     max_usage_models: int = Field(
         default=256, ge=1, description="Models of a tenant's usage; further ones are one: other."
     )
+    reads_per_minute: int = Field(
+        default=6000,
+        ge=1,
+        description="Requests of a tenant that count against no limit of its own: those that read "
+        "state, and that cancel or delete; at one gateway. Up to a minute's worth at once.",
+    )
+    max_reads: int = Field(
+        default=8,
+        ge=1,
+        description="Of these, the reads that are answered at a time; others wait.",
+    )
     upload_bytes_per_tenant: int = Field(
         default=128 * 1024 * 1024,
         ge=0,

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.http.sse import encode_json, event_frame
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.log_writer import RecordWriter
@@ -109,11 +110,12 @@ class EventLog:
 
 async def read_log(journal: Journal, key: str, batch: int) -> EventLog:
     """The whole log of a key; empty if there is none. Raises what the journal raises."""
-    log = EventLog()
+    log, turns = EventLog(), Turns()
     while entries := await journal.read(key, log.last, batch):
         for entry in entries:
             log.records.extend(decode_records(entry.data))
             log.num_bytes += len(entry.data)
+            await turns.rest()
         log.last = entries[-1].sequence
     return log
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.mesh.ownership import OwnerMarks
 from tokenmesh.services.gateway.responses.conversations import Conversations
 from tokenmesh.services.gateway.responses.event_log import EventLog, read_log
@@ -110,7 +111,7 @@ class ResponseLogs:
         Raises NotFound once the response is deleted.
         """
         news = asyncio.Event()
-        key, settings = response_log(response_id), self.settings
+        key, settings, turns = response_log(response_id), self.settings, Turns()
         subscription = await self.journal.watch(key, news.set)
         last = number = 0
         try:
@@ -126,6 +127,7 @@ class ResponseLogs:
                     last = entry.sequence
                     if isinstance(records[-1], ResponseEnded):
                         return
+                    await turns.rest()
                 if not entries:
                     if await self.journal.last(key) is None:
                         text = f"response {response_id!r} was deleted"

@@ -12,6 +12,8 @@ from typing import Final
 
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.answer import GenerationServices
+from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES
+from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.mesh.ownership import OrphanWatch
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json
@@ -72,7 +74,8 @@ class ResponseReader:
 
     async def input_items(self, response_id: str, access: Access) -> list[Json]:
         ends = await self.logs.ends(response_id, access)
-        return input_items(ends.begun)
+        is_long = len(ends.begun.body) > SHORT_BYTES
+        return await off_loop(is_long, input_items, ends.begun)
 
     async def delete(self, response_id: str, access: Access) -> None:
         """Delete the response and stop generating it."""

@@ -1,6 +1,7 @@
 """AdmittedRoutes: requests to every route count against limits, except to those listed here.
 
-New routes are limited without further code.
+New routes are limited without further code. Those that are listed have wider limits of their own,
+but for probes and the console's page.
 """
 
 import re
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.errors import error_response, log_error
@@ -16,10 +17,15 @@ from tokenmesh.services.gateway.http.body_budget import Body, BodyBudget
 from tokenmesh.services.gateway.http.event_loop import StartLimiter
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.services.gateway.tenancy.auth import OPEN_PATHS
+from tokenmesh.services.gateway.tenancy.reads import Reads
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import TokenMeshError
 
-_PROBES: Final = ("health", "livez", "readyz", "load", "version", "metrics", "mesh", "server_info")
+_PROBES: Final = (
+    *("health", "livez", "readyz", "ping"),
+    *("load", "version", "metrics", "mesh", "server_info"),
+)
 _PAGES: Final = ("console", "console/[^/]+", "docs", "docs/[^/]+", "redoc", r"openapi\.json")
 _FACTS: Final = (
     "traces",
@@ -69,6 +75,10 @@ _EXEMPT: Final = {
 }
 
 
+_READING: Final = ("GET", "DELETE")
+"""Methods whose number at a time is bounded; ending something may take long and costs nothing."""
+
+
 def is_exempt(method: str, path: str) -> bool:
     """Whether a request does not count against its tenant's limits."""
     exempt = _EXEMPT.get(method)
@@ -100,12 +110,13 @@ class AdmittedRoutes:
         self._admission = admission
         self._bodies = bodies
         self._limiter = StartLimiter(settings.requests_per_turn)
+        self._reads = Reads(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or (
             scope["type"] == "http" and is_exempt(scope["method"], scope["path"])
         ):
-            await self._app(scope, receive, send)
+            await self._read(scope, receive, send)
             return
         context, endpoint = context_of(scope), self._endpoints.get(scope["path"])
         if endpoint is not None:
@@ -131,6 +142,33 @@ class AdmittedRoutes:
         finally:
             context.release()
             context.hand_on()
+
+    async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that counts against no other limit."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            await self._app(scope, receive, send)
+            return
+        tenant, place = context_of(scope).access.tenant, None
+        try:
+            self._reads.count(tenant)
+            if scope["method"] in _READING:
+                place = await self._reads.take(tenant)
+        except TokenMeshError as error:
+            await error_response(error, scope)(scope, receive, send)
+            return
+        if place is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_on(message: Message) -> None:
+            # A stream may go on for long.
+            self._reads.release(place)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        finally:
+            self._reads.release(place)
 
     async def _call(
         self,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import fastapi_offline
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, FastAPI, Query
 from fastapi import Path as PathValue
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.requests import Request
@@ -18,7 +18,8 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 import tokenmesh
 from tokenmesh.services.gateway.context import access_of
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.sse import json_response
+from tokenmesh.services.gateway.http.event_loop import OneByOne, off_loop
+from tokenmesh.services.gateway.http.sse import JSON, encode_json, json_response
 from tokenmesh.services.gateway.operations.console.pages import (
     PAGE,
     ConsolePages,
@@ -228,6 +229,12 @@ def console_router(gateway: Gateway) -> APIRouter:
     return router
 
 
+def _document_of(app: FastAPI) -> bytes:
+    document = encode_json(app.openapi())
+    app.openapi_schema = None  # its bytes are kept
+    return document
+
+
 _STATIC: Final = Path(str(files(fastapi_offline))) / "static"
 _NAMES: Final = frozenset(file.name for file in _STATIC.iterdir())
 
@@ -237,6 +244,16 @@ def docs_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     root = gateway.settings.root_path
     title, document, folder = "TokenMesh", f"{root}/openapi.json", f"{root}/docs"
+    made: list[bytes] = []
+    making = OneByOne()
+
+    @router.get("/openapi.json")
+    async def openapi(request: Request) -> Response:
+        """Made with the first request for it, in a thread: that takes some hundred ms."""
+        async with making.turn():
+            if not made:
+                made.append(await off_loop(True, _document_of, request.app))
+        return Response(made[0], media_type=JSON)
 
     @router.get("/docs")
     async def swagger() -> HTMLResponse:
