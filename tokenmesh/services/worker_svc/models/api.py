@@ -44,6 +44,8 @@ class ModelFacts:
     rounding: Rounding | None = field(default=None, kw_only=True)
     """What plain weights are rounded to when they are loaded."""
     media: MediaFacts = field(default=TEXT_ONLY, kw_only=True)
+    extra_layers: range = field(default=range(0), kw_only=True)
+    """Numbers of layers that predict further tokens, which are not read."""
 
     @property
     def weight_format(self) -> str:

@@ -65,13 +65,10 @@ def build_pool_runner(
     progress: Progress,
 ) -> LoadedPooler:
     """Load a checkpoint for pooling; blocks. Raises CheckpointError or ConfigError."""
-    from tokenmesh.services.worker_svc.models.hf.pooling.build import build_pooler, read_pool_facts
+    from tokenmesh.services.worker_svc.models.hf.pooling.build import build_pooler
 
     pooling = read_pooling(model, raw, directory)
-    facts = read_pool_facts(raw, directory, pooling)
-    if model.language_model_only:
-        facts = replace(facts, media=TEXT_ONLY)
-    check_tokenizer_ids(model, raw, facts.vocab_size)
+    facts = _read_facts(model, directory, raw, pooling)
     is_host = device.type == "cpu"
     if not is_host:
         _check_gpu(facts, worker)
@@ -82,7 +79,9 @@ def build_pool_runner(
 
     @torch.inference_mode()
     def load(show: Progress) -> PoolModel:
-        checkpoint = Checkpoint(directory, device, worker.load_buffer_bytes, scales.names)
+        checkpoint = Checkpoint(
+            directory, device, worker.load_buffer_bytes, scales.names, facts.extra_layers
+        )
         is_exact = worker.float32_matmul_precision == "highest"
         return build_pooler(facts, pooling, checkpoint, dtype, show, has_kernels, is_exact)
 
@@ -105,6 +104,18 @@ def build_pool_runner(
         kv_bytes=KvBytes(need.block_bytes, row_bytes(loaded.keeps)),
         adapters=AdapterReader(loaded.sites, dtype, worker.lora.max_lora_rank),
     )
+
+
+def _read_facts(
+    model: ModelSettings, directory: Path, raw: RawConfig, pooling: PoolingFacts
+) -> "HfFacts":
+    from tokenmesh.services.worker_svc.models.hf.pooling.build import read_pool_facts
+
+    facts = read_pool_facts(raw, directory, pooling)
+    if model.language_model_only:
+        facts = replace(facts, media=TEXT_ONLY)
+    check_tokenizer_ids(model, raw, facts.vocab_size)
+    return facts
 
 
 def _with_head(pooling: PoolingFacts, facts: "HfFacts", head: PoolHead) -> PoolingFacts:

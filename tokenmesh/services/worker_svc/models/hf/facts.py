@@ -14,6 +14,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
+from tokenmesh.services.worker_svc.models.extra_layers import extra_layers
 from tokenmesh.services.worker_svc.models.hf.media.cross import DECODERS, ENCODERS
 from tokenmesh.services.worker_svc.models.hf.media.language import media_facts, without_towers
 from tokenmesh.services.worker_svc.models.hf.mixers import has_flat_form
@@ -210,6 +211,7 @@ def hf_facts_of(
         quantization=quantization,
         encoder_states=config.max_source_positions if architecture in DECODERS else 0,
         left_out=_LEFT_OUT.get(architecture, ()),
+        extra_layers=extra_layers(raw, getattr(text, "num_hidden_layers", 0)),
     )
 
 

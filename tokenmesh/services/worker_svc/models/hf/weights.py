@@ -4,6 +4,7 @@ Tensors of a checkpoint are given to transformers' loader unread, and read when 
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed, misshapen
+from tokenmesh.services.worker_svc.models.extra_layers import COUNTS, layer_of
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
 from tokenmesh.services.worker_svc.models.hf.media.language import is_of_tower
 from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
@@ -82,6 +84,12 @@ def read_weights(
     tensors = _stored_tensors(checkpoint, dtype)
     if facts.left_out:
         tensors = {n: each for n, each in tensors.items() if not n.startswith(facts.left_out)}
+    if numbered := _dropped_by_number(facts, tensors):
+        place, text = _place_of(checkpoint, numbered), facts.config.get_text_config()
+        raise CheckpointError(
+            f"{place}: unexpected tensors: {listed(numbered)}: config.json states "
+            f"{text.num_hidden_layers} layers, and by {COUNTS[0]} {len(facts.extra_layers)} more"
+        )
     total = checkpoint.num_bytes(())
     progress(0, total)
     try:
@@ -110,6 +118,24 @@ def read_weights(
         # in place, one tensor after the other; those without memory stay so
         tree._apply(lambda each: each if each.is_meta else each.to(checkpoint.device))
     return tree
+
+
+def _dropped_by_number(facts: HfFacts, names: Iterable[str]) -> list[str]:
+    """Tensors that transformers would leave out by the number of their layer, such as 61.
+
+    Those numbers are of one published model; here config.json says which layers are not read, and
+    what is left of such a layer is one of the model's own that is missing in the config.
+    """
+    patterns = facts.kind._keys_to_ignore_on_load_unexpected or ()
+    numbered = [re.compile(each) for each in patterns if re.search(r"layers\\\.\d", each)]
+    depth = facts.config.get_text_config().num_hidden_layers
+    return [
+        name
+        for name in names
+        if any(each.search(name) for each in numbered)
+        and (layer_of(name) or 0) >= depth
+        and not is_of_tower(facts.kind, name)
+    ]
 
 
 def _loaded(

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
+from tokenmesh.services.worker_svc.models.extra_layers import extra_layers
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, Names
 from tokenmesh.services.worker_svc.models.native.read_rope import longest_position, read_ropes
 from tokenmesh.services.worker_svc.models.native.registry import (
@@ -76,6 +77,7 @@ def read_facts(raw: RawConfig) -> NativeFacts:
         media=MediaFacts(frozenset({IMAGE})) if takes_images else TEXT_ONLY,
         dtype=dtype if isinstance(dtype, str) else None,
         quantization=quantization,
+        extra_layers=extra_layers(raw, len(config.layers)),
     )
 
 
