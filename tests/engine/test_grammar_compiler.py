@@ -154,7 +154,7 @@ async def test_a_grammar_in_redis_waits_for_no_process_and_for_its_own_library_o
 
     monkeypatch.setattr(other, "_make_backend", slow_guidance)
     monkeypatch.setattr(SharedGrammars, "find", late)
-    monkeypatch.setattr(other._pool, "start", asyncio.Event().wait)
+    monkeypatch.setattr(other._pool, "start", lambda **_: asyncio.Event().wait())
     may_start = asyncio.Event()
     may_start.set()
     other.start(may_start)
@@ -177,11 +177,8 @@ async def test_a_grammar_waits_for_the_process_that_is_started_already(
         num_starts += 1
         return await start(pool)
 
-    async def start_one(pool: ChildPool) -> None:
-        await pool._start_idle()
-
     monkeypatch.setattr(ChildPool, "_start", counted)
-    monkeypatch.setattr(ChildPool, "start", start_one)
+    monkeypatch.setattr(ChildPool, "start_others", lambda _pool: None)
     compiler = make(grammar_processes=2)
     may_start = asyncio.Event()
     compiler.start(may_start)
@@ -190,6 +187,21 @@ async def test_a_grammar_waits_for_the_process_that_is_started_already(
     may_start.set()
     assert (await asked).start() is not None
     assert num_starts == 1
+
+
+async def test_the_vocabulary_is_kept_by_no_more_processes_than_have_been_needed(
+    make: MakeCompiler,
+) -> None:
+    compiler = make(structured_outputs_backend="auto", grammar_processes=3)
+    may_start = asyncio.Event()
+    may_start.set()
+    await compiler.start(may_start)
+    assert len(compiler._pool.processes) == 1
+    assert compiler._tokens is None
+    await compiler.compile(regex("[0-9]"))
+    async with asyncio.timeout(SLACK_S):
+        while len(compiler._pool.processes) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_libraries_that_do_not_load_are_not_waited_for(

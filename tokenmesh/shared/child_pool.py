@@ -98,9 +98,14 @@ class ChildPool:
         """Those that were started and not replaced since."""
         return tuple(self._children)
 
-    async def start(self) -> None:
+    async def start(self, *, first_only: bool = False) -> None:
         """Start a process, then the others in the background. Raises Unavailable."""
         await self._start_idle()
+        if not first_only:
+            self.start_others()
+
+    def start_others(self) -> None:
+        """Start all but one of the processes, in the background."""
         for _ in range(self._limits.processes - 1):
             task = asyncio.create_task(self._start_idle())
             self._starts.add(task)

@@ -1,12 +1,12 @@
 """Vocabulary: a model's tokenizer as decoders need it, shared by all streams of the model."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tokenizers import Tokenizer, decoders, models
+from tokenmesh.shared.text.token_names import ANCHORS, byte_level_piece
 
-_ANCHORS: Final = ("a", "\u2581a", "\u0120a", "e", "\u2581the", "the")
-"""Tokens of which one is in nearly every vocabulary and decodes to plain letters."""
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 REPLACEMENT: Final = "\ufffd"
 
@@ -18,7 +18,9 @@ class Vocabulary:
     its text needs no call into the tokenizer; see `is_byte_level`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: "Tokenizer", special_ids: Iterable[int]) -> None:
+        from tokenizers import decoders
+
         self._tokenizer = tokenizer
         self.special_ids = frozenset(special_ids)
         self.added_ids = frozenset(tokenizer.get_added_tokens_decoder())
@@ -35,11 +37,15 @@ class Vocabulary:
     @classmethod
     def load(cls, tokenizer_json: str, special_ids: Iterable[int]) -> "Vocabulary":
         """Parse the text of a `tokenizer.json`; slow for a large one."""
+        from tokenizers import Tokenizer
+
         return cls(Tokenizer.from_str(tokenizer_json), special_ids)
 
     @classmethod
     def empty(cls) -> "Vocabulary":
         """Without tokens: every id is an empty text. For answers that stay ids."""
+        from tokenizers import Tokenizer, decoders, models
+
         tokenizer = Tokenizer(models.BPE())
         tokenizer.decoder = decoders.ByteLevel()
         return cls(tokenizer, ())
@@ -87,7 +93,7 @@ class Vocabulary:
 class _Pieces(dict[int, bytes]):
     """Bytes of a byte-level token by id, computed at first use."""
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
+    def __init__(self, tokenizer: "Tokenizer", hidden: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._hidden = hidden
@@ -102,30 +108,7 @@ class _Pieces(dict[int, bytes]):
         return piece
 
 
-def byte_level_piece(name: str) -> bytes:
-    """The bytes of a byte-level token by its name.
-
-    An added token may hold characters outside the byte alphabet: those stand for themselves.
-    """
-    try:
-        return bytes([_BYTE_BY_CHAR[char] for char in name])
-    except KeyError:
-        return name.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet.update((chr(0x100 + index), byte) for index, byte in enumerate(others))
-    return alphabet
-
-
-_BYTE_BY_CHAR: Final = _byte_alphabet()
-
-
-def _bytes_by_id(tokenizer: Tokenizer) -> dict[int, bytes]:
+def _bytes_by_id(tokenizer: "Tokenizer") -> dict[int, bytes]:
     """Empty where the decoder does not join such tokens."""
     letter = tokenizer.token_to_id("<0x41>")
     if letter is None or tokenizer.decode([letter], skip_special_tokens=False) != "A":
@@ -134,9 +117,9 @@ def _bytes_by_id(tokenizer: Tokenizer) -> dict[int, bytes]:
     return {found: bytes([byte]) for byte, found in ids.items() if found is not None}
 
 
-def _find_anchor(tokenizer: Tokenizer) -> list[int]:
+def _find_anchor(tokenizer: "Tokenizer") -> list[int]:
     """An ordinary token to put before another one, so that it is not the first of its text."""
-    for name in _ANCHORS:
+    for name in ANCHORS:
         token_id = tokenizer.token_to_id(name)
         if token_id is not None:
             return [token_id]

@@ -21,11 +21,14 @@ def backends_of(setting: GrammarBackend) -> tuple[BackendName, ...]:
     return _ORDER[setting]
 
 
-def make_backend(name: BackendName, tokens: TokenTable) -> Backend:
-    """Takes a good part of a second for a large vocabulary."""
+def make_backend(name: BackendName, tokens: TokenTable, *, compiles_only: bool = False) -> Backend:
+    """Takes a good part of a second for a large vocabulary.
+
+    compiles_only: grammars are compiled and tried out for a few tokens, no stream follows them.
+    """
     if name == "xgrammar":
         backend: Backend = import_lean(_XGRAMMAR_BACKEND).XGrammarBackend(tokens)
         return backend
     from tokenmesh.services.worker_svc.grammar.guidance_backend import GuidanceBackend
 
-    return GuidanceBackend(tokens)
+    return GuidanceBackend(tokens, has_slices=not compiles_only)

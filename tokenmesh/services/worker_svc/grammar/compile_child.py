@@ -29,6 +29,7 @@ from tokenmesh.services.worker_svc.grammar.matcher import (
     num_words,
 )
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable, read_token_table
+from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.child_pool import serve
 from tokenmesh.shared.messages.structured import Structured
 
@@ -41,8 +42,10 @@ class Bench:
 
     def __init__(self, setup: CompileSetup, tokens: TokenTable) -> None:
         self._setup = setup
-        self._tokens = tokens
-        self._backends = {name: make_backend(name, tokens) for name in setup.backends}
+        self._num_tokens = len(tokens.tokens)
+        self._backends = {
+            name: make_backend(name, tokens, compiles_only=True) for name in setup.backends
+        }
 
     def prepare(self, data: bytes) -> Callable[[], bytes]:
         """A job, ready to run."""
@@ -70,7 +73,7 @@ class Bench:
     def _try_out(self, backend: Backend, data: bytes) -> None:
         """Follow the grammar for a while. Raises CannotCompile when it allows nothing."""
         matcher = backend.load(data).start()
-        masks = np.zeros((1, num_words(len(self._tokens.tokens))), dtype=np.int32)
+        masks = np.zeros((1, num_words(self._num_tokens)), dtype=np.int32)
         for position in range(TRIAL_TOKENS):
             matcher.fill(masks, 0)
             allowed = np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little"))
@@ -100,8 +103,8 @@ def main(argument: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     eos_ids = frozenset(setup.eos_ids)
-    tokens = read_token_table(Path(setup.tokenizer_file), setup.vocab_size, eos_ids)
-    bench = Bench(setup, tokens)
+    bench = Bench(setup, read_token_table(Path(setup.tokenizer_file), setup.vocab_size, eos_ids))
+    trim_heap()
     # libraries take seconds to load: ending a job must not cost that again
     serve(sys.stdin.buffer, sys.stdout.buffer, setup.time_s, bench.prepare, forks=True)
 

@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections import OrderedDict, defaultdict
 from pathlib import Path
+from threading import Lock
 from typing import Final, NamedTuple
 
 import msgspec
@@ -25,7 +26,8 @@ from tokenmesh.services.worker_svc.grammar.compile_job import (
 )
 from tokenmesh.services.worker_svc.grammar.matcher import Backend, CannotCompile, Grammar
 from tokenmesh.services.worker_svc.grammar.shared_grammars import SharedGrammars, vocabulary_of
-from tokenmesh.services.worker_svc.grammar.token_table import read_token_table
+from tokenmesh.services.worker_svc.grammar.token_table import TokenTable, read_token_table
+from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool
 from tokenmesh.shared.clock import monotonic_s
@@ -96,6 +98,9 @@ class GrammarCompiler:
         self._blobs = blobs
         self._shared: SharedGrammars | None = None
         self._backends: dict[BackendName, Backend] = {}
+        self._tokens: TokenTable | None = None
+        """Until all backends have read it: each has a copy of its own."""
+        self._reading = Lock()
         self._loading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running: dict[tuple[str, bytes], asyncio.Task[Grammar]] = {}
         self._keeping: set[asyncio.Task[None]] = set()
@@ -104,6 +109,7 @@ class GrammarCompiler:
         self._failures = Failures(settings.grammar_failures, settings.grammar_retry_s)
         self._pool = self._make_pool()
         self._starting: asyncio.Task[None] | None = None
+        self._has_compiled = False
 
     @property
     def is_starting(self) -> bool:
@@ -124,7 +130,7 @@ class GrammarCompiler:
         loading = asyncio.gather(self._shared_grammars(), *map(self._backend, names))
         try:
             await after.wait()
-            await asyncio.gather(self._pool.start(), loading)
+            await asyncio.gather(self._pool.start(first_only=True), loading)
         # requests without a grammar do not need the library
         except (TokenMeshError, ImportError, OSError) as error:
             logger.warning("grammars cannot be compiled yet: %s", error)
@@ -228,6 +234,10 @@ class GrammarCompiler:
                 logger.warning("a grammar was given up in %s: %s", name, error.message)
                 answer = NotCompiled(error.message)
                 is_final = False
+            if not self._has_compiled:
+                # a worker that never compiles needs no others, which hold the vocabulary each
+                self._has_compiled = True
+                self._pool.start_others()
             if isinstance(answer, Compiled):
                 return name, answer.data
             reasons.append(f"{name}: {answer.reason}")
@@ -258,10 +268,20 @@ class GrammarCompiler:
         async with self._loading[name]:
             if name not in self._backends:
                 self._backends[name] = await asyncio.to_thread(self._make_backend, name)
+                if len(self._backends) == len(
+                    backends_of(self._settings.structured_outputs_backend)
+                ):
+                    self._tokens = None
+                    await asyncio.to_thread(trim_heap)
         return self._backends[name]
 
     def _make_backend(self, name: BackendName) -> Backend:
-        tokens = read_token_table(self._tokenizer_file, self._vocab_size, self._eos_ids)
+        with self._reading:
+            if self._tokens is None:
+                self._tokens = read_token_table(
+                    self._tokenizer_file, self._vocab_size, self._eos_ids
+                )
+            tokens = self._tokens
         return make_backend(name, tokens)
 
     def _note(self, share: str, key: bytes, task: "asyncio.Task[Grammar]") -> None:

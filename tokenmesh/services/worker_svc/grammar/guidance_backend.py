@@ -1,7 +1,7 @@
 """GuidanceBackend: llguidance compiles in a millisecond and works its masks out as it goes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import llguidance
@@ -14,17 +14,24 @@ from tokenmesh.shared.messages.structured import Structured
 _BYTES_A_GRAMMAR: Final = 64 * 1024
 """A grammar's states are made while it is followed; the library does not report their size."""
 _MAX_REASON: Final = 500
-_LONGEST_PIECE: Final = 32
 
 
 class GuidanceBackend:
-    def __init__(self, tokens: TokenTable) -> None:
+    def __init__(self, tokens: TokenTable, *, has_slices: bool = True) -> None:
+        """has_slices: hold parts of the vocabulary apart, which makes masks of JSON strings faster
+        and takes more than twice the memory."""
         self._eos_ids = frozenset(tokens.eos_ids)
+        own = _Tokenizer(tokens)
+        wrapper = llguidance.TokenizerWrapper(own)
         self._tokenizer = LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokenizer(tokens)),
+            wrapper,
             n_vocab=len(tokens.tokens),
             eos_token=list(tokens.eos_ids),
+            slices=None if has_slices else [],
         )
+        # the library has its own copy, in a tree
+        own.tokens = wrapper.tokens = ()
+        own.tokenize = self._tokenizer.greedy_tokenize
 
     def compile(self, structured: Structured) -> bytes:
         try:
@@ -96,6 +103,7 @@ class _Tokenizer:
     """The tokenizer interface of llguidance.
 
     It tokenizes what a grammar forces: the longest token each time, whose bytes are exactly those.
+    A byte that no token begins with ends it: what comes before is forced all the same.
     """
 
     bos_token_id = None
@@ -107,24 +115,11 @@ class _Tokenizer:
             piece or b"\xff<%d>" % token_id for token_id, piece in enumerate(tokens.tokens)
         ]
         self.special_token_ids = tokens.special_ids
-        self._id_by_piece = {
-            piece: token_id for token_id, piece in enumerate(tokens.tokens) if piece
-        }
+        self.tokenize: Callable[[str], list[int]] = lambda _text: []
+        """Set once the library has read the tokens."""
 
     def __call__(self, text: bytes) -> list[int]:
-        ids, start = [], 0
-        while start < len(text):
-            longest = min(_LONGEST_PIECE, len(text) - start)
-            sizes = (
-                n for n in range(longest, 0, -1) if text[start : start + n] in self._id_by_piece
-            )
-            size = next(sizes, None)
-            if size is None:
-                # a vocabulary without this byte: what comes before it is forced all the same
-                break
-            ids.append(self._id_by_piece[text[start : start + size]])
-            start += size
-        return ids
+        return self.tokenize(text.decode())
 
 
 def _grammar_text(structured: Structured) -> str:

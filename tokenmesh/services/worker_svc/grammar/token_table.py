@@ -1,12 +1,10 @@
 """TokenTable: the bytes of every token of a vocabulary, read from a checkpoint's tokenizer.json."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.text.vocabulary import byte_level_piece
+from tokenmesh.shared.text.token_names import TokenNames, byte_level_piece
 
 _SPACE = "\u2581"
 """How sentencepiece spells a space."""
@@ -30,46 +28,23 @@ class TokenTable:
 def read_token_table(path: Path, vocab_size: int, eos_ids: frozenset[int]) -> TokenTable:
     """Read the file; vocab_size is the model's, which may be padded. Raises CheckpointError."""
     try:
-        raw = json.loads(path.read_bytes())
-        return token_table(raw, vocab_size, eos_ids)
+        return token_table(TokenNames(path.read_bytes()), vocab_size, eos_ids)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: {error}", param=str(path)) from error
 
 
-def token_table(raw: dict[str, Any], vocab_size: int, eos_ids: frozenset[int]) -> TokenTable:
-    """Of a parsed tokenizer.json. Raises KeyError and its kin when it is none."""
+def token_table(names: TokenNames, vocab_size: int, eos_ids: frozenset[int]) -> TokenTable:
+    """As long as the model's vocabulary."""
     tokens = [b""] * vocab_size
-    spell = byte_level_piece if _is_byte_level(raw) else _sentencepiece_piece
-    for name, token_id in _vocabulary(raw["model"]):
-        if token_id < vocab_size:
-            tokens[token_id] = spell(name)
-    for added in raw.get("added_tokens") or ():
-        if added["id"] < vocab_size:
-            tokens[added["id"]] = b"" if added.get("special") else added["content"].encode()
+    spell = byte_level_piece if names.is_byte_level else _sentencepiece_piece
+    for token_id in range(min(vocab_size, len(names))):
+        name = names.name(token_id)
+        if name is not None and not names.is_special(token_id):
+            tokens[token_id] = name.encode() if names.is_added(token_id) else spell(name)
     known = sorted(eos for eos in eos_ids if eos < vocab_size)
     for eos in known:
         tokens[eos] = b""
     return TokenTable(tokens, tuple(known))
-
-
-def _vocabulary(model: dict[str, Any]) -> list[tuple[str, int]]:
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        return list(vocabulary.items())
-    # unigram: a list of pieces and their scores
-    return [(entry[0], token_id) for token_id, entry in enumerate(vocabulary)]
-
-
-def _is_byte_level(raw: dict[str, Any]) -> bool:
-    parts = [raw.get("decoder"), raw.get("pre_tokenizer")]
-    while parts:
-        part = parts.pop()
-        if part is None:
-            continue
-        if part["type"] == "ByteLevel":
-            return True
-        parts += [*part.get("decoders", ()), *part.get("pretokenizers", ())]
-    return False
 
 
 def _sentencepiece_piece(name: str) -> bytes:
