@@ -7,22 +7,16 @@ import zlib
 import numpy
 from PIL import Image
 
+from tests.fakes.images import png_chunk
 from tests.fakes.recordings import RATE, audio_file
 
 
 def png_declaring(width: int, height: int) -> bytes:
     """A few hundred bytes that claim to be width x height pixels."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     rows = zlib.compress(b"\0" * 100_000)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    )
+    chunks = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
 
 
 def with_scans(data: bytes, count: int) -> bytes:
@@ -55,14 +49,6 @@ def flac_declaring(num_samples: int, seconds: float) -> bytes:
     data = bytearray(audio_file(numpy.zeros(int(seconds * RATE), numpy.float32), "FLAC"))
     facts = int.from_bytes(data[18:26], "big")  # rate, channels, bits, samples
     data[18:26] = (facts >> 36 << 36 | num_samples).to_bytes(8, "big")
-    return bytes(data)
-
-
-def wav_declaring(num_bytes: int) -> bytes:
-    """A short file whose header declares another number of bytes of samples."""
-    data = bytearray(audio_file(numpy.zeros(RATE, numpy.float32)))
-    place = data.index(b"data") + 4
-    data[place : place + 4] = struct.pack("<I", num_bytes)
     return bytes(data)
 
 

@@ -61,16 +61,49 @@ def audio_file(
 
 
 def _with_ffmpeg(samples: npt.NDArray[numpy.float32], kind: str, rate: int) -> bytes:
+    file = io.BytesIO()
+    _write(file, samples, {"m4a": "mp4"}.get(kind, kind), {"m4a": "aac"}.get(kind, "libopus"), rate)
+    return file.getvalue()
+
+
+class _Pipe:
+    """Takes bytes, and cannot go back to those before."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> int:
+        """As a file does."""
+        self.data += bytes(data)
+        return len(data)
+
+
+def streamed_file(
+    samples: npt.NDArray[numpy.float32], kind: str, codec: str, rate: int, options: dict[str, str]
+) -> bytes:
+    """What FFmpeg writes into a pipe: its headers cannot know the length."""
+    pipe = _Pipe()
+    _write(pipe, samples, kind, codec, rate, options)
+    return pipe.data
+
+
+def _write(
+    file: Any,
+    samples: npt.NDArray[numpy.float32],
+    kind: str,
+    codec: str,
+    rate: int,
+    options: dict[str, str] | None = None,
+) -> None:
     import av
 
-    file = io.BytesIO()
-    with av.open(file, "w", format={"m4a": "mp4", "webm": "webm"}[kind]) as container:
-        stream: Any = container.add_stream({"m4a": "aac", "webm": "libopus"}[kind], rate=rate)
+    with av.open(file, "w", format=kind, options=options or {}) as container:
+        stream: Any = container.add_stream(codec, rate=rate)
         stream.layout = "mono"
         frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
         frame.sample_rate = rate
-        resampler = av.AudioResampler(stream.format, "mono", rate, stream.codec_context.frame_size)
+        size = stream.codec_context.frame_size or None
+        resampler = av.AudioResampler(stream.format, "mono", rate, size)
         for part in [*resampler.resample(frame), *resampler.resample(None)]:
             container.mux(stream.encode(part))
         container.mux(stream.encode(None))
-    return file.getvalue()

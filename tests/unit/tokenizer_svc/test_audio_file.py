@@ -69,7 +69,6 @@ def wav_header(data_bytes: int, rate: int = RATE, channels: int = 1) -> bytes:
         (b"", "known format"),
         (b"hello world, I am text", "known format"),
         (b"\x89PNG\r\n\x1a\n" + bytes(100), "known format"),
-        (wav_header(1 << 30) + bytes(3200), "declares 1073741824 bytes of samples and 3200 follow"),
         (wav_header(3200, rate=0) + bytes(3200), "wav"),
         (wav_header(3200, rate=1_000_000) + bytes(3200), "sample rate 1000000"),
         (wav_header(3200, rate=4_000_000_000) + bytes(3200), "wav"),
@@ -114,8 +113,6 @@ def test_an_endless_or_broken_signal_is_refused() -> None:
     values[100] = numpy.nan
     with pytest.raises(InvalidInput, match="finite"):
         decode_audio(audio_file(values, "WAV", subtype="FLOAT"), RATE, LIMITS)
-    with pytest.raises(InvalidInput, match="cut off"):
-        decode_audio(audio_file(tones(1.0), "WAV")[:9000], RATE, LIMITS)
 
 
 @pytest.mark.parametrize("kind", ["FLAC", "OGG", "MP3"])

@@ -1,13 +1,15 @@
 """Audio files to samples: which containers and codecs are read, and within which bounds.
 
-libsndfile reads WAV, FLAC, Ogg and MP3; FFmpeg, where PyAV is installed, MP4 and WebM. A file is
-given only to the reader of the container that its first bytes name.
+libsndfile reads WAV, AIFF, FLAC, Ogg and MP3; FFmpeg, where PyAV is installed, MP4 and WebM. A file
+is given only to the reader of the container that its first bytes name. What it holds is read,
+whatever length its header declares.
 """
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,6 +18,12 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
+from tokenmesh.services.tokenizer_svc.media.audio_length import (
+    aiff_with_true_length,
+    mp3_with_true_length,
+    ogg_links,
+    wav_with_true_length,
+)
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -24,13 +32,14 @@ if TYPE_CHECKING:
 Samples = npt.NDArray[numpy.float32]
 """Mono, [-1, 1] in most files."""
 
-NAMES: Final = "WAV, FLAC, Ogg (Opus or Vorbis), MP3, MP4 (m4a) and WebM"
+NAMES: Final = "WAV, AIFF, FLAC, Ogg (Opus or Vorbis), MP3, MP4 (m4a) and WebM"
 _MAX_CHANNELS: Final = 8
 _MIN_RATE: Final = 4_000
 _MAX_RATE: Final = 192_000
 _BLOCK_FRAMES: Final = 1 << 16
 _SNDFILE_FORMATS: Final = {
     "wav": ("WAV", "WAVEX"),
+    "aiff": ("AIFF",),
     "flac": ("FLAC",),
     "ogg": ("OGG",),
     "mp3": ("MP3",),
@@ -45,8 +54,15 @@ _AV_FORMATS: Final = {"mp4": "mov", "webm": "matroska"}
 _AV_CODECS: Final = frozenset(
     {"aac", "alac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac"}
 )
-_UNKNOWN_SIZES: Final = (0, 0xFFFFFFFF)
-"""Of the samples of a WAV file that was written as a stream."""
+_PARTS_OF: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
+    "wav": lambda data: [wav_with_true_length(data)],
+    "aiff": lambda data: [aiff_with_true_length(data)],
+    "mp3": lambda data: [mp3_with_true_length(data)],
+    "ogg": ogg_links,
+}
+"""By container: the files that libsndfile gets in place of a file, one after the other."""
+_UNKNOWN_FRAMES: Final = (1 << 63) - 1
+"""What libsndfile says of a FLAC file that was written as a stream."""
 _LOUDEST: Final = 1e6
 
 
@@ -60,6 +76,8 @@ def container_of(data: bytes) -> str | None:
     """The container that the first bytes name; None: no known one."""
     if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
         return "wav"
+    if data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):
+        return "aiff"
     if data[:4] == b"fLaC":
         return "flac"
     if data[:4] == b"OggS":
@@ -81,9 +99,9 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> Samples:
     try:
         if container in _AV_FORMATS:
             return _joined(_read_with_ffmpeg(data, container, limits), rate, limits)
-        if container == "wav":
-            _check_wav(data)
-        return _joined(_read_with_sndfile(data, container, limits), rate, limits)
+        parts = _PARTS_OF.get(container, lambda data: [data])(data)
+        blocks = (block for part in parts for block in _read_with_sndfile(part, container, limits))
+        return _joined(blocks, rate, limits)
     except soundfile.LibsndfileError as error:
         # its text begins with the object that was read
         raise InvalidInput(f"the {container} file is damaged: {error.error_string}") from error
@@ -97,14 +115,26 @@ class _Block:
     rate: int
 
 
+class _ForwardFile(soundfile.SoundFile):
+    """A file that is read from its beginning to its end.
+
+    soundfile would seek after each read, which fails at the end of a FLAC file of unknown length.
+    """
+
+    def seekable(self) -> bool:
+        """Never: nothing seeks then."""
+        return False
+
+
 def _read_with_sndfile(data: bytes, container: str, limits: AudioLimits) -> Iterator[_Block]:
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
+    with _ForwardFile(io.BytesIO(data)) as file:
         if file.format not in _SNDFILE_FORMATS[container] or file.subtype not in _SUBTYPES:
             raise InvalidInput(
                 f"the codec {file.subtype} in {file.format} is not supported; supported are {NAMES}"
             )
         check_shape(file.samplerate, file.channels)
-        _check_length(file.frames / file.samplerate, limits)
+        declared = 0 if file.frames == _UNKNOWN_FRAMES else file.frames
+        _check_length(declared / file.samplerate, limits)
         num_read = 0
         while True:
             frames = file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)
@@ -112,27 +142,11 @@ def _read_with_sndfile(data: bytes, container: str, limits: AudioLimits) -> Iter
                 break
             num_read += len(frames)
             yield _Block(frames.mean(axis=1), file.samplerate)
-        if container == "flac" and num_read < file.frames:
+        # Its encoder writes the length when all samples are written, unlike that of a WAV file.
+        if container == "flac" and num_read < declared:
             raise InvalidInput(
-                f"the flac file is cut off: it declares {file.frames} samples and holds {num_read}"
+                f"the flac file is cut off: it declares {declared} samples and holds {num_read}"
             )
-
-
-def _check_wav(data: bytes) -> None:
-    """Refuse a header that declares more samples than there are: the rest did not arrive."""
-    place = 12
-    while place + 8 <= len(data):
-        name, size = struct.unpack_from("<4sI", data, place)
-        place += 8
-        if name == b"data":
-            if size not in _UNKNOWN_SIZES and size > len(data) - place:
-                raise InvalidInput(
-                    f"the wav file is cut off: its header declares {size} bytes of samples and "
-                    f"{len(data) - place} follow"
-                )
-            return
-        place += size + size % 2
-    raise InvalidInput("the wav file is damaged: it holds no samples")
 
 
 def _read_with_ffmpeg(data: bytes, container: str, limits: AudioLimits) -> Iterator[_Block]:
@@ -179,25 +193,36 @@ def _frames_of(file: "av.container.InputContainer", limits: AudioLimits) -> Iter
 
 def _joined(blocks: Iterator[_Block], rate: int, limits: AudioLimits) -> Samples:
     """At `rate`, all of it. Memory grows with what was decoded, at most `max_s`."""
-    resampler: soxr.ResampleStream | None = None
-    parts: list[Samples] = []
+    checked = _checked(blocks, limits)
+    parts = [
+        part
+        for given, group in groupby(checked, lambda block: block.rate)
+        for part in _resampled(group, given, rate)
+    ]
+    samples = numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.float32)
+    if not len(samples):
+        raise InvalidInput("the file holds no audio")
+    return samples
+
+
+def _checked(blocks: Iterator[_Block], limits: AudioLimits) -> Iterator[_Block]:
     seconds = 0.0
     for block in blocks:
         seconds += len(block.samples) / block.rate
         _check_length(seconds, limits)
         if not numpy.abs(block.samples).max(initial=0.0) < _LOUDEST:
             raise InvalidInput("the file holds samples that are not finite, or far out of range")
-        if block.rate != rate and resampler is None:
-            resampler = soxr.ResampleStream(block.rate, rate, 1, dtype="float32")
-        parts.append(
-            block.samples if resampler is None else resampler.resample_chunk(block.samples)
-        )
-    if resampler is not None:
-        parts.append(resampler.resample_chunk(numpy.zeros(0, numpy.float32), last=True))
-    samples = numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.float32)
-    if not len(samples):
-        raise InvalidInput("the file holds no audio")
-    return samples
+        yield block
+
+
+def _resampled(blocks: Iterator[_Block], given: int, rate: int) -> Iterator[Samples]:
+    if given == rate:
+        yield from (block.samples for block in blocks)
+        return
+    resampler = soxr.ResampleStream(given, rate, 1, dtype="float32")
+    for block in blocks:
+        yield resampler.resample_chunk(block.samples)
+    yield resampler.resample_chunk(numpy.zeros(0, numpy.float32), last=True)
 
 
 def check_shape(rate: int, channels: int) -> None:

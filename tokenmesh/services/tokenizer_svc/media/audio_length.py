@@ -1,0 +1,216 @@
+"""The lengths that audio files declare, made to agree with what the files hold.
+
+A writer that cannot go back to the header, because it writes to a pipe or a socket, leaves a length
+there that it does not know yet: 0, the largest number, or nothing. libsndfile trusts some of these
+and would return a part of the samples, or none.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.shared.errors import InvalidInput
+
+_CHUNK_BYTES: Final = 8
+"""Name and size of a chunk."""
+_KEPT: Final = (b"fmt ", b"fact")
+"""Chunks of a WAV file that say how its samples are read."""
+_MAX_JUNK_BYTES: Final = 1 << 16
+"""Of an MP3 file between frames, in all: its frames are not counted beyond."""
+_BITRATES: Final = (
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+)
+"""In 1,000 bits a second, of layer III of MPEG 1, and of MPEG 2 and 2.5."""
+_RATES: Final = ((11025, 12000, 8000), (), (22050, 24000, 16000), (44100, 48000, 32000))
+"""By the version bits of a frame's header; the second value is reserved."""
+_MPEG_1: Final = 3
+_MONO: Final = 3
+_TAGS: Final = (b"Xing", b"Info")
+_HAS_COUNT: Final = 1
+"""Flag of a tag that is followed by the number of frames."""
+_TAG_BITRATE: Final = (9, 8)
+"""Index of a bitrate at which a frame has room for a tag, by `_BITRATES`."""
+
+
+def wav_with_true_length(data: bytes) -> bytes:
+    """A WAV file of the same samples whose sizes are those of what follows.
+
+    All that follows the header are samples where the declared size is 0 or passes the end. Raises
+    InvalidInput for a file without samples.
+    """
+    kept: list[bytes] = []
+    long_size = 0
+    for name, size, start in _chunks(data):
+        if name in _KEPT:
+            kept.append(struct.pack("<4sI", name, size) + data[start : start + size + size % 2])
+        elif name == b"ds64" and size >= 16:
+            long_size = int.from_bytes(data[start + 8 : start + 16], "little")
+        elif name == b"data":
+            declared = long_size if size == 0xFFFFFFFF and long_size else size
+            body = data[start:] if _is_unknown(declared, data, start) else data[start:][:declared]
+            head = b"".join([*kept, struct.pack("<4sI", b"data", len(body))])
+            return struct.pack("<4sI4s", b"RIFF", 4 + len(head) + len(body), b"WAVE") + head + body
+    raise InvalidInput("the wav file is damaged: it holds no samples")
+
+
+def _is_unknown(declared: int, data: bytes, start: int) -> bool:
+    """Whether a size of samples is not that of the samples."""
+    if declared == 0:
+        return not _are_chunks(data, start)
+    return start + declared > len(data)
+
+
+def _are_chunks(data: bytes, start: int) -> bool:
+    """Whether what is left of a file is nothing but chunks, such as a title."""
+    while start < len(data):
+        if not _is_name(data, start):
+            return False
+        size = int.from_bytes(data[start + 4 : start + 8], "little")
+        start += _CHUNK_BYTES + size
+        if start > len(data):
+            return False
+        start += size % 2
+    return True
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Name, declared size and place of the content of each chunk."""
+    place = 12
+    while place + _CHUNK_BYTES <= len(data):
+        name, size = struct.unpack_from("<4sI", data, place)
+        place += _CHUNK_BYTES
+        yield name, size, place
+        place += size
+        # A chunk of odd size is followed by a byte of padding, which some writers forget.
+        if size % 2 and (_is_name(data, place + 1) or not _is_name(data, place)):
+            place += 1
+
+
+def _is_name(data: bytes, place: int) -> bool:
+    name = data[place : place + 4]
+    return len(name) == 4 and all(0x20 <= each < 0x7F for each in name)
+
+
+def aiff_with_true_length(data: bytes) -> bytes:
+    """The file, with a size of its samples that is not zero.
+
+    libsndfile reads to the end of the file where the size passes it.
+    """
+    place = 12
+    while place + _CHUNK_BYTES <= len(data):
+        name, size = struct.unpack_from(">4sI", data, place)
+        # Before the samples a chunk of them has an offset and a size of blocks, 8 bytes in all.
+        if name == b"SSND" and size <= _CHUNK_BYTES:
+            left = struct.pack(">I", len(data) - place - _CHUNK_BYTES)
+            return data[: place + 4] + left + data[place + 8 :]
+        place += _CHUNK_BYTES + size + size % 2
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Mp3Frame:
+    """What the header of a frame of layer III says."""
+
+    start: int
+    num_bytes: int
+    is_mpeg_1: bool
+    is_mono: bool
+
+    @property
+    def tag(self) -> int:
+        """Where a tag begins in a frame."""
+        if self.is_mpeg_1:
+            return 4 + (17 if self.is_mono else 32)
+        return 4 + (9 if self.is_mono else 17)
+
+
+def mp3_with_true_length(data: bytes) -> bytes:
+    """The file, with a tag before its first frame that says how many frames there are.
+
+    Without one, and where the tag of the file does not know it, the length would be estimated from
+    the bitrate of the first frame, and what is beyond it would be lost.
+    """
+    frames = _mp3_frames(data)
+    first = next(frames, None)
+    if first is None:
+        return data
+    count = sum(1 for _ in frames)
+    tag = first.start + first.tag
+    if data[tag : tag + 4] not in _TAGS:
+        return data[: first.start] + _tag_frame(data, first, count + 1) + data[first.start :]
+    flags, declared = struct.unpack_from(">II", data.ljust(tag + 12, b"\0"), tag + 4)
+    if flags & _HAS_COUNT and declared == count:
+        return data
+    # The frame of a wrong tag is left out: what else it says is no truer.
+    end = first.start + first.num_bytes
+    return data[: first.start] + _tag_frame(data, first, count) + data[end:]
+
+
+def _mp3_frames(data: bytes) -> Iterator[_Mp3Frame]:
+    place, junk = _after_id3(data), 0
+    while place + 4 <= len(data):
+        frame = _mp3_frame(data, place)
+        if frame is not None:
+            yield frame
+            place += frame.num_bytes
+            continue
+        following = data.find(b"\xff", place + 1)
+        if following < 0:
+            return
+        junk += following - place
+        place = following
+        if junk > _MAX_JUNK_BYTES:
+            return
+
+
+def _after_id3(data: bytes) -> int:
+    place = 0
+    while data[place : place + 3] == b"ID3" and place + 10 <= len(data):
+        size = 0
+        for each in data[place + 6 : place + 10]:
+            size = size << 7 | each & 0x7F
+        has_footer = bool(data[place + 5] & 0x10)
+        place += 10 + size + 10 * has_footer
+    return place
+
+
+def _mp3_frame(data: bytes, start: int) -> _Mp3Frame | None:
+    """None: no frame of layer III with a stated bitrate begins there."""
+    first, second, third, fourth = data[start : start + 4]
+    version, bitrate, rate = second >> 3 & 3, third >> 4, third >> 2 & 3
+    if first != 0xFF or second & 0xE6 != 0xE2 or version == 1 or bitrate in (0, 15) or rate == 3:
+        return None
+    is_mpeg_1 = version == _MPEG_1
+    bits = _BITRATES[not is_mpeg_1][bitrate] * 1000
+    padding = third >> 1 & 1
+    num_bytes = (144 if is_mpeg_1 else 72) * bits // _RATES[version][rate] + padding
+    return _Mp3Frame(start, num_bytes, is_mpeg_1, fourth >> 6 == _MONO)
+
+
+def _tag_frame(data: bytes, first: _Mp3Frame, count: int) -> bytes:
+    """A frame of silence with a tag, in the format of the first frame."""
+    head = bytearray(data[first.start : first.start + 4])
+    head[1] |= 1  # no checksum follows
+    head[2] = _TAG_BITRATE[not first.is_mpeg_1] << 4 | head[2] & 0x0C
+    frame = _mp3_frame(bytes(head), 0)
+    assert frame is not None, "the header was changed to a valid one"
+    body = bytes(frame.tag - 4) + struct.pack(">4sII", b"Xing", _HAS_COUNT, count)
+    return (bytes(head) + body).ljust(frame.num_bytes, b"\0")
+
+
+def ogg_links(data: bytes) -> list[bytes]:
+    """The streams of an Ogg file that follow each other, each a file of its own.
+
+    Recorders and radio stations append one to the other; libsndfile reads only the first.
+    """
+    starts, place, was_first = [0], 0, True
+    while data[place : place + 4] == b"OggS" and place + 27 <= len(data):
+        is_first = bool(data[place + 5] & 2)
+        if is_first and not was_first:
+            starts.append(place)
+        was_first = is_first
+        table = data[place + 27 : place + 27 + data[place + 26]]
+        place += 27 + len(table) + sum(table)
+    return [data[start:end] for start, end in zip(starts, [*starts[1:], len(data)], strict=True)]
