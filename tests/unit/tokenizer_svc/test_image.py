@@ -3,6 +3,7 @@
 import io
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import numpy
 import pytest
 from PIL import Image, ImageOps
 from transformers import CLIPImageProcessorPil
+from transformers.image_transforms import convert_to_rgb
 
 from tests.fakes.bombs import multi_picture, png_declaring, with_scans
-from tests.fakes.images import image_file, picture
+from tests.fakes.images import deep_png, image_file, picture
 from tests.fakes.llava import llava_without_weights
 from tests.fakes.media_models import without_weights
 from tests.fakes.tokenizers import write_json
-from tokenmesh.services.tokenizer_svc.media.decode_child import decode_image
+from tokenmesh.services.tokenizer_svc.media.image_file import decode_image
 from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
 from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
 from tokenmesh.shared.tensor_blob import decode_named
@@ -54,15 +56,101 @@ def test_pixels_equal_those_of_transformers(
     numpy.testing.assert_array_equal(ours, theirs.astype(numpy.float32))
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
-@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_every_mode_becomes_rgb(mode: str, kind: str) -> None:
-    image = picture(2, mode=mode)
-    options = {"lossless": True} if kind == "WEBP" else {}
-    decoded = decode_image(image_file(image, kind, **options), MAX_PIXELS)
+def palette(picture: Image.Image, **facts: Any) -> bytes:
+    """A PNG of eight colors."""
+    return image_file(picture.quantize(8), "PNG", **facts)
+
+
+FILES: dict[str, Callable[[int], bytes]] = {
+    "gray": lambda seed: image_file(picture(seed, mode="L")),
+    "black and white": lambda seed: image_file(picture(seed, mode="L").convert("1")),
+    "colors": lambda seed: image_file(picture(seed)),
+    "gray with transparency": lambda seed: image_file(picture(seed, mode="LA")),
+    "colors with transparency": lambda seed: image_file(picture(seed, mode="RGBA")),
+    "a transparent gray": lambda seed: image_file(picture(seed, mode="L"), transparency=seed),
+    "a transparent color": lambda seed: image_file(
+        picture(seed), transparency=picture(seed).getpixel((0, 0))
+    ),
+    "palette": lambda seed: palette(picture(seed)),
+    "palette with a transparent color": lambda seed: palette(picture(seed), transparency=3),
+    "palette with transparencies": lambda seed: palette(
+        picture(seed), transparency=bytes([0, 128, 255, seed])
+    ),
+    "deep gray with transparency": lambda seed: deep_png(deep(seed, 2)),
+    "deep colors": lambda seed: deep_png(deep(seed, 3)),
+    "deep colors with transparency": lambda seed: deep_png(deep(seed, 4)),
+    "JPEG in gray": lambda seed: image_file(picture(seed, mode="L"), "JPEG"),
+    "JPEG for print": lambda seed: image_file(picture(seed).convert("CMYK"), "JPEG"),
+    "WebP with transparency": lambda seed: image_file(
+        picture(seed, mode="RGBA"), "WEBP", lossless=True
+    ),
+    "lossy WebP with transparency": lambda seed: image_file(picture(seed, mode="RGBA"), "WEBP"),
+    "GIF with a transparent color": lambda seed: image_file(
+        picture(seed).quantize(8), "GIF", transparency=2
+    ),
+    "animated GIF that begins transparent": lambda seed: image_file(
+        picture(seed).quantize(8),
+        "GIF",
+        save_all=True,
+        append_images=[picture(seed + 1).quantize(8)],
+        transparency=2,
+        disposal=2,
+    ),
+    "animated WebP with transparency": lambda seed: image_file(
+        picture(seed, mode="RGBA"),
+        "WEBP",
+        save_all=True,
+        append_images=[picture(seed + 1, mode="RGBA")],
+        lossless=True,
+    ),
+}
+
+
+def deep(seed: int, channels: int) -> numpy.ndarray:
+    return numpy.random.default_rng(seed).integers(0, 1 << 16, (9, 7, channels))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("seed", [1, 2, 200])
+def test_colors_become_those_of_transformers(name: str, seed: int) -> None:
+    data = FILES[name](seed)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = convert_to_rgb(ImageOps.exif_transpose(image), return_numpy=True)
+    decoded = decode_image(data, MAX_PIXELS)
     assert decoded.mode == "RGB"
-    if mode != "RGBA":
-        numpy.testing.assert_array_equal(numpy.array(decoded), numpy.array(image.convert("RGB")))
+    numpy.testing.assert_array_equal(numpy.array(decoded), expected)
+
+
+def test_what_is_transparent_is_white_and_text_on_it_can_be_read() -> None:
+    text = Image.new("RGBA", (30, 20), (0, 0, 0, 0))
+    text.paste((0, 0, 0, 255), (5, 5, 25, 10))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned
+    for kind in ("PNG", "WEBP"):
+        decoded = numpy.array(decode_image(image_file(text, kind, exif=exif, lossless=True), 10**6))
+        assert decoded.shape == (30, 20, 3)
+        assert (decoded[:5] == 255).all()
+        assert (decoded[5:25, 10:15] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gray_of_16_bits_is_not_clipped(seed: int) -> None:
+    """Where transformers' loading in pillow makes nearly all of it white."""
+    pixels = deep(seed, 1)
+    decoded = numpy.array(decode_image(deep_png(pixels), MAX_PIXELS))
+    numpy.testing.assert_array_equal(decoded, (pixels >> 8).repeat(3, axis=-1))
+    transparent = int(pixels[2, 3, 0])
+    decoded = numpy.array(decode_image(deep_png(pixels, (transparent,)), MAX_PIXELS))
+    expected = numpy.where(pixels == transparent, 255, pixels >> 8).repeat(3, axis=-1)
+    numpy.testing.assert_array_equal(decoded, expected)
+
+
+def test_a_transparent_color_of_16_bits_is_found_in_the_8_bits_that_are_read() -> None:
+    pixels = (deep(4, 3) >> 8) * 257
+    color = tuple(map(int, pixels[1, 1]))
+    decoded = numpy.array(decode_image(deep_png(pixels, color), MAX_PIXELS))
+    assert (decoded[1, 1] == 255).all()
+    numpy.testing.assert_array_equal(decoded[2:], pixels[2:] >> 8)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

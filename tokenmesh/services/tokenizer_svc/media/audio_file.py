@@ -99,7 +99,7 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> Samples:
     try:
         if container in _AV_FORMATS:
             return _joined(_read_with_ffmpeg(data, container, limits), rate, limits)
-        parts = _PARTS_OF.get(container, lambda data: [data])(data)
+        parts = _PARTS_OF[container](data) if container in _PARTS_OF else [data]
         blocks = (block for part in parts for block in _read_with_sndfile(part, container, limits))
         return _joined(blocks, rate, limits)
     except soundfile.LibsndfileError as error:
@@ -115,19 +115,11 @@ class _Block:
     rate: int
 
 
-class _ForwardFile(soundfile.SoundFile):
-    """A file that is read from its beginning to its end.
-
-    soundfile would seek after each read, which fails at the end of a FLAC file of unknown length.
-    """
-
-    def seekable(self) -> bool:
-        """Never: nothing seeks then."""
-        return False
-
-
 def _read_with_sndfile(data: bytes, container: str, limits: AudioLimits) -> Iterator[_Block]:
-    with _ForwardFile(io.BytesIO(data)) as file:
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        # Else soundfile seeks after each read, which fails at the end of a FLAC file of unknown
+        # length.
+        file.seekable = lambda: False
         if file.format not in _SNDFILE_FORMATS[container] or file.subtype not in _SUBTYPES:
             raise InvalidInput(
                 f"the codec {file.subtype} in {file.format} is not supported; supported are {NAMES}"

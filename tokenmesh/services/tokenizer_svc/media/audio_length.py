@@ -134,16 +134,16 @@ def mp3_with_true_length(data: bytes) -> bytes:
     """
     frames = _mp3_frames(data)
     first = next(frames, None)
-    if first is None:
-        return data
     count = sum(1 for _ in frames)
+    if first is None or not count:  # no sound: libsndfile says what it is
+        return data
     tag = first.start + first.tag
     if data[tag : tag + 4] not in _TAGS:
         return data[: first.start] + _tag_frame(data, first, count + 1) + data[first.start :]
     flags, declared = struct.unpack_from(">II", data.ljust(tag + 12, b"\0"), tag + 4)
     if flags & _HAS_COUNT and declared == count:
         return data
-    # The frame of a wrong tag is left out: what else it says is no truer.
+    # The frame of a wrong tag is left out: nothing else in it can be relied on.
     end = first.start + first.num_bytes
     return data[: first.start] + _tag_frame(data, first, count) + data[end:]
 
