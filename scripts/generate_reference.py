@@ -75,9 +75,13 @@ def flags_page() -> str:
     lines += [
         "\n## Flags of vLLM without effect\n",
         "They ask for what TokenMesh does anyway. Another value of theirs, and any other flag of "
-        "vLLM, is an error that names it; switching off what does not exist here is none. "
+        "vLLM, is an error that names it and says what to do; switching off what does not exist "
+        "here is none. A key of a flag that takes an object may be written behind a dot. "
         "As in vLLM a flag may be shortened as long as one flag alone begins so, and "
-        "`VLLM_API_KEY` in the environment is an API key where nothing else names one.\n",
+        "`VLLM_API_KEY` in the environment is an API key where nothing else names one, "
+        "`VLLM_SERVER_DEV_MODE` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING` are taken as "
+        "`--enable-admin-routes`, and `VLLM_SYSTEM_START_DATE` is the day that chat templates "
+        "take for today. vLLM's `launch render` is `up --render-only`.\n",
         "| flag | values | because |",
         "|---|---|---|",
     ]

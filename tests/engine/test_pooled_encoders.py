@@ -20,6 +20,7 @@ from tests.fakes.poolers import (
 from tests.ops.native import WAYS
 from tests.rounds import some
 from tokenmesh.services.worker_svc.models.hf.pooling import rows, tree
+from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.pooling import PoolingParams
 
 TOKENS = PoolingParams(task="token_embed", use_activation=False)
@@ -150,3 +151,36 @@ def test_padding_that_a_text_spells_counts_as_in_transformers(
     given[0][0] = given[1][4] = given[1][5] = given[2][-1] = padding
     for prompt, numbers in zip(given, driver.run(given, TOKENS), strict=True):
         np.testing.assert_allclose(numbers, states_of(model, prompt).numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "take"), [("CLS", 0), ("LAST", -1), ("MEAN", slice(None))])
+def test_an_operator_chooses_what_an_embedding_is_made_of(
+    tmp_path: Path, name: str, take: int | slice
+) -> None:
+    model = make_pooler(ENCODERS["bert"], "Model")
+    model.save_pretrained(tmp_path)
+    write_modules(tmp_path)
+    driver = PoolDriver(tmp_path, model={"pooling_type": name, "pooling_task": "embed"})
+    assert driver.loaded.pooling.tasks == ("embed",)
+    [prompt] = prompts(9)
+    [ours] = driver.run([prompt], PoolingParams(task="embed", use_activation=False))
+    states = states_of(model, prompt).numpy()[take]
+    expected = states if states.ndim == 1 else states.mean(0)
+    np.testing.assert_allclose(ours, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_settings_of_pooling_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+    model = make_pooler(ENCODERS["bert"], "ForSequenceClassification", num_labels=3)
+    model.save_pretrained(tmp_path)
+    for field, value in (("pooling_type", "MEAN"), ("pooling_task", "embed")):
+        with pytest.raises(ConfigError, match=f"{field} is .*does: classify"):
+            PoolDriver(tmp_path, model={field: value})
+
+
+def test_the_default_of_use_activation_is_the_operators(tmp_path: Path) -> None:
+    make_pooler(ENCODERS["bert"], "Model").save_pretrained(tmp_path)
+    write_modules(tmp_path)
+    facts = PoolDriver(tmp_path, model={"pooling_activation": False}).loaded.pooling
+    assert facts.completed(PoolingParams(task="embed")).use_activation is False
+    asked = PoolingParams(task="embed", use_activation=True)
+    assert facts.completed(asked) is asked

@@ -356,3 +356,28 @@ def test_first_max_is_the_first_of_the_largest(size: int) -> None:
         == [row.index(max(row)) for row in values.tolist()]
         == expected.tolist()
     )
+
+
+@pytest.mark.parametrize("fields", [*CASES.values(), {"temperature": 0.0}], ids=str)
+def test_processed_log_probabilities_are_those_of_the_draw(fields: dict[str, Any]) -> None:
+    params = params_of(7, logprobs=VOCAB, **fields)
+    logits = torch.stack([logits_of(7)])
+    seen: dict[bool, Any] = {}
+    for shows_processed in (False, True):
+        sampler = Sampler(VOCAB, frozenset({EOS}), shows_processed=shows_processed)
+        sampler.add(new_row(0, params))
+        draw = sampler.draw([0], logits.clone()).draw_by_row[0]
+        assert draw.logprobs is not None
+        seen[shows_processed] = draw
+    assert seen[True].token_id == seen[False].token_id
+    shown = dict(zip(seen[True].logprobs.top_ids, seen[True].logprobs.top_logprobs, strict=True))
+    kept = {each: value for each, value in shown.items() if value > -math.inf}
+    assert sum(math.exp(value) for value in kept.values()) == pytest.approx(1, abs=1e-4)
+    assert seen[True].token_id in kept
+    if 0 < params.top_k < VOCAB and params.temperature > 0:
+        assert len(kept) <= params.top_k
+    if params.allowed_token_ids:
+        assert kept.keys() <= set(params.allowed_token_ids)
+    raw = dict(zip(seen[False].logprobs.top_ids, seen[False].logprobs.top_logprobs, strict=True))
+    changes = params.temperature not in (0.0, 1.0) or len(kept) < VOCAB
+    assert (raw != shown) or not changes

@@ -1,15 +1,18 @@
 """What typer cannot do with a `vllm serve` line: argparse's habits, vLLM's flags, kind errors."""
 
-import difflib
 import json
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from tokenmesh.cli.flags import FLAGS
-from tokenmesh.cli.vllm_flags import ADVICE, FIXED, NAMES, SHORT, Fixed
+from tokenmesh.cli.flags import FLAGS, json_object
+from tokenmesh.cli.vllm_flags import FIXED, NAMES, REFUSED, SHORT, Fixed
 from tokenmesh.shared.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _SEVERAL: Final = frozenset(flag.name for flag in FLAGS if flag.takes_several)
+_OBJECTS: Final = frozenset(flag.name for flag in FLAGS if flag.convert is json_object)
 _BENCH_SEVERAL: Final = frozenset(("--goodput",))
 _NEGATION: Final = "--no-"
 
@@ -23,10 +26,11 @@ def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
     """
     arranged: list[str] = []
     words = list(arguments)
+    objects: dict[str, dict[str, Any]] = {}
     while words:
         word = words.pop(0)
         if word == "--":
-            return [*arranged, word, *words]
+            return [*_joined(objects), *arranged, word, *words]
         if not _is_flag(word):
             arranged.append(word)
             continue
@@ -35,13 +39,16 @@ def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
         bare = name.removeprefix("--")
         if name in known:
             arranged += _with_values(name, equals, value, words)
+        elif name.partition(".")[0] in _OBJECTS:
+            text = value if equals else _value_of(given, words)
+            _keep_key(objects, name.partition(".")[0], given.partition(".")[2], text)
         elif bare in FIXED:
             _take_fixed(given, FIXED[bare], equals, value, words)
         elif (equals or words) and any(each.startswith(f"{name}.") for each in known):
             words[:0] = _dotted(name, value if equals else words.pop(0))
         elif not _is_negation_of_missing(name):
-            raise _refusal(given, name, known)
-    return arranged
+            raise _refusal(given, name)
+    return [*_joined(objects), *arranged]
 
 
 def join_values(words: Sequence[str]) -> list[str]:
@@ -99,15 +106,35 @@ def _name_of(given: str, known: Collection[str]) -> str:
 
 def _take_fixed(given: str, fixed: Fixed, equals: str, value: str, words: list[str]) -> None:
     """Leave a flag out that changes nothing. Raises ConfigError for a value that would."""
+    if fixed.warns:
+        logger.warning("%s: %s", given, fixed.meaning)
     if fixed.values is None:
         return
     if not equals:
-        if not words or _is_flag(words[0]):
-            raise ConfigError(f"{given} needs a value", param=given)
-        value = words.pop(0)
+        value = _value_of(given, words)
     if fixed.values and value not in fixed.values:
         allowed = " or ".join(fixed.values)
         raise ConfigError(f"{given} can only be {allowed}: {fixed.meaning}", param=given)
+
+
+def _value_of(given: str, words: list[str]) -> str:
+    """Take a flag's value. Raises ConfigError when there is none."""
+    if not words or _is_flag(words[0]):
+        raise ConfigError(f"{given} needs a value", param=given)
+    return words.pop(0)
+
+
+def _keep_key(objects: dict[str, dict[str, Any]], flag: str, path: str, text: str) -> None:
+    """`--a.b.c 1` sets a key of the object that `--a` takes."""
+    *parts, last = path.split(".")
+    place = objects.setdefault(flag, {})
+    for part in parts:
+        place = place.setdefault(part, {})
+    place[last] = json_object(text)
+
+
+def _joined(objects: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    return (f"{flag}={json.dumps(value)}" for flag, value in objects.items())
 
 
 def _dotted(name: str, text: str) -> list[str]:
@@ -118,7 +145,11 @@ def _dotted(name: str, text: str) -> list[str]:
         raise ConfigError(f"{name} takes a JSON object: {error}", param=name) from error
     if not isinstance(values, dict):
         raise ConfigError(f"{name} takes a JSON object", param=name)
-    return [f"{name}.{key}={value}" for key, value in values.items()]
+    return [
+        f"{name}.{key}={given if isinstance(given, str) else json.dumps(given)}"
+        for key, given in values.items()
+        if given is not None
+    ]
 
 
 def _is_negation_of_missing(name: str) -> bool:
@@ -127,14 +158,13 @@ def _is_negation_of_missing(name: str) -> bool:
     return name.startswith("--no-enable-") and positive in NAMES and positive not in FIXED
 
 
-def _refusal(given: str, name: str, known: Collection[str]) -> ConfigError:
-    """Of a flag that vLLM has by its name; of any other with the nearest one."""
+def _refusal(given: str, name: str) -> ConfigError:
+    """Of a flag that vLLM has with what to do instead."""
     stem = name.partition(".")[0]
     bare = stem.removeprefix(_NEGATION).removeprefix("--")
     if bare not in NAMES:
-        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return ConfigError(f"unknown flag {given}{hint}", param=given)
-    reason = FIXED[bare].meaning if bare in FIXED else ADVICE.get(bare)
-    hint = f": {reason}" if reason else ""
-    return ConfigError(f"{given} is a flag of vLLM that TokenMesh does not have{hint}", param=given)
+        what = f"unknown flag {given}; --help lists the flags that there are"
+        return ConfigError(what, param=given)
+    reason = FIXED[bare].meaning if bare in FIXED else REFUSED[bare]
+    what = f"{given} is a flag of vLLM that TokenMesh does not have: {reason}"
+    return ConfigError(what, param=given)

@@ -89,9 +89,18 @@ FLAGS: Final = (
     Flag("--model-impl", ("model", "model_impl")),
     Flag("--runner", ("model", "runner")),
     Flag("--convert", ("model", "convert")),
+    Flag("--pooler-config.pooling-type", ("model", "pooling_type"), convert=str.upper),
+    Flag("--pooler-config.task", ("model", "pooling_task")),
+    Flag("--pooler-config.use-activation", ("model", "pooling_activation")),
+    Flag("--hf-overrides", ("model", "hf_overrides"), convert=json_object),
     Flag("--trust-remote-code", ("model", "trust_remote_code"), is_switch=True),
     Flag("--max-model-len", ("model", "max_model_len"), convert=human_number),
-    Flag("--reasoning-parser", ("model", "reasoning_parser")),
+    Flag(
+        "--reasoning-parser",
+        ("model", "reasoning_parser"),
+        alias="--reasoning-config.reasoning-parser",
+    ),
+    Flag("--reasoning-config.reasoning-end-str", ("model", "reasoning_end_str")),
     Flag("--tool-call-parser", ("model", "tool_call_parser")),
     Flag("--chat-template", ("model", "chat_template")),
     Flag(
@@ -100,11 +109,22 @@ FLAGS: Final = (
         is_switch=True,
     ),
     Flag("--generation-config", ("model", "generation_config")),
+    Flag(
+        "--override-generation-config",
+        ("model", "override_generation_config"),
+        convert=json_object,
+    ),
     Flag("--language-model-only", ("model", "language_model_only"), is_switch=True),
     Flag("--limit-mm-per-prompt", ("model", "limit_mm_per_prompt"), convert=json_object),
     Flag("--on-demand", ("model", "on_demand"), is_switch=True),
     Flag("--keep-alive", ("model", "keep_alive")),
     Flag("--trust-request-chat-template", ("tokenizer", "trust_request_chat_template"), True),
+    Flag(
+        "--allowed-media-domains",
+        ("tokenizer", "media", "allowed_domains"),
+        takes_several=True,
+        help="Hosts that media are fetched from; several may follow.",
+    ),
     Flag("--engine", ("worker", "engine")),
     Flag("--max-num-seqs", ("worker", "max_num_seqs")),
     Flag(
@@ -139,7 +159,12 @@ FLAGS: Final = (
     Flag("--kv-cache-memory-bytes", ("worker", "kv_cache_memory_bytes"), convert=human_number),
     Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization")),
     Flag("--cpu-memory-utilization", ("worker", "cpu_memory_utilization")),
-    Flag("--profiler-dir", ("worker", "profiler_dir")),
+    Flag(
+        "--profiler-dir",
+        ("worker", "profiler_dir"),
+        alias="--profiler-config.torch-profiler-dir",
+    ),
+    Flag("--logprobs-mode", ("worker", "logprobs_mode")),
     Flag("--enable-lora", ("worker", "lora", "enable_lora"), is_switch=True),
     Flag(
         "--lora-modules",
@@ -157,6 +182,8 @@ FLAGS: Final = (
         takes_several=True,
         help="Directories of which /v1/load_lora_adapter may load; several may follow.",
     ),
+    Flag("--kv-events-config.enable-kv-cache-events", ("block_events", "enabled")),
+    Flag("--kv-events-config.buffer-steps", ("block_events", "replay_batches")),
     Flag("--keys-file", ("gateway", "keys_file")),
     Flag("--enable-admin-routes", ("gateway", "admin_routes"), is_switch=True),
     Flag("--enable-tokenizer-info-endpoint", ("gateway", "tokenizer_info"), is_switch=True),
@@ -165,6 +192,12 @@ FLAGS: Final = (
     Flag("--tokens-only", ("gateway", "tokens_only"), is_switch=True),
     Flag("--enable-prompt-embeds", ("gateway", "prompt_embeds"), is_switch=True),
     Flag("--enable-force-include-usage", ("gateway", "force_include_usage"), is_switch=True),
+    Flag(
+        "--tool-parser-plugin",
+        ("gateway", "parser_files"),
+        takes_several=True,
+        alias="--reasoning-parser-plugin",
+    ),
     Flag("--return-tokens-as-token-ids", ("gateway", "return_tokens_as_token_ids"), is_switch=True),
     Flag("--host", ("gateway", "host")),
     Flag("--port", ("gateway", "port")),
@@ -190,6 +223,7 @@ FLAGS: Final = (
     ),
     Flag("--seed", ("gateway", "seed")),
     Flag("--max-logprobs", ("gateway", "max_logprobs")),
+    Flag("--shutdown-timeout", ("service", "drain_grace_s")),
     Flag("--uvicorn-log-level", ("telemetry", "log_level"), convert=log_level),
     Flag("--nats", ("bus", "url")),
     Flag("--redis", ("redis", "url")),
@@ -197,13 +231,16 @@ FLAGS: Final = (
     Flag("--otlp-traces-endpoint", ("telemetry", "otlp_endpoint")),
 )
 
+_VLLM_COUNTS: Final = {"gateway": "--api-server-count", "worker": "--data-parallel-size"}
+"""What vLLM calls the numbers of processes; its ranks of data parallelism are replicas."""
+
 UP_FLAGS: Final = (
     *FLAGS,
     *(
         Flag(
             f"--{spec.count_setting}",
             ("up", spec.count_setting),
-            alias="--api-server-count" if spec.faces_clients else "",
+            alias=_VLLM_COUNTS.get(spec.name, ""),
         )
         for spec in SERVICES
     ),

@@ -79,6 +79,7 @@ def _group(commands: tuple[str, ...]) -> Any:
 
 
 _ELSEWHERE: Final = {
+    "launch": "`tokenmesh launch render MODEL` starts a frontend without workers",
     "ls": "`tokenmesh list` lists the models on this machine",
     "show": "GET /v1/models shows the models that are served",
     "stop": "Ctrl-C ends `tokenmesh up`, `tokenmesh drain ID` takes one process out",
@@ -99,6 +100,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line without the program's name; the exit code."""
     try:
         words = list(arguments)
+        if words[:2] == ["launch", "render"]:
+            words[:2] = ["up", "--render-only"]
         if words[:1] and (hint := _ELSEWHERE.get(words[0])):
             raise ConfigError(f"unknown command {words[0]}: {hint}", param=words[0])
         if words[:1] and words[0] in WITH_SETTINGS:

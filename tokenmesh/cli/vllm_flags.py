@@ -12,11 +12,16 @@ class Fixed(NamedTuple):
     meaning: str
     values: tuple[str, ...] | None = None
     """What may stand behind it; None: nothing, it is a switch; empty: anything."""
+    warns: bool = False
+    """Whether taking it is worth a warning: what it asks for does not happen."""
 
 
 _ONE_DEVICE: Final = "a worker uses one device; --workers N starts N replicas"
+_PROFILE: Final = "a profile has what torch records by default"
 
 FIXED: Final = {
+    "attention-backend": Fixed("there is one, chosen by the device", (), warns=True),
+    "attention-config": Fixed("attention is chosen by the device", (), warns=True),
     "chat-template-content-format": Fixed("read from the template", ("auto",)),
     "config-format": Fixed("checkpoints are in Hugging Face's format", ("auto", "hf")),
     "cpu-offload-gb": Fixed("weights are on one device", ("0",)),
@@ -28,21 +33,38 @@ FIXED: Final = {
     "disable-uvicorn-access-log": Fixed("requests are traced, not logged"),
     "enable-auto-tool-choice": Fixed("tool calls are always parsed"),
     "enable-chunked-prefill": Fixed("prefill is always chunked"),
+    "enable-expert-parallel": Fixed("it has no effect on one device", warns=True),
     "enable-prompt-tokens-details": Fixed("usage always has prompt_tokens_details"),
     "enable-request-id-headers": Fixed("X-Request-Id is always sent back"),
     "enable-server-load-tracking": Fixed("GET /load always counts"),
+    "enable-sleep-mode": Fixed(
+        "workers can sleep anyway; --enable-admin-routes serves /sleep and /wake_up", warns=True
+    ),
     "enable-ssl-refresh": Fixed("certificates are read again when they change"),
     "fully-sharded-loras": Fixed(_ONE_DEVICE),
+    "kv-events-config.publisher": Fixed(
+        "events are published on NATS: docs/guides/subscribe-to-block-events.md", ("null",)
+    ),
     "load-format": Fixed(
         "a checkpoint is read as what it is", ("auto", "hf", "safetensors", "gguf")
     ),
-    "logprobs-mode": Fixed("log-probabilities are the model's own", ("raw_logprobs",)),
     "lora-dtype": Fixed("adapters are computed in the model's type", ("auto",)),
     "mamba-cache-mode": Fixed(
         "states are saved at ends of blocks; `worker.saved_states` 0 saves none", ("align",)
     ),
     "nnodes": Fixed("a model uses one machine; more workers may join from others", ("1",)),
     "pipeline-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
+    "pooler-config.enable-chunked-processing": Fixed(
+        "a text that is too long is refused or cut: send its parts as several inputs", ("false",)
+    ),
+    "profiler-config.profiler": Fixed("torch's profiler is the one there is", ("torch",)),
+    "profiler-config.torch-profiler-dump-cuda-time-total": Fixed(_PROFILE, ()),
+    "profiler-config.torch-profiler-record-shapes": Fixed(_PROFILE, ()),
+    "profiler-config.torch-profiler-use-gzip": Fixed(_PROFILE, ()),
+    "profiler-config.torch-profiler-with-flops": Fixed(_PROFILE, ()),
+    "profiler-config.torch-profiler-with-memory": Fixed(_PROFILE, ()),
+    "profiler-config.torch-profiler-with-stack": Fixed(_PROFILE, ()),
+    "reasoning-config.reasoning-start-str": Fixed("the parser knows how reasoning begins", ()),
     "response-role": Fixed("answers are the assistant's", ("assistant",)),
     "scheduling-policy": Fixed(
         "requests go by their `priority`, then by their arrival", ("fcfs", "priority")
@@ -51,47 +73,170 @@ FIXED: Final = {
     "stream-interval": Fixed("a request may set `stream_interval`", ("1",)),
     "task": Fixed("`--runner` and `--convert` choose what a model does", ("auto", "generate")),
     "tensor-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
+    "trust-request-mm-kwargs": Fixed("a request may have mm_processor_kwargs, within limits"),
     "tokenizer-mode": Fixed("tokenizers are Hugging Face's", ("auto", "hf")),
 }
 """Taken without any effect; a value that is not named here is refused."""
 
 ADVICE: Final = {
+    "additional-config": "it is for plugins of platforms; leave it out",
+    "allowed-local-media-path": "files of the server are never read for a request: send a data URL",
     "api-server-count": "`up --gateways N` runs N of them on one port",
-    "allowed-local-media-path": "files of the server are never read for a request",
-    "allowed-media-domains": "settings of `tokenizer.media` bound what is fetched",
-    "attention-backend": "there is one, chosen by the device; leave the flag out",
     "calculate-kv-scales": "--kv-cache-dtype fp8 takes the checkpoint's scales, int8 makes its own",
+    "cohere-format": "the checkpoint's own chat template is used; leave it out",
     "compilation-config": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
-    "disable-fastapi-docs": "set `gateway.docs` to false",
-    "download-dir": "set the environment variable HF_HOME",
-    "enable-expert-parallel": "mixtures of experts are not served",
-    "enable-log-outputs": "outputs are not logged",
-    "enable-log-requests": "requests are traced, not logged: `tokenmesh trace`",
-    "enable-sleep-mode": "--enable-admin-routes serves /sleep and /wake_up",
-    "guided-decoding-backend": "use --structured-outputs-config.backend",
-    "hf-overrides": "edit the checkpoint's config.json",
-    "hf-token": "set the environment variable HF_TOKEN",
-    "kv-offloading-size": "the KV cache is on one device",
-    "kv-transfer-config": "prefill and decode are not separated",
+    "cudagraph-capture-sizes": "--max-cudagraph-capture-size is the largest of them",
+    "custom-histogram-buckets": "the buckets are fixed; leave it out",
+    "data-parallel-rank": "start one worker a device: `tokenmesh serve worker`",
+    "data-parallel-size-local": "--workers N starts N replicas on this machine",
+    "default-chat-template-kwargs": "send chat_template_kwargs with each request",
     "default-mm-loras": "name the adapter as the request's `model`",
+    "device-ids": "set CUDA_VISIBLE_DEVICES; --workers N gives each worker a device",
+    "device-memory-utilization": "use --gpu-memory-utilization",
+    "disable-fastapi-docs": "set gateway.docs to false in --config",
+    "download-dir": "set the environment variable HF_HOME",
     "enable-lora-bias": "adapters with biases are not served; merge them into the checkpoint",
+    "enable-log-outputs": "outputs are not logged; leave it out",
+    "enable-log-requests": "requests are traced, not logged: `tokenmesh trace`",
+    "enable-mm-embeds": "send media, not their embeddings",
+    "enable-offline-docs": "the pages below /docs need no other server; leave it out",
+    "enable-per-request-metrics": "GET /traces has the times of each request; leave it out",
+    "enable-return-routed-experts": "which experts ran is not recorded; leave it out",
     "enable-tower-connector-lora": "adapters of towers are not served; merge them",
+    "exclude-tools-when-tool-choice-none": "leave the tools out of the request",
+    "grpc": "the API is HTTP; leave it out",
+    "grpc-port": "the API is HTTP; use --port",
+    "guided-decoding-backend": "use --structured-outputs-config.backend",
+    "headless": "join workers to a mesh with `tokenmesh serve worker --nats URL --redis URL`",
+    "hf-config-path": "put config.json into the checkpoint's directory, or use --hf-overrides",
+    "hf-token": "set the environment variable HF_TOKEN",
+    "kv-cache-dtype-skip-layers": "all layers' pages have one type; leave it out",
+    "kv-events-config": "of its keys there are enable_kv_cache_events and buffer_steps",
+    "kv-offloading-size": "the KV cache is on one device; leave it out",
+    "kv-transfer-config": "prefill and decode are not separated; leave it out",
+    "log-config-file": "set telemetry.log_level and telemetry.log_format in --config",
+    "log-level": "use --uvicorn-log-level",
+    "logging-config": "set telemetry.log_level and telemetry.log_format in --config",
+    "logits-processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
+    "lora-extra-vocab-size": "adapters with a vocabulary of their own are not served; merge them",
     "lora-target-modules": "every linear layer that an adapter has is served, or it is refused",
-    "lora-extra-vocab-size": "adapters with a vocabulary of their own are not served",
-    "max-log-len": "requests are traced, not logged; leave the flag out",
+    "max-log-len": "requests are traced, not logged; leave it out",
+    "max-num-active-seqs": "use --max-num-seqs",
+    "max-num-queued-reqs": "set worker.max_waiting, or limits of tenants in --keys-file",
+    "max-num-queued-tokens": "set worker.max_waiting_tokens in --config",
+    "media-io-kwargs": "settings of tokenizer.media choose the frames of a video",
     "middleware": "put a proxy in front",
+    "mm-encoder-only": "encoders are services of their own: `tokenmesh serve encoder`",
+    "mm-processor-cache-gb": "set encoder.cache_bytes in --config",
+    "mm-processor-kwargs": "send mm_processor_kwargs with each request",
     "optimization-level": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
-    "override-generation-config": "edit the checkpoint's generation_config.json",
-    "profiler-config": "--profiler-dir is where /stop_profile writes, with --enable-admin-routes",
-    "reasoning-config": "--reasoning-parser names the parser",
-    "rope-scaling": "edit the checkpoint's config.json",
+    "pooler-config": "of its keys there are pooling_type, task and use_activation",
+    "profiler-config": "of its keys there are profiler and torch_profiler_dir",
+    "quantization-config": "edit quantization_config of config.json, or use --hf-overrides",
+    "reasoning-config": "of its keys there are reasoning_start_str and reasoning_end_str",
+    "reasoning-effort-map": "send an effort that the model's template knows",
+    "renderer-num-workers": "--tokenizers N starts N tokenizers",
+    "return-sampling-mask": "which tokens the filters kept is not returned; leave it out",
+    "rope-scaling": "use --hf-overrides",
+    "rope-theta": "use --hf-overrides",
+    "skip-tokenizer-init": "a frontend has the tokenizer; --tokens-only serves an engine by ids",
     "speculative-config": "speculative decoding is not implemented; leave the flag out",
     "speculative-model": "speculative decoding is not implemented; leave the flag out",
+    "spec-method": "speculative decoding is not implemented; leave the flag out",
+    "spec-model": "speculative decoding is not implemented; leave the flag out",
+    "spec-tokens": "speculative decoding is not implemented; leave the flag out",
     "structured-outputs-config": "of its keys there is `backend`",
     "swap-space": "preempted streams are recomputed; leave the flag out",
     "tokenizer-revision": "--revision is the tokenizer's, too",
+    "tool-server": "a request names MCP servers itself; responses.mcp_servers allows them",
+    "tool-strict-level": "set `strict` of the tool",
+    "use-fp64-gumbel": "noise is drawn in float32; leave it out",
+    "watermark": "set worker.kv_watermark in --config",
+    "watermark-config": "texts are not watermarked; leave it out",
+    "weight-transfer-config": "weights are read from a checkpoint; restart with the new one",
+    "worker-extension-cls": "code of others does not run in workers; leave it out",
 }
 """What to do instead, for the flags that people have in their scripts."""
+
+_NOTHING_TO_DIVIDE: Final = "a model uses one device, so there is nothing to divide; leave it out"
+_CHOSEN: Final = "kernels are chosen by the device and the types; leave it out"
+_READ_AS_IT_IS: Final = "a checkpoint is read as what it is; leave it out"
+_OWN_CACHES: Final = "the caches are managed otherwise; leave it out"
+_OWN_SCHEDULE: Final = "steps are scheduled otherwise; leave it out"
+_SERVER: Final = "the HTTP server is another one; leave it out, or put a proxy in front"
+_MEASURES: Final = "statistics are at GET /metrics and in traces; leave it out"
+
+_REASONS: Final = {
+    _NOTHING_TO_DIVIDE: """
+        all2all-backend cp-kv-cache-interleave-size cpu-distributed-timeout-seconds
+        data-parallel-address data-parallel-backend data-parallel-external-lb
+        data-parallel-hybrid-lb data-parallel-multi-port-external-lb data-parallel-rpc-port
+        data-parallel-start-rank data-parallel-supervisor-port dbo-decode-token-threshold
+        dbo-prefill-token-threshold dcp-comm-backend dcp-kv-cache-interleave-size dcp-q-replicate
+        decode-context-parallel-size disable-nccl-for-dp-sync disable-nccl-for-dp-synchronization
+        distributed-executor-backend distributed-timeout-seconds
+        dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s
+        dp-supervisor-probe-timeout-s dp-sync-interval ec-manager-config ec-transfer-config
+        elastic-ep-max-dp-size enable-batch-sharded-sampling enable-dbo enable-elastic-ep
+        enable-ep-weight-filter enable-eplb enable-fault-tolerance enable-hc-sp
+        enable-nccl-comm-suspend eplb-config expert-placement-strategy fault-tolerance-config
+        master-addr master-port max-parallel-loading-workers mm-encoder-tp-mode node-rank
+        prefill-context-parallel-size ray-workers-use-nsight ubatch-size worker-cls
+    """,
+    _CHOSEN: """
+        diffusion-config enable-cumem-allocator enable-flash-late-interaction
+        enable-flashinfer-autotune enable-mamba-cache-stochastic-rounding
+        enable-mixed-moe-lora-format enable-moe-shared-loras engram-config gdn-prefill-backend
+        ir-op-priority jit-monitor-mode jit-monitor-verbose kda-decode-backend
+        kda-prefill-backend kernel-config linear-backend mamba-backend mamba-cache-dtype
+        mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm mm-device-do-normalize
+        mm-encoder-attn-backend mm-encoder-attn-dtype mm-encoder-fp8-scale-path
+        mm-encoder-fp8-scale-save-margin mm-encoder-fp8-scale-save-path mm-hasher-algorithm
+        mm-processor-device moe-backend monokernel numa-bind numa-bind-cpus numa-bind-nodes
+        override-attention-dtype performance-mode replayssm-buffer-len sparse-indexer-topk-backend
+        specialize-active-lora use-replayssm
+    """,
+    _READ_AS_IT_IS: """
+        allow-deprecated-quantization code-revision disable-sliding-window ignore-patterns
+        max-lora-cls-labels model-class-overrides model-loader-extra-config pt-load-map-location
+        safetensors-load-strategy safetensors-prefetch-block-size
+        safetensors-prefetch-num-threads use-tqdm-on-load
+    """,
+    _OWN_CACHES: """
+        cpu-offload-params disable-hybrid-kv-cache-manager enable-mamba-shared-prefix-checkpoint
+        enable-shm-tensor-arena kv-offloading-backend kv-sharing-fast-prefill mm-ipc-gpu-memory-gb
+        mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-tensor-ipc offload-backend
+        offload-group-size offload-num-in-group offload-params offload-prefetch-step
+        prefix-cache-retention-interval prefix-caching-hash-algo prefix-match-unit
+        sleep-mode-backend sleep-mode-offload-cudagraph sleep-preserve-parameter-names
+        swa-bounded-replay
+    """,
+    _OWN_SCHEDULE: """
+        disable-chunked-mm-input interleave-mm-strings logits-processor-pattern
+        long-prefill-token-threshold-adaptive max-long-partial-prefills max-num-partial-prefills
+        max-num-scheduled-tokens prefill-schedule-interval scheduler-cls
+        scheduler-reserve-full-isl skip-mm-profiling video-pruning-method video-pruning-rate
+    """,
+    _SERVER: """
+        allow-credentials allowed-headers allowed-methods anthropic-disabled-thinking-effort
+        disable-access-log-for-endpoints disable-frontend-multiprocessing
+        fail-on-environ-validation fingerprint-mode fingerprint-value h11-max-header-count
+        h11-max-incomplete-event-size io-processor-plugin ssl-cert-reqs ssl-ciphers
+        watchdog-config
+    """,
+    _MEASURES: """
+        aggregate-engine-logging aux-output-config collect-detailed-traces cudagraph-metrics
+        enable-layerwise-nvtx-tracing enable-log-deltas enable-logging-iteration-details
+        enable-mfu-metrics enable-trace-replay kv-cache-metrics kv-cache-metrics-sample
+        log-error-stack per-request-spec-decode-metrics
+    """,
+}
+"""What to do about the rest, which change how vLLM works inside."""
+
+REFUSED: Final = ADVICE | {
+    name: reason for reason, names in _REASONS.items() for name in names.split()
+}
+"""What to do instead of each flag that is not taken."""
 
 SHORT: Final = {
     "-tp": "tensor-parallel-size",
@@ -106,31 +251,5 @@ SHORT: Final = {
     "-r": "node-rank",
 }
 
-_OTHERS: Final = """
-additional-config all2all-backend allow-credentials allow-deprecated-quantization allowed-headers
-allowed-methods attention-config code-revision collect-detailed-traces
-data-parallel-address data-parallel-backend data-parallel-hybrid-lb data-parallel-rank
-data-parallel-rpc-port data-parallel-size-local data-parallel-start-rank dcp-comm-backend
-decode-context-parallel-size default-chat-template-kwargs
-disable-access-log-for-endpoints disable-chunked-mm-input disable-frontend-multiprocessing
-disable-hybrid-kv-cache-manager disable-nccl-for-dp-sync disable-sliding-window
-distributed-executor-backend distributed-timeout-seconds ec-transfer-config enable-dbo enable-eplb
-enable-mfu-metrics enable-mm-embeds enable-return-routed-experts
-eplb-config exclude-tools-when-tool-choice-none
-expert-placement-strategy h11-max-header-count h11-max-incomplete-event-size
-headless hf-config-path ignore-patterns interleave-mm-strings io-processor-plugin kernel-config
-kv-cache-metrics kv-events-config kv-offloading-backend kv-sharing-fast-prefill
-log-config-file log-error-stack logits-processor-pattern logits-processors
-mamba-cache-dtype mamba-ssm-cache-dtype
-master-addr master-port max-long-partial-prefills max-num-partial-prefills
-max-parallel-loading-workers mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-cache-gb
-mm-processor-cache-type mm-processor-kwargs mm-shm-cache-max-object-size-mb
-model-loader-extra-config node-rank numa-bind override-attention-dtype performance-mode
-pooler-config prefill-context-parallel-size prefix-caching-hash-algo pt-load-map-location
-ray-workers-use-nsight reasoning-parser-plugin rope-theta safetensors-load-strategy scheduler-cls
-scheduler-reserve-full-isl skip-mm-profiling skip-tokenizer-init specialize-active-lora
-ssl-cert-reqs ssl-ciphers tool-parser-plugin tool-server use-tqdm-on-load
-video-pruning-rate weight-transfer-config worker-cls worker-extension-cls
-"""
-
-NAMES: Final = frozenset(ADVICE) | frozenset(FIXED) | frozenset(_OTHERS.split())
+NAMES: Final = frozenset(REFUSED) | frozenset(FIXED)
+"""Flags of vLLM's that no setting stands behind; of their keys those that are fixed."""

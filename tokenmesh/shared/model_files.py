@@ -55,6 +55,12 @@ def sentence_config_path(directory: Path) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a name can only be that of a repository in the hub."""
+    is_local = Path(name).expanduser().exists() or name.startswith(".")
+    return not is_local and "/" in name and _HUB_ID.fullmatch(name) is not None
+
+
 def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
     """The local directory of `model`; of a hub id only the files of `patterns` are downloaded.
 

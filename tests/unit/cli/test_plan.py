@@ -137,6 +137,11 @@ def test_the_one_model_that_is_named_has_all_workers(tmp_path: Path) -> None:
     assert worker_models(plan) == ["second", "second"]
 
 
+def test_a_frontend_has_neither_workers_nor_what_places_on_them(tmp_path: Path) -> None:
+    plan = make_plan(load_settings(overrides={"gateway": {"render_only": True}}), tmp_path)
+    assert plan.counts == {"tokenizer": 1, "gateway": 1}
+
+
 def test_only_the_gateway_is_at_the_edge(tmp_path: Path) -> None:
     plan = make_plan(load_settings(), tmp_path)
     edge = [spec.name for spec in (*plan.servers, *plan.services) if spec.phase is Phase.EDGE]

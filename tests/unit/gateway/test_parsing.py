@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tokenmesh.demo_model
-from tokenmesh.services.gateway.generation.parsing import Parsing
+from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.openai.chat_builder import family_of
 from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
@@ -129,3 +129,11 @@ def test_generated_call_ids_depend_on_the_prompt_and_the_choice(
     long = "and the same end of all prompts " * 20
     assert ids("a" + long) == ids("a" + long)
     assert len({*ids("a" + long), *ids("b" + long)}) == 4
+
+
+def test_a_spent_budget_writes_what_the_operator_has_set(vocabulary: Vocabulary) -> None:
+    family = ParserRegistry().family("deepseek_v3", "", "Enough.</think>")
+    parsing = Parsing(family=family, vocabulary=vocabulary)
+    rule = ReasoningBudget(3, parsing).rule(pack_ids(vocabulary.encode("x<think>\n")))
+    assert rule.end_ids == vocabulary.encode("Enough.</think>")
+    assert vocabulary.encode("</think>") in rule.other_ends

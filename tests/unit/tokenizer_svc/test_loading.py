@@ -248,3 +248,16 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     with pytest.raises(CheckpointError, match=r"someone/model: .*the hub cannot be reached"):
         load_model(ModelSettings(model="someone/model"))
+
+
+def test_an_operators_sampling_defaults_lie_over_the_checkpoints(tmp_path: Path) -> None:
+    directory = byte_level_bpe(tmp_path)
+    write_json(directory / "generation_config.json", {"temperature": 0.5, "top_k": 9})
+    fields = {"model": str(directory), "override_generation_config": {"top_k": 3, "top_p": 0.8}}
+    expected = {"temperature": 0.5, "top_k": 3, "top_p": 0.8}
+    assert load_model(ModelSettings.model_validate(fields)).default_sampling == expected
+    without = load_model(ModelSettings.model_validate({**fields, "generation_config": "vllm"}))
+    assert without.default_sampling == {"top_k": 3, "top_p": 0.8}
+    fields["override_generation_config"] = {"num_beams": 2}
+    with pytest.raises(ConfigError, match="num_beams is none of temperature"):
+        load_model(ModelSettings.model_validate(fields))

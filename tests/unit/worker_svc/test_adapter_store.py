@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tokenmesh.services.worker_svc.adapters import directories
 from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, SimMatrices
 from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
 from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
@@ -295,3 +296,21 @@ async def test_requests_name_adapters(tmp_path: Path) -> None:
         adapter_of(rig.store, generate("b"))
     with pytest.raises(InvalidInput, match="--enable-lora is off"):
         adapter_of(None, generate("a"))
+
+
+def test_an_adapter_that_the_settings_name_may_be_in_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def fetch(name: str, revision: str | None, *patterns: str) -> Path:
+        asked.append((name, *patterns))
+        return tmp_path
+
+    monkeypatch.setattr(directories, "locate_model", fetch)
+    known = AdapterDirectories(LoraSettings(lora_modules={"sql": "someone/sql-adapter"}))
+    assert known.locate("sql", "someone/sql-adapter") == tmp_path
+    assert asked == [("someone/sql-adapter", "adapter_config.json", "adapter_model.safetensors")]
+    with pytest.raises(Forbidden):
+        known.locate("other", "someone/other-adapter")
+    assert len(asked) == 1

@@ -114,6 +114,8 @@ def warn_if_overfull(settings: Settings, screen: Screen) -> None:
         screen.warn(text)
 
 
+_FRONTEND: Final = ("tokenizer", "gateway")
+"""What runs where prompts are only rendered."""
 NOTIFY_SOCKET: Final = "notify"
 """The file name of the socket on which services report to `up`."""
 _PASSWORD_BYTES: Final = 24
@@ -199,6 +201,8 @@ def _services(
     gpus = assign_gpus(settings, up.workers * num_models, visible_gpus())
     for spec in SERVICES:
         service, count = spec.name, getattr(up, spec.count_setting)
+        if settings.gateway.render_only and service not in _FRONTEND:
+            continue
         if service == "worker":
             count *= num_models
         # JSON lines let `up` show a child's message alone.

@@ -1,10 +1,12 @@
 """Finds a model's files and whether it has a tower; works without torch."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from tokenmesh.shared.config_overrides import overridden
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.model_files import locate_model, served_part
 
@@ -23,16 +25,19 @@ class TowerCheckpoint:
     """config.json of what is served."""
 
 
-def find_tower(model: str, revision: str | None) -> TowerCheckpoint | None:
+def find_tower(
+    model: str, revision: str | None, overrides: Mapping[str, Any] | None = None
+) -> TowerCheckpoint | None:
     """The checkpoint, with its weights downloaded; None for a model that accepts text only.
 
-    Raises CheckpointError.
+    `overrides`: `model.hf_overrides`. Raises CheckpointError.
     """
-    directory = locate_model(model, revision, _CONFIG)
+    directory = overridden(locate_model(model, revision, _CONFIG), overrides or {})
     config = served_part(read_json(directory / _CONFIG))
     if not _has_tower(config):
         return None
-    return TowerCheckpoint(locate_model(model, revision, _CONFIG, _WEIGHTS), config)
+    whole = locate_model(model, revision, _CONFIG, _WEIGHTS)
+    return TowerCheckpoint(overridden(whole, overrides or {}), config)
 
 
 def read_json(path: Path) -> JsonObject:

@@ -58,7 +58,7 @@ def run(settings: Settings) -> int:
 def _load(settings: ModelSettings, limits: EncoderSettings) -> "Tower | None":
     if settings.language_model_only:
         return None
-    found = find_tower(settings.model, settings.revision)
+    found = find_tower(settings.model, settings.revision, settings.hf_overrides)
     if found is None:
         return None
     # Importing torch takes seconds and 200 MB, which a mesh of text models does not need.

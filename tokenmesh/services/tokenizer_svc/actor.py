@@ -105,6 +105,7 @@ class TokenizerActor(Actor):
             tool_call_parser=tokenizer.parsers.tools,
             prompts=model.prompts,
             speech=tokenizer.speech,
+            reasoning_end=tokenizer.parsers.reasoning_end,
         )
 
     @handles(PrepareAudio)

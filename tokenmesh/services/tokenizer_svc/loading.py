@@ -19,6 +19,7 @@ from tokenmesh.services.tokenizer_svc.retrieval import COLQWEN2, RetrievalPrompt
 from tokenmesh.services.tokenizer_svc.token_length import LengthBound, length_bound
 from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config_overrides import overridden
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.gguf import is_gguf
 from tokenmesh.shared.model_files import locate_model, sentence_config_path, served_part
@@ -70,7 +71,7 @@ class LoadedTokenizer:
 
 def load_model(settings: ModelSettings) -> LoadedTokenizer:
     """Load from a local directory or the hub; blocks. Raises CheckpointError or ConfigError."""
-    directory = checkpoint_dir(settings.model, settings.revision)
+    directory = overridden(checkpoint_dir(settings.model, settings.revision), settings.hf_overrides)
     own = settings.tokenizer is None or settings.tokenizer == settings.model
     home = directory if own else checkpoint_dir(settings.tokenizer or "", None)
     stated = read_config(directory)
@@ -233,11 +234,21 @@ def _eos_token_ids(directory: Path, config: JsonObject, of_tokenizer: object) ->
 
 
 def _default_sampling(settings: ModelSettings, directory: Path, config: JsonObject) -> JsonObject:
-    """Those of generation_config.json; without that file config.json's, as older ones have them."""
-    if settings.generation_config == "vllm":
-        return {}
+    """Those of generation_config.json; without that file config.json's, as older ones have them.
+
+    The settings' lie over them. Raises ConfigError for one that requests do not have.
+    """
+    over = settings.override_generation_config
+    for name in over:
+        if name not in _SAMPLING_FIELDS:
+            known = ", ".join(_SAMPLING_FIELDS)
+            what = f"override_generation_config: {name} is none of {known}"
+            raise ConfigError(what, param="override_generation_config")
     path = directory / "generation_config.json"
-    found = read_json(path) if path.exists() else {**text_config(config), **config}
+    found: JsonObject = {}
+    if settings.generation_config != "vllm":
+        found = read_json(path) if path.exists() else {**text_config(config), **config}
+    found = {**found, **over}
     return {
         ours: found[theirs]
         for theirs, ours in _SAMPLING_FIELDS.items()

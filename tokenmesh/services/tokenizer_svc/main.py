@@ -23,6 +23,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.parser_names import names_in
 from tokenmesh.shared.service import Mesh, run_service
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,9 @@ class SharedResources:
 
     def __init__(self, settings: Settings, blobs: Blobs) -> None:
         self._limits = settings.tokenizer
-        self._parser_plugins = frozenset(settings.gateway.parser_plugins)
+        files = settings.gateway.parser_files
+        of_files = {name for path in files for name in names_in(path)}
+        self._parser_plugins = frozenset(settings.gateway.parser_plugins) | of_files
         self._threads = Threads(self._limits)
         self._chat = ChatRenderer(self._limits)
         self._fetcher = Fetcher(self._limits.media)

@@ -90,6 +90,8 @@ class ParserNames:
 
     reasoning: str = ""
     tools: str = ""
+    reasoning_end: str = ""
+    """See `Described.reasoning_end`."""
 
 
 def choose_parsers(
@@ -110,6 +112,7 @@ def choose_parsers(
             {*TOOL_PARSERS, *plugins},
             _detect(text, _TOOL_SIGNS),
         ),
+        reasoning_end=settings.reasoning_end_str,
     )
 
 
@@ -121,7 +124,7 @@ def _choose(setting: str, wanted: str, known: Collection[str], detected: str) ->
     if wanted not in known:
         raise ConfigError(
             f"{setting} = {wanted!r}: must be {_AUTO}, {_NONE}, a name of "
-            f"gateway.parser_plugins or one of {', '.join(sorted(known))}",
+            f"gateway.parser_plugins or parser_files, or one of {', '.join(sorted(known))}",
             param=setting,
         )
     return wanted

@@ -24,6 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from tokenmesh.shared import clock
+from tokenmesh.shared.config.environment import start_date
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,9 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.fromtimestamp(clock.wall_s()).strftime(pattern)
+    now = datetime.fromtimestamp(clock.wall_s())
+    day = start_date()
+    return (now if day is None else datetime.combine(day, now.time())).strftime(pattern)
 
 
 _FUNCTIONS: Final[dict[str, Callable[..., object]]] = {

@@ -189,7 +189,7 @@ async def load(model: ModelSettings, worker: WorkerSettings) -> Loaded:
 
 def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
     """Read the sizes from config.json. Raises CheckpointError."""
-    directory = locate(model.model, model.revision)
+    directory = locate(model)
     raw = read_config(directory)
     text = text_part(raw)
     vocab_size = text.integer("vocab_size")

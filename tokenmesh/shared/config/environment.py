@@ -3,7 +3,10 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Final
+
+from tokenmesh.shared.errors import ConfigError
 
 SOCKET: Final = "NOTIFY_SOCKET"
 WATCHDOG_US: Final = "WATCHDOG_USEC"
@@ -38,8 +41,28 @@ def notify_environment(address: str, silence_s: float) -> dict[str, str]:
     return {SOCKET: address, WATCHDOG_US: str(int(silence_s * _US))}
 
 
+_START_DATE: Final = "VLLM_SYSTEM_START_DATE"
+
+
+def start_date() -> date | None:
+    """The day that vLLM's variable names as today for prompts; None: the clock decides.
+
+    Raises ConfigError for any other text.
+    """
+    text = os.environ.get(_START_DATE)
+    if not text:
+        return None
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"{_START_DATE} = {text!r}: should be a day, YYYY-MM-DD") from error
+
+
 _KEPT: Final = frozenset(
-    ("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV")
+    (
+        *("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV"),
+        _START_DATE,
+    )
 )
 _KEPT_PREFIXES: Final = ("GOMP_", "LC_", "MKL_", "OMP_", "PYTHON")
 

@@ -93,6 +93,11 @@ class GatewaySettings(
         description="Further parsers of reasoning or tool calls: name to the "
         "package.module:attribute that is imported for it.",
     )
+    parser_files: tuple[str, ...] = Field(
+        default=(),
+        description="Python files with further parsers, which the gateway runs: each has a "
+        "dictionary PARSERS of formats by name.",
+    )
 
     max_n: int = Field(default=128, ge=1, description="Largest n.")
     prompt_embeds: bool = Field(

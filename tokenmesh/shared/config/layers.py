@@ -22,6 +22,7 @@ Location = tuple[str | int, ...]
 """Path of a key, such as ("gateway", "port")."""
 
 _VLLM_KEY: Final = "VLLM_API_KEY"
+_VLLM_SWITCHES: Final = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
 
 MODEL: Final = "model"
 """Shorthand section for a mesh with one model: [model] in a file, TOKENMESH_MODEL__* outside."""
@@ -76,6 +77,14 @@ def vllm_keys() -> tuple[str, ...]:
     """The hash of the API key that vLLM would read from the environment; none without one."""
     key = os.environ.get(_VLLM_KEY)
     return (hashlib.sha256(key.encode()).hexdigest(),) if key else ()
+
+
+def vllm_admin() -> str | None:
+    """The variable of vLLM's that turns on routes which are ours for admins; None: none does."""
+    for name in _VLLM_SWITCHES:
+        if os.environ.get(name, "").strip().lower() in ("1", "true"):
+            return name
+    return None
 
 
 def environment_name(location: Location) -> str:

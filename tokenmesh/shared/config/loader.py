@@ -13,6 +13,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 import tokenmesh
+from tokenmesh.shared.config.environment import start_date
 from tokenmesh.shared.config.layers import (
     MODEL,
     Layer,
@@ -21,6 +22,7 @@ from tokenmesh.shared.config.layers import (
     fields,
     file_layer,
     flag_layer,
+    vllm_admin,
     vllm_keys,
 )
 from tokenmesh.shared.config.settings import Settings
@@ -28,6 +30,7 @@ from tokenmesh.shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_ADMIN: Final = "admin_routes"
 _KEYS: Final = frozenset(("api_key_hashes", "keys_file"))
 
 DEMO_MODEL: Final = Path(tokenmesh.__file__).parent / "demo_model"
@@ -51,6 +54,8 @@ def load_settings(
     if len(merged.get("models") or [{}]) == 1:
         merged["models"] = [_demo_unless_named(*(merged.get("models") or [{}]))]
     _guard_like_vllm(merged)
+    _open_like_vllm(merged)
+    start_date()
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
@@ -65,6 +70,16 @@ def _guard_like_vllm(merged: dict[str, Any]) -> None:
     if hashes := vllm_keys():
         logger.warning("VLLM_API_KEY is used as the API key: --api-key takes its place")
         merged["gateway"] = {**gateway, "api_key_hashes": hashes}
+
+
+def _open_like_vllm(merged: dict[str, Any]) -> None:
+    """A variable of vLLM's turns on the routes for admins when no source decides it."""
+    gateway = merged.get("gateway", {})
+    if not isinstance(gateway, Mapping) or _ADMIN in gateway:
+        return
+    if (name := vllm_admin()) is not None:
+        logger.warning("%s is taken as --enable-admin-routes", name)
+        merged["gateway"] = {**gateway, _ADMIN: True}
 
 
 def _demo_unless_named(model: Any) -> Any:

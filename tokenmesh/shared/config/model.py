@@ -1,11 +1,12 @@
 """Settings of models and of the services that prepare prompts: tokenizer and encoder."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.shared.config.on_demand import OnDemandModel
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
+from tokenmesh.shared.messages.pooling import PoolTask
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "native", "transformers"]
@@ -25,6 +26,9 @@ QuantizationName = Literal[
     "gptq_marlin",
     "modelopt",
     "modelopt_fp4",
+    "modelopt_fp8",
+    "modelopt_mixed",
+    "modelopt_mxfp8",
     "mxfp4",
 ]
 
@@ -65,6 +69,24 @@ class ModelSettings(OnDemandModel):
         description="What a pooling model answers: embed or classify; auto and none: what its "
         "architecture is for.",
     )
+    pooling_type: Literal["CLS", "LAST", "MEAN"] | None = Field(
+        default=None,
+        description="What an embedding is made of: the first token, the last one or all of them. "
+        "Default: what the checkpoint says.",
+    )
+    pooling_task: PoolTask | None = Field(
+        default=None, description="The one task of a pooling model that is served; default: all."
+    )
+    pooling_activation: bool | None = Field(
+        default=None,
+        description="Whether embeddings are normalized, and scores put through softmax or sigmoid, "
+        "for requests that leave use_activation out. Default: as the checkpoint says.",
+    )
+    hf_overrides: dict[str, Any] = Field(
+        default={},
+        description="Keys of config.json that are read with these values instead; objects are "
+        "merged.",
+    )
     trust_remote_code: bool = Field(
         default=False,
         description="Run the model code that a checkpoint brings (`auto_map` in config.json), with "
@@ -96,6 +118,16 @@ class ModelSettings(OnDemandModel):
     generation_config: Literal["auto", "vllm"] = Field(
         default="auto",
         description="auto: defaults of generation_config.json, else of config.json; vllm: none.",
+    )
+    override_generation_config: dict[str, Any] = Field(
+        default={},
+        description="Sampling defaults that lie over those of generation_config, by its names.",
+    )
+    reasoning_end_str: str = Field(
+        default="",
+        max_length=4096,
+        description="What a model writes when its thinking_token_budget is spent, before or with "
+        "the marker that ends reasoning; default: the marker alone.",
     )
     reasoning_parser: str = Field(
         default="auto",

@@ -10,6 +10,7 @@ from tokenmesh.shared.config.on_demand import OnDemandSettings
 EngineKind = Literal["torch", "sim"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 GrammarBackend = Literal["auto", "xgrammar", "guidance"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 
@@ -94,6 +95,11 @@ class WorkerSettings(BaseModel):
         description="Type of the KV cache; auto: the model's. fp8 (fp8_e4m3) and "
         "fp8_e5m2 take the checkpoint's scales, or 1; int8 has one for each head of a token and is "
         "for CPUs.",
+    )
+    logprobs_mode: LogprobsMode = Field(
+        default="raw_logprobs",
+        description="Log-probabilities of generated tokens: of the model's own distribution, or on "
+        "a CPU of the one that is drawn from, after penalties, temperature and filters.",
     )
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the KV blocks of equal prompt beginnings."

@@ -180,6 +180,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """What sentence-transformers puts before a text, by the purpose of its embedding."""
     speech: SpeechFacts | None = None
     """How it transcribes recordings; None: it does not."""
+    reasoning_end: str = ""
+    """What the model writes when a budget of reasoning is spent; empty: the parser's marker."""
 
 
 class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from tokenmesh.services.gateway.parsers.parser import ParseContext
 from tokenmesh.services.gateway.parsers.reasoning import REASONING, block_format
 from tokenmesh.services.gateway.parsers.registry import TOOLS, ParserRegistry
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS
+from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS, names_in
 
 HERE = "tests.unit.gateway.parsers.test_registry"
 OWN = block_format(("<deep>",), ("</deep>",))
@@ -83,3 +83,51 @@ def test_an_invalid_plugin_is_reported_by_name(name: str, address: str) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         ParserRegistry({name: address})
     assert caught.value.param == "parser_plugins"
+
+
+FILE = """
+from tokenmesh.services.gateway.parsers.reasoning import block_format
+
+PARSERS = {"deep": block_format(("<deep>",), ("</deep>",))}
+"""
+
+
+def test_a_file_brings_parsers_by_the_names_that_it_writes(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(FILE)
+    assert names_in(str(path)) == ("deep",)
+    family = ParserRegistry(files=[str(path)]).family("deep", "")
+    assert family.reasoning_ends == ("</deep>",)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x = 1", "holds no parser; it must define PARSERS"),
+        ("PARSERS = dict(deep=1)", "holds no parser; it must define PARSERS"),
+        ("import no_such_module\nPARSERS = {'deep': 1}", "cannot be imported"),
+        ("PARSERS = {'deep': 1}", "deep is neither a ReasoningFormat nor a ToolFormat"),
+        ("PARSERS = {", "it must define PARSERS"),
+        (FILE.replace("deep", "qwen3"), "'qwen3' is the name of a built-in parser"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_without_parsers_is_refused_with_what_it_must_hold(
+    tmp_path: Path, text: str | None, problem: str
+) -> None:
+    path = tmp_path / "own.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        ParserRegistry(files=[str(path)])
+    assert caught.value.param == "parser_files"
+
+
+def test_what_a_spent_budget_writes_ends_reasoning() -> None:
+    def cuts(end: str) -> tuple[str, ...]:
+        return ParserRegistry().family("qwen3", "", end).cuts
+
+    assert cuts("") == ("</think>",)
+    assert cuts("Enough.</think>\n") == ("Enough.</think>\n", "</think>")
+    assert cuts("Enough.") == ("Enough.</think>", "</think>")
+    assert ParserRegistry().family("", "hermes", "x").cuts == ()

@@ -83,11 +83,11 @@ class Parsing:
         return [self.vocabulary.encode(end) for end in ends]
 
     def reasoning_markers(self) -> tuple[list[int], list[list[int]]]:
-        """The start marker of reasoning (may be empty) and its end markers, the usual one first."""
+        """The start marker of reasoning (may be empty); what ends it, a budget's text first."""
         reasoning = self.family.reasoning
         if reasoning is None:
             return [], []
-        ends = [*self.family.reasoning_ends, *(reasoning.calls if self.tools else ())]
+        ends = [*self.family.cuts, *(reasoning.calls if self.tools else ())]
         start = self.vocabulary.encode(reasoning.start) if reasoning.start else []
         return start, [self.vocabulary.encode(end) for end in ends]
 

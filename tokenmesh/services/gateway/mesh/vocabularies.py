@@ -28,10 +28,10 @@ class Vocabularies:
     """A bounded cache by model. A stale entry is used while it is refreshed."""
 
     def __init__(self, calls: ServiceCalls, settings: GatewaySettings) -> None:
-        """Raises ConfigError for a parser plugin that cannot be imported."""
+        """Raises ConfigError for a parser of others that cannot be imported."""
         self._calls = calls
         self._settings = settings
-        self._parsers = ParserRegistry(settings.parser_plugins)
+        self._parsers = ParserRegistry(settings.parser_plugins, settings.parser_files)
         self._entry_by_model: OrderedDict[ModelName, _Entry] = OrderedDict()
         self._loading: dict[ModelName, asyncio.Task[ModelText]] = {}
 
@@ -78,7 +78,9 @@ class Vocabularies:
             vocabulary = await asyncio.to_thread(
                 Vocabulary.load, tokenizer_json, described.special_ids
             )
-        family = self._parsers.family(described.reasoning_parser, described.tool_call_parser)
+        family = self._parsers.family(
+            described.reasoning_parser, described.tool_call_parser, described.reasoning_end
+        )
         text = ModelText(described, vocabulary, _defaults(described), family)
         self._keep(model, text)
         return text

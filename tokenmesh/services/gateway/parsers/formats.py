@@ -117,6 +117,17 @@ class FormatFamily:
 
     reasoning: ReasoningFormat | None = None
     tools: ToolFormat | None = None
+    budget_end: str = ""
+    """What the model writes when a budget of reasoning is spent; empty: the end marker alone."""
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """What a spent budget writes, then all that ends reasoning by itself."""
+        ends = self.reasoning_ends
+        if not ends or not self.budget_end:
+            return ends
+        is_complete = any(end in self.budget_end for end in ends)
+        return (self.budget_end if is_complete else self.budget_end + ends[0], *ends)
 
     @property
     def reasoning_ends(self) -> tuple[str, ...]:

@@ -1,14 +1,17 @@
 """ParserRegistry: formats by name, the built-in ones and those of plugins.
 
-Plugins are listed in `gateway.parser_plugins`, each name with its "package.module:attribute"; no
-other module is imported. When a plugin's parser raises, the rest of the text is content.
+Plugins are listed in `gateway.parser_plugins`, each name with its "package.module:attribute", and
+`gateway.parser_files` lists files that hold some; nothing else is imported. When a plugin's parser
+raises, the rest of the text is content.
 """
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Final, TypeVar
 
 from tokenmesh.services.gateway.parsers import harmony
@@ -24,6 +27,7 @@ from tokenmesh.services.gateway.parsers.tools import (
 )
 from tokenmesh.services.gateway.parsers.tools.script import PlainText
 from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.parser_names import FILE_TABLE, names_in
 
 TOOLS: Final[Mapping[str, ToolFormat]] = {
     "apertus": json_families.APERTUS,
@@ -142,30 +146,38 @@ _Format = TypeVar("_Format", ReasoningFormat, ToolFormat)
 class ParserRegistry:
     """The built-in formats and those of plugins."""
 
-    def __init__(self, plugins: Mapping[str, str] | None = None) -> None:
+    def __init__(self, plugins: Mapping[str, str] | None = None, files: Iterable[str] = ()) -> None:
         """Imports the plugins. Raises ConfigError that names an invalid one."""
         self._reasoning = dict(REASONING)
         self._tools = dict(TOOLS)
         for name, address in (plugins or {}).items():
-            found = _load_plugin(name, address)
-            if isinstance(found, ReasoningFormat):
-                _add(self._reasoning, name, guard_reasoning(found))
-            else:
-                _add(self._tools, name, guard_tools(found))
+            self._take(name, _load_plugin(name, address), "parser_plugins")
+        for path in files:
+            for name, found in _load_file(path).items():
+                self._take(name, found, "parser_files")
 
-    def family(self, reasoning: str, tools: str) -> FormatFamily:
+    def family(self, reasoning: str, tools: str, budget_end: str = "") -> FormatFamily:
         """The formats of a model; an empty name means none. Raises ConfigError."""
         return FormatFamily(
             _find(self._reasoning, reasoning, "reasoning_parser") if reasoning else None,
             _find(self._tools, tools, "tool_call_parser") if tools else None,
+            budget_end,
         )
 
+    def _take(self, name: str, found: object, setting: str) -> None:
+        if isinstance(found, ReasoningFormat):
+            _add(self._reasoning, name, guard_reasoning(found), setting)
+        elif isinstance(found, ToolFormat):
+            _add(self._tools, name, guard_tools(found), setting)
+        else:
+            raise ConfigError(
+                f"{setting}: {name} is neither a ReasoningFormat nor a ToolFormat", param=setting
+            )
 
-def _add(table: dict[str, _Format], name: str, found: _Format) -> None:
+
+def _add(table: dict[str, _Format], name: str, found: _Format, setting: str) -> None:
     if name in table:
-        raise ConfigError(
-            f"parser_plugins: {name!r} is the name of a built-in parser", param="parser_plugins"
-        )
+        raise ConfigError(f"{setting}: {name!r} is the name of a built-in parser", param=setting)
     table[name] = found
 
 
@@ -176,19 +188,31 @@ def _find(table: Mapping[str, _Format], name: str, setting: str) -> _Format:
     return table[name]
 
 
-def _load_plugin(name: str, address: str) -> ReasoningFormat | ToolFormat:
+def _load_plugin(name: str, address: str) -> object:
     module, _, attribute = address.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
+        return getattr(import_module(module), attribute)
     # A plugin may raise anything; report it with the plugin's name.
     except Exception as error:
         raise ConfigError(
             f"parser_plugins: {name}={address} cannot be imported: {error!r}",
             param="parser_plugins",
         ) from error
-    if not isinstance(found, ReasoningFormat | ToolFormat):
+
+
+def _load_file(path: str) -> dict[str, object]:
+    """The formats of a file by name. It is run as Python, with all rights of the gateway."""
+    names = names_in(path)
+    where = Path(path).expanduser()
+    spec = spec_from_file_location(f"tokenmesh_parsers_of_{where.stem}", where)
+    try:
+        if spec is None or spec.loader is None:
+            raise ImportError("its name must end in .py")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        table = getattr(module, FILE_TABLE)
+        return {name: table[name] for name in names}
+    except Exception as error:
         raise ConfigError(
-            f"parser_plugins: {name}={address} is neither a ReasoningFormat nor a ToolFormat",
-            param="parser_plugins",
-        )
-    return found
+            f"parser_files: {path} cannot be imported: {error!r}", param="parser_files"
+        ) from error

@@ -9,6 +9,7 @@ from typing import Final
 from tokenmesh.services.worker_svc.adapters.peft_config import CONFIG_FILE, WEIGHTS_FILE
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.errors import Forbidden, InvalidInput, NotFound
+from tokenmesh.shared.model_files import is_hub_id, locate_model
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,9 @@ class AdapterDirectories:
     """Resolves links before it compares: a link cannot lead out of what is allowed."""
 
     def __init__(self, settings: LoraSettings) -> None:
-        self._modules = [Path(path).expanduser() for path in settings.lora_modules.values()]
+        paths = {path: Path(path).expanduser() for path in settings.lora_modules.values()}
+        self._hub_ids = {path for path in paths if is_hub_id(path)}
+        self._modules = [place for path, place in paths.items() if path not in self._hub_ids]
         own = [*settings.allowed_dirs, *([settings.lora_dir] if settings.lora_dir else [])]
         self._roots = [Path(path).expanduser() for path in own]
         self._dir = None if settings.lora_dir is None else Path(settings.lora_dir).expanduser()
@@ -28,7 +31,8 @@ class AdapterDirectories:
     def locate(self, name: str, path: str) -> Path:
         """The directory of an adapter; without a path the one in `lora_dir`. Blocks.
 
-        Raises InvalidInput, Forbidden for one outside of those allowed, NotFound.
+        One that the settings name by its hub id is downloaded if need be. Raises InvalidInput,
+        Forbidden for one outside of those allowed, NotFound, CheckpointError.
         """
         if not _NAME.fullmatch(name):
             raise InvalidInput(
@@ -37,6 +41,8 @@ class AdapterDirectories:
             )
         if not path:
             return self._resolve_name(name)
+        if path in self._hub_ids:
+            return locate_model(path, None, CONFIG_FILE, WEIGHTS_FILE)
         if "\0" in path or len(path) > _MAX_PATH:
             raise InvalidInput("lora_path is not a path", param="lora_path")
         wanted = Path(path).expanduser()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config_overrides import overridden
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.model_files import locate_model
 
@@ -17,12 +18,13 @@ CODE_FILES: Final = ("*.py",)
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def locate(model: str, revision: str | None, *, with_code: bool = False) -> Path:
+def locate(model: ModelSettings, *, with_code: bool = False) -> Path:
     """The directory that holds the model, downloaded if need be. Raises CheckpointError."""
-    directory = locate_model(model, revision, *FILES, *(CODE_FILES if with_code else ()))
+    files = (*FILES, *(CODE_FILES if with_code else ()))
+    directory = locate_model(model.model, model.revision, *files)
     if not (directory / "config.json").exists():
         raise CheckpointError(f"{directory}: is not a model: it holds no config.json")
-    return directory
+    return overridden(directory, model.hf_overrides)
 
 
 def locate_tokenizer_files(model: ModelSettings) -> Path:

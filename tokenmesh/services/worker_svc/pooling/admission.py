@@ -133,7 +133,7 @@ def _request(
         rope_boundary=loaded.rope_boundary,
         traceparent=traceparent,
         lora=lora,
-        pooling=message.params,
+        pooling=facts.completed(message.params),
         type_ids=message.items[number].type_ids,
         is_whole=not facts.is_causal,
         reads_all=facts.reads_all_for(message.params),

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 def build(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> Loaded:
     """See `build_runner` and `build_pool_runner`: by what the checkpoint is served for."""
-    directory = locate(model.model, model.revision, with_code=model.trust_remote_code)
+    directory = locate(model, with_code=model.trust_remote_code)
     raw = read_config(directory)
     if not pools(model, raw, directory):
         return build_runner(model, worker, progress)
@@ -61,6 +61,9 @@ def _start(worker: WorkerSettings) -> torch.device:
     if worker.cpu_threads is not None:
         torch.set_num_threads(worker.cpu_threads)
     device = device_of(worker)
+    if device.type == "cuda" and worker.logprobs_mode != "raw_logprobs":
+        what = f"logprobs_mode {worker.logprobs_mode} is for CPUs; a GPU shows raw_logprobs"
+        raise ConfigError(what, param="worker.logprobs_mode")
     if worker.native_kernels and device.type == "cpu":
         native_kernels.start(
             torch.get_num_threads(),
@@ -137,7 +140,7 @@ def _weights_of(maker: RunnerMaker) -> str:
 def _maker_of(
     model: ModelSettings, worker: WorkerSettings, native: bool, device: torch.device
 ) -> RunnerMaker:
-    directory = locate(model.model, model.revision, with_code=model.trust_remote_code)
+    directory = locate(model, with_code=model.trust_remote_code)
     raw = read_config(directory)
     facts = read_model_facts(raw, directory, model)
     check_tokenizer_ids(model, raw, facts.vocab_size)

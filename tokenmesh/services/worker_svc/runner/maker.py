@@ -126,7 +126,12 @@ class RunnerMaker:
         max_blocks = -(-self.max_model_len // worker.block_size)
         num_windowed = len(store.grouping.windows) - 1
         rows = HostRows(worker.num_rows, max_blocks, self.facts, num_windowed)
-        sampler = Sampler(self.facts.vocab_size, self.eos_token_ids, worker.grammar_step_s)
+        sampler = Sampler(
+            self.facts.vocab_size,
+            self.eos_token_ids,
+            worker.grammar_step_s,
+            shows_processed=worker.logprobs_mode == "processed_logprobs",
+        )
         is_async = worker.async_scheduling is True
         return TorchRunner(model, store, rows, sampler, is_async=is_async), store
 

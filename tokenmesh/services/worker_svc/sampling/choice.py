@@ -162,6 +162,20 @@ class ChoiceState:
                 tokens[piece] = draw(logits[piece], [rows[i] for i in piece])
         return tokens
 
+    def kept(self, logits: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """logits [N, V] as tokens are drawn from them: tempered, -inf where a filter drops them."""
+        rows = [self._row_by_number[number] for number in numbers]
+        kept = logits.clone()
+        for i, row in enumerate(rows):
+            if row.is_greedy:
+                continue
+            scaled = logits[i] / row.params.temperature
+            if has_filter(row.params):
+                weights = (scaled - scaled.max()).exp()
+                scaled[weights < exact_floor(weights, row.params)] = -torch.inf
+            kept[i] = scaled
+        return kept
+
     def _draw_plain(self, logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
         weights = _tempered(logits, rows)
         weights.sub_(weights.amax(-1, keepdim=True)).exp_()

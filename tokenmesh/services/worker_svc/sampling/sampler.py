@@ -56,9 +56,18 @@ class Sampler(RowStates[_HostState]):
     """The sampling state of all rows, on the CPU."""
 
     def __init__(
-        self, vocab_size: int, eos_token_ids: frozenset[int], grammar_step_s: float = math.inf
+        self,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        grammar_step_s: float = math.inf,
+        *,
+        shows_processed: bool = False,
     ) -> None:
-        """A grammar that takes longer for a step fails its row."""
+        """A grammar that takes longer for a step fails its row.
+
+        `shows_processed`: log-probabilities are of what is drawn from, not of the model.
+        """
+        self._shows_processed = shows_processed
         self._grammars = GrammarState(vocab_size, eos_token_ids, grammar_step_s)
         self._vocabulary = VocabularyState(vocab_size, eos_token_ids)
         self._penalties = PenaltyState(vocab_size)
@@ -92,6 +101,8 @@ class Sampler(RowStates[_HostState]):
         self._thinking.apply(logits, numbers)
         self._speech.apply(logits, numbers)
         tokens = self._choice.apply(logits, numbers)
+        if raw is not None and self._shows_processed:
+            raw = self._choice.kept(logits[asked], [numbers[i] for i in asked])
 
         token_ids, values = tokens.tolist(), logits.numpy()
         is_possible = [math.isfinite(values[each]) for each in enumerate(token_ids)]

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from tokenmesh.services.worker_svc.models.pooling.instruction import InstructionRule
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolingParams, PoolTask
@@ -31,6 +33,10 @@ class PoolingFacts:
     """Sizes that an embedding was trained to be cut to."""
     any_dimension: bool = False
     """Whether it was trained to be cut anywhere."""
+    pooling_type: str | None = None
+    """What an embedding is made of, by a name of vLLM's; None: what the checkpoint says."""
+    activates: bool | None = None
+    """What holds for requests that leave use_activation out; None: what the checkpoint says."""
     instruction: InstructionRule | None = None
     """How the tokens are found that a mean leaves out; None: it takes all."""
     reads_all: bool = True
@@ -54,6 +60,12 @@ class PoolingFacts:
         if self.instruction is None or params.task != "embed":
             return 0
         return self.instruction.length(prompt_ids)
+
+    def completed(self, params: PoolingParams) -> PoolingParams:
+        """What a request asks for, with the settings' default for what it leaves out."""
+        if params.use_activation is not None or self.activates is None:
+            return params
+        return msgspec.structs.replace(params, use_activation=self.activates)
 
     def check(self, params: PoolingParams) -> None:
         """Raise InvalidInput where the model does not do what is wanted."""

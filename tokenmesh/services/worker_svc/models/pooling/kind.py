@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
+from tokenmesh.services.worker_svc.models.pooling.facts import EMBEDDINGS, PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.instruction import (
     is_gritlm,
     read_rule,
@@ -30,6 +30,7 @@ COLQWEN2: Final = "ColQwen2ForRetrieval"
 _RETRIEVERS: Final = "ForRetrieval"
 _CLASSIFIERS: Final = ("ForSequenceClassification",)
 _TOKEN_CLASSIFIERS: Final = ("ForTokenClassification",)
+_SCORES: Final = ("classify", "score")
 _GENERATORS: Final = (
     "ForCausalLM",
     "ForConditionalGeneration",
@@ -54,10 +55,17 @@ def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:
     return bool(raw.get("architectures")) and not architecture_of(raw).endswith(_GENERATORS)
 
 
-def modules_of(directory: Path, is_causal: bool) -> SentenceModules:
+_TAKES: Final = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
+"""By vLLM's names."""
+
+
+def modules_of(
+    directory: Path, is_causal: bool, pooling_type: str | None = None
+) -> SentenceModules:
     """Those of the checkpoint; else what vLLM takes: a decoder's last token, an encoder's first.
 
-    A reranker that scores by two tokens of a decoder may say so in config.json, with vLLM's keys.
+    `pooling_type` replaces what is taken of a text. A reranker that scores by two tokens of a
+    decoder may say so in config.json, with vLLM's keys.
     """
     raw = read_json(directory / "config.json")
     if is_gritlm(raw):
@@ -66,7 +74,8 @@ def modules_of(directory: Path, is_causal: bool) -> SentenceModules:
     if score is not None:
         return SentenceModules(score=score)
     found = read_modules(directory)
-    return found or SentenceModules(("lasttoken",) if is_causal else ("cls",))
+    modules = found or SentenceModules(("lasttoken",) if is_causal else ("cls",))
+    return modules if pooling_type is None else replace(modules, takes=(_TAKES[pooling_type],))
 
 
 def _score_by_tokens(raw: RawConfig, directory: Path) -> LogitScore | None:
@@ -89,12 +98,31 @@ def _score_by_tokens(raw: RawConfig, directory: Path) -> LogitScore | None:
 
 def read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> PoolingFacts:
     """Of a model that `pools`. Raises CheckpointError and ConfigError."""
+    facts = _read_pooling(model, raw, directory)
+    task = model.pooling_task
+    tasks = facts.tasks
+    if task is not None:
+        # A model that scores does so by its class.
+        tasks = tuple(each for each in tasks if each == task or (task, each) == _SCORES)
+        if not tasks:
+            known = ", ".join(facts.tasks)
+            what = f"pooling_task is {task}; {model.model} does: {known}"
+            raise ConfigError(what, param="pooling_task")
+    if model.pooling_type is not None and not EMBEDDINGS & {*facts.tasks}:
+        what = f"pooling_type is for embeddings; {model.model} does: {', '.join(facts.tasks)}"
+        raise ConfigError(what, param="pooling_type")
+    return replace(
+        facts, tasks=tasks, pooling_type=model.pooling_type, activates=model.pooling_activation
+    )
+
+
+def _read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> PoolingFacts:
     architecture, text = architecture_of(raw), text_part(raw)
     if architecture.endswith(_RETRIEVERS) and architecture != COLQWEN2:
         problem = f"names {architecture}, which is not supported; of its kind {COLQWEN2} is"
         raise raw.error("architectures", problem)
     is_causal = not is_bidirectional(raw)
-    modules = modules_of(directory, is_causal)
+    modules = modules_of(directory, is_causal, model.pooling_type)
     num_types = text.integer("type_vocab_size", 1, minimum=0) or 1
     if modules.score is not None:
         return PoolingFacts(("classify", "score"), 1, ("score",), is_causal, num_types)

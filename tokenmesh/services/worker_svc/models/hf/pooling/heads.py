@@ -40,7 +40,7 @@ def make_head(
 
     A classifier's body is taken out of the tree.
     """
-    modules = modules_of(facts.directory, pooling.is_causal)
+    modules = modules_of(facts.directory, pooling.is_causal, pooling.pooling_type)
     if modules.score is not None:
         return _logit_head(modules.score, facts, pooling, model)
     if not set(pooling.tasks) & EMBEDDINGS:
