@@ -119,11 +119,11 @@ class BodySettings(BaseModel):
     max_json_values: int = Field(
         default=65_536,
         ge=16,
-        description="Values in a JSON body: numbers, strings, lists and objects. Long lists of "
-        "token ids are not counted.",
+        description="Values in a JSON body: numbers, strings, lists and objects. Ids are not "
+        "counted in lists, and in lists of lists, that take 1 KiB or more.",
     )
     max_json_ids: int = Field(
-        default=524_288, ge=1, description="Token ids in the long lists of a JSON body."
+        default=524_288, ge=1, description="Token ids in these lists of a JSON body."
     )
     max_json_strings: int = Field(
         default=65_536, ge=16, description="Strings in a JSON body, names of fields included."

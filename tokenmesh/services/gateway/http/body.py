@@ -87,7 +87,7 @@ async def _parse_large(
     rest, lists = await _checked(whole, limits)
     is_shortened = len(rest) < len(data)
     body = await _validated_in_steps(model, rest, strings, converted, is_shortened=is_shortened)
-    if lists and not lists.fill(body):
+    if lists and not await lists.fill(body):
         await check_bounds(whole, limits)
         body = await _validated_in_steps(
             model, whole, strings, converted, is_shortened=is_shortened
@@ -157,7 +157,7 @@ async def _join_parts(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the body is larger than {max_bytes} bytes")
+    return PayloadTooLarge(f"the body is larger than gateway.max_body_bytes = {max_bytes}")
 
 
 def _check_json_type(request: Request) -> None:
@@ -243,18 +243,22 @@ class _Counts:
         self._num_objects += num_opened
         self._num_values += num_opened + outside.count(b",")
         self._num_names += outside.count(b":")
-        for found, most, what in (
-            (self._num_quotes // 2, limits.max_json_strings, "strings"),
-            (self._num_objects, limits.max_json_objects, "objects and lists"),
-            (self._num_names, limits.max_json_names, "names of fields"),
-            (self._num_values, limits.max_json_values, "values"),
+        for found, most, what, setting in (
+            (self._num_quotes // 2, limits.max_json_strings, "strings", "strings"),
+            (self._num_objects, limits.max_json_objects, "objects and lists", "objects"),
+            (self._num_names, limits.max_json_names, "names of fields", "names"),
+            (self._num_values, limits.max_json_values, "values", "values"),
         ):
             if found > most:
-                raise PayloadTooLarge(f"the body holds more than {most} {what}")
+                raise PayloadTooLarge(
+                    f"the body holds more than {most} {what} (gateway.max_json_{setting})"
+                )
 
     def _check_depth(self, brackets: bytes) -> None:
         limit = self._limits.max_json_depth
         depths = list(accumulate(map(_STEP.__getitem__, brackets), initial=self._depth))
         self._depth = depths[-1]
         if max(depths) > limit:
-            raise InvalidInput(f"the body is nested deeper than {limit} levels")
+            raise InvalidInput(
+                f"the body is nested deeper than {limit} levels (gateway.max_json_depth)"
+            )
