@@ -75,11 +75,11 @@ class IdLists:
             lists = await _read(data, part, turns, room)
             if lists is None:
                 return False
+            room -= sum(map(len, lists))
             if not found and await _num_commas(data, part[-1][1], end, turns) - len(run) > room:
                 # These are ids: too many are refused before all of them are read.
                 raise _too_many()
             found += lists
-            room -= sum(map(len, lists))
             await turns.rest()
         if room < 0:
             raise _too_many()
@@ -180,7 +180,7 @@ async def _read_long(
             ids += _decoder.decode(b"[%b]" % data[start:comma])
         except msgspec.DecodeError:
             return None
-        if is_first and await _num_commas(data, comma, end, turns) > room:
+        if is_first and len(ids) + await _num_commas(data, comma, end, turns) > room:
             raise _too_many()
         start, is_first = comma + 1, False
         await turns.rest()
