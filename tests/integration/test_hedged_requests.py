@@ -2,31 +2,35 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, cast
 
 import pytest
 
 from tests.fakes.back_end import FakeTokenizer
+from tests.fakes.cut_link import CutLink
 from tests.fakes.service_mesh import running
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls, newest_replica
+from tests.servers import Server
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.bus.base import Envelope
 from tokenmesh.shared.bus.message_bus import MessageBus
-from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings, ServiceSettings
+from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import NoResponders, Unavailable
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.membership import Members, MembershipView
-from tokenmesh.shared.messages import Place, Placed
+from tokenmesh.shared.messages import Heartbeat, Place, Placed
 from tokenmesh.shared.messages.tokenize import Detokenize, Detokenized
 from tokenmesh.shared.service import Mesh
+from tokenmesh.shared.service.lifecycle import StopSignals
+from tokenmesh.shared.service.run import serve
 from tokenmesh.shared.tokens import pack_ids
 
 GATEWAY = GatewayId("g")
@@ -66,15 +70,25 @@ async def freeze_one(bus: MessageBus, subject: str, queue: str) -> None:
 
 
 def calls_of(bus: MessageBus, members: Members) -> ServiceCalls:
-    return calls_with(bus, partial(newest_replica, members), GatewaySettings(second_ask_s=0.05))
+    return calls_with(bus, members, GatewaySettings(second_ask_s=0.05))
 
 
-def calls_with(
-    bus: MessageBus, replica_of: Callable[[str], str], settings: GatewaySettings
-) -> ServiceCalls:
+def calls_with(bus: MessageBus, members: Members, settings: GatewaySettings) -> ServiceCalls:
     prompts = HeldPrompts(bus, GATEWAY)
     return ServiceCalls(
-        bus, settings, replica_of, left_out=list, prompts=prompts, waker=cast("Any", None)
+        bus, settings, members, left_out=list, prompts=prompts, waker=cast("Any", None)
+    )
+
+
+def beat_of(service: str, instance: str, starts: Sequence[str] = ()) -> Heartbeat:
+    return Heartbeat(
+        service=service,
+        instance_id=InstanceId(instance),
+        epoch=1,
+        sequence=1,
+        version="0",
+        interval_s=60.0,
+        starts=[ModelName(each) for each in starts],
     )
 
 
@@ -167,8 +181,8 @@ async def test_a_dead_replica_gets_one_request(settings: Settings, bus: MessageB
     async def build(mesh: Mesh) -> None:
         await mesh.listen(PromptScheduler(), subject, "scheduler")
 
-    def gone(subject: str) -> str:
-        return subjects.replica(subject, InstanceId("scheduler-gone"))
+    gone = Members(MembershipView(4, 100))
+    gone.view.observe(beat_of("scheduler", "scheduler-gone"), monotonic_s())
 
     async with running("scheduler", settings, build):
         await freeze_one(bus, subject, "scheduler")
@@ -180,6 +194,8 @@ async def test_a_dead_replica_gets_one_request(settings: Settings, bus: MessageB
                 assert (await calls.place(place, now_s() + 60)).worker_id == "w"
 
 
+CUT_S = 3.0
+"""The last of five attempts is sent long before its end."""
 OUTAGE_S = 1.5
 """No process runs for so long; five attempts end after half a second."""
 
@@ -220,7 +236,7 @@ async def test_a_request_waits_while_no_scheduler_runs(
 
 async def test_the_wait_for_a_service_is_bounded(bus: MessageBus, members: Members) -> None:
     limits = GatewaySettings(service_wait_s=0.4, retry_pause_max_s=0.1)
-    calls = calls_with(bus, partial(newest_replica, members), limits)
+    calls = calls_with(bus, members, limits)
     place = Place(request_id=RequestId("r"), model=ModelName("none"), num_tokens=1, max_tokens=1)
     async with asyncio.timeout(15):
         with pytest.raises(NoResponders):
@@ -247,3 +263,74 @@ async def test_a_scheduler_that_waited_in_vain_gets_no_retry(
         with pytest.raises(Unavailable, match="no live worker"):
             await calls_of(bus, members).place(place, now_s() + 60)
     assert num_requests == 1
+
+
+async def test_the_wait_for_a_service_is_longer_while_one_is_starting(
+    settings: Settings, bus: MessageBus, members: Members
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    subject = subjects.tokenize(model)
+    is_loaded = asyncio.Event()
+
+    async def build(mesh: Mesh) -> None:
+        await is_loaded.wait()
+        await listen(mesh, FakeTokenizer(), subject, "tokenizer")
+
+    changed = settings.model_copy(update={"models": (ModelSettings(model=model),)})
+    stops = StopSignals()
+    instance = InstanceId(f"tokenizer-{secrets.token_hex(4)}")
+    serving = asyncio.create_task(serve("tokenizer", instance, changed, build, stops))
+    async with asyncio.timeout(15):
+        while not members.starting("tokenizer"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    limits = GatewaySettings(service_wait_s=0.1, retry_pause_max_s=0.1, call_attempts=1)
+    asking = asyncio.create_task(
+        calls_with(bus, members, limits).request(
+            subject,
+            Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41])),
+            Detokenized,
+            timeout_s=30,
+            deadline_s=now_s() + 60,
+        )
+    )
+    await asyncio.sleep(0.5)
+    assert not asking.done()
+    assert members.service("tokenizer") == []
+    is_loaded.set()
+    assert isinstance(await asyncio.wait_for(asking, 15), Detokenized)
+    assert [each.beat.instance_id for each in members.service("tokenizer")] == [instance]
+    stops.stop("test is over")
+    await asyncio.wait_for(serving, 15)
+
+
+async def test_a_request_ends_soon_after_its_tokenizer_was_cut_off(
+    settings: Settings, bus: MessageBus, members: Members, nats_server: Server
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    subject = subjects.tokenize(model)
+
+    async def build(mesh: Mesh) -> None:
+        await listen(mesh, FakeTokenizer(), subject, "tokenizer")
+
+    async with CutLink.to(nats_server.port) as link:
+        limits = {"url": f"nats://127.0.0.1:{link.port}", "ping_interval_s": 0.2}
+        behind = settings.model_copy(
+            update={
+                "bus": settings.bus.model_copy(update=limits),
+                "service": ServiceSettings(beat_interval_s=0.1),
+            }
+        )
+        async with running("tokenizer", behind, build):
+            await known(members, "tokenizer")
+            calls = calls_of(bus, members)
+            link.cut()
+            message = Detokenize(
+                request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41])
+            )
+            asking = asyncio.create_task(
+                calls.request(subject, message, Detokenized, timeout_s=60, deadline_s=now_s() + 60)
+            )
+            await asyncio.sleep(CUT_S)
+            assert not asking.done()
+            link.mend()
+            assert isinstance(await asyncio.wait_for(asking, 10), Detokenized)

@@ -62,6 +62,23 @@ async def test_a_process_of_another_protocol_is_listed_separately(mesh: SmallMes
     assert "worker-future" not in {each["id"] for each in state["processes"]}
 
 
+async def test_a_process_that_loads_its_models_is_listed_separately(mesh: SmallMesh) -> None:
+    beat = Heartbeat(
+        service="encoder",
+        instance_id=InstanceId("encoder-new"),
+        epoch=1,
+        sequence=1,
+        version="0",
+        interval_s=30.0,
+        starts=[mesh.model],
+    )
+    await mesh.gateway.bus.publish(subjects.beat("encoder", beat.instance_id), beat)
+    await mesh.until(lambda: bool(mesh.gateway.members.starting("encoder")))
+    state = (await mesh.client.get("/mesh")).json()
+    assert [each["id"] for each in state["starting"]] == ["encoder-new"]
+    assert "encoder-new" not in {each["id"] for each in state["processes"]}
+
+
 async def test_the_mesh_view_needs_an_admin_key(mesh: SmallMesh) -> None:
     answer = await mesh.client.get("/mesh", headers={"authorization": "Bearer wrong"})
     assert answer.status_code == 401

@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.fakes.models import randomized
 from tests.fakes.service_mesh import running
 from tests.fakes.stuck_encoder import stuck_encoder
 from tests.servers import Server, bus_settings_of, redis_settings_of
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls, newest_replica
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.mesh.waker import Waker
 from tokenmesh.services.mm_encoder_svc.main import build as build_encoder
@@ -185,10 +184,10 @@ class Edge:
 
     def __post_init__(self) -> None:
         settings = GatewaySettings(second_encode_s=1.0)
-        replica_of = partial(newest_replica, self.worker.members)
         prompts = HeldPrompts(self.bus, GATEWAY)
         waker = Waker(self.bus, self.worker.members, settings, self.worker.metrics)
-        self.calls = ServiceCalls(self.bus, settings, replica_of, list, prompts, waker)
+        members = self.worker.members
+        self.calls = ServiceCalls(self.bus, settings, members, list, prompts, waker)
 
     async def take(self, envelope: Envelope) -> None:
         assert isinstance(envelope.message, Tokens)

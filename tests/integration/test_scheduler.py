@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
-from tokenmesh.services.scheduler_svc.main import workers_of
+from tokenmesh.services.scheduler_svc.main import is_starting, workers_of
 from tokenmesh.services.scheduler_svc.placement import LoadPlacement
 from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
 from tokenmesh.shared import subjects
@@ -35,7 +36,9 @@ class Scheduler:
     metrics: Metrics
     sequence: int = 0
 
-    async def beat(self, *, running: int, name: str = "w1", sleep_level: int = 0) -> None:
+    async def beat(
+        self, *, running: int, name: str = "w1", sleep_level: int = 0, is_starting: bool = False
+    ) -> None:
         self.sequence += 1
         card = ModelCard(name=MODEL, max_model_len=128, vocab_size=10)
         beat = Heartbeat(
@@ -47,6 +50,7 @@ class Scheduler:
             interval_s=30.0,
             models=[card],
             load=WorkerLoad(running=running, max_num_seqs=4, sleep_level=sleep_level),
+            starts=[MODEL] if is_starting else [],
         )
         await self.bus.publish(subjects.beat("worker", InstanceId(name)), beat)
         await self.bus.flush()
@@ -79,7 +83,7 @@ async def scheduler(bus: MessageBus) -> AsyncIterator[Scheduler]:
         SETTINGS, lambda model: workers_of(members, model), LoadPlacement(SETTINGS)
     )
     metrics = Metrics()
-    actor = SchedulerActor(SETTINGS, queue, metrics)
+    actor = SchedulerActor(SETTINGS, queue, metrics, partial(is_starting, members))
     members.on_beat = actor.on_beat
     runtime = ActorRuntime(actor, bus, ServiceSettings())
     await runtime.listen(subjects.place_any(), "scheduler")
@@ -145,3 +149,14 @@ async def test_requests_are_refused_while_every_worker_sleeps(scheduler: Schedul
 async def test_without_any_worker_a_request_fails_after_the_wait(scheduler: Scheduler) -> None:
     with pytest.raises(Unavailable, match="no live worker serves"):
         await scheduler.ask()
+
+
+async def test_a_request_waits_for_longer_while_a_worker_loads_its_model(
+    scheduler: Scheduler,
+) -> None:
+    await scheduler.beat(running=0, is_starting=True)
+    asking = asyncio.create_task(scheduler.ask())
+    await asyncio.sleep(3 * SETTINGS.worker_wait_s)
+    assert not asking.done()
+    await scheduler.beat(running=0)
+    assert isinstance((await asyncio.wait_for(asking, 15))[-1], Placed)

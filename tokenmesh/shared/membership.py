@@ -4,6 +4,7 @@
 its last heartbeat has `leaving` or when it missed several of its own intervals.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,8 +25,12 @@ from tokenmesh.shared.subjects import beat as beat_subject
 _MAX_INTERVAL_S: Final = 60.0
 """With a longer interval an instance would never count as dead."""
 _MAX_NUMBER: Final = 2.0**53
-_MAX_MODELS: Final = 256
+MAX_MODELS: Final = 256
+"""In one heartbeat."""
 _MAX_NAME_CHARS: Final = 1024
+_ABSENT_BEATS: Final = 2
+"""After so many missed heartbeats the next one is a return: what was asked meanwhile may be lost.
+Fewer than those after which an instance counts as dead, since to ask once more costs little."""
 
 
 def check_beat(beat: Heartbeat, subject: str) -> None:
@@ -41,8 +46,10 @@ def _wrong(beat: Heartbeat, subject: str) -> str | None:
     if not 0 < beat.interval_s <= _MAX_INTERVAL_S:
         return f"an interval of {beat.interval_s} s"
     cards = [*beat.models, *beat.tokenizes]
-    if len(cards) > _MAX_MODELS:
-        return f"{len(cards)} models"
+    if len(cards) + len(beat.starts) > MAX_MODELS:
+        return f"{len(cards) + len(beat.starts)} models"
+    if not all(_may_be(name) for name in beat.starts):
+        return "an impossible model"
     if not all(_is_sane(card) for card in cards):
         return "an impossible model"
     return "an impossible load" if beat.load is not None and not _is_sane(beat.load) else None
@@ -95,10 +102,11 @@ class MembershipView:
         """Heartbeats that were older than the known one, that came after the last one of their
         epoch, or that were of one instance too many."""
 
-    def observe(self, beat: Heartbeat, now: float, outage_s: float = 0.0) -> None:
+    def observe(self, beat: Heartbeat, now: float, outage_s: float = 0.0) -> bool:
         """Store a heartbeat if it is newer than the known one or of another epoch.
 
-        An instance that has left does not return in the same epoch.
+        An instance that has left does not return in the same epoch. Returns whether the instance
+        has come, or has come back after a silence, which may have been ours.
         """
         known = self._member_by_id.get(beat.instance_id)
         same = known if known is not None and known.beat.epoch == beat.epoch else None
@@ -113,6 +121,8 @@ class MembershipView:
             self.ignored += 1
         else:
             self._member_by_id[beat.instance_id] = Member(beat, now, outage_s)
+            return not beat.starts and (same is None or _was_away(same, now))
+        return False
 
     def _note_left(self, beat: Heartbeat) -> None:
         if len(self._left) >= self._max_members:
@@ -132,24 +142,36 @@ class MembershipView:
         return dead
 
     def get(self, instance_id: InstanceId) -> Member | None:
-        """One instance, if it is alive."""
-        return self._member_by_id.get(instance_id)
+        """One instance, if it is alive and no longer starting."""
+        member = self._member_by_id.get(instance_id)
+        return None if member is None or member.beat.starts else member
 
     def all(self) -> list[Member]:
-        """All members of all services."""
-        return list(self._member_by_id.values())
+        """All members of all services, without those that are starting."""
+        return [each for each in self._member_by_id.values() if not each.beat.starts]
 
     def service(self, service: str) -> list[Member]:
-        """The instances of one service."""
-        return [each for each in self._member_by_id.values() if each.beat.service == service]
+        """The instances of one service, without those that are starting."""
+        return [each for each in self.all() if each.beat.service == service]
+
+    def starting(self, service: str) -> list[Member]:
+        """The instances of one service that are alive and cannot answer yet."""
+        members = self._member_by_id.values()
+        return [each for each in members if each.beat.starts and each.beat.service == service]
 
     def workers(self, model: ModelName) -> list[Member]:
         """The workers of `model`, by name or alias, draining ones included."""
         return [
             member
             for member in self._member_by_id.values()
-            if any(model == card.name or model in card.aliases for card in member.beat.models)
+            if not member.beat.starts
+            and any(model == card.name or model in card.aliases for card in member.beat.models)
         ]
+
+
+def _was_away(last: Member, now: float) -> bool:
+    """Whether an instance could not answer when its last heartbeat before the one of `now` came."""
+    return bool(last.beat.starts) or now - last.last_seen > _ABSENT_BEATS * last.beat.interval_s
 
 
 class ListenGap:
@@ -209,6 +231,8 @@ class Members:
         self.foreign = Foreigners()
         self._gap = ListenGap(max_gap_s, monotonic_s())
         self._subscriptions: list[Subscription] = []
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}
+        """Who waits for the next return, by service."""
         self.on_beat: Callable[[Heartbeat], None] = _ignore
         """Called after each heartbeat; must be quick and must not raise."""
 
@@ -223,7 +247,7 @@ class Members:
             await self._subscriptions.pop().stop()
 
     def all(self) -> list[Member]:
-        """All members that are alive now."""
+        """All members that are alive now, without those that are starting."""
         self._expire()
         return self.view.all()
 
@@ -232,13 +256,29 @@ class Members:
         self._expire()
         return self.view.service(service)
 
+    def starting(self, service: str) -> list[Member]:
+        """The instances of one service that live and cannot answer yet."""
+        self._expire()
+        return self.view.starting(service)
+
+    def next_return(self, service: str) -> asyncio.Future[None]:
+        """Done once an instance of the service comes, or comes back; cancel it when done with.
+
+        What was asked before may be lost with the process, or on the way to it.
+        """
+        waiting = self._awaited.setdefault(service, set())
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.add(future)
+        future.add_done_callback(waiting.discard)
+        return future
+
     def workers(self, model: ModelName) -> list[Member]:
         """The live workers of `model`, draining ones included."""
         self._expire()
         return self.view.workers(model)
 
     def get(self, instance_id: InstanceId) -> Member | None:
-        """One instance, if it is alive now."""
+        """One instance, if it is alive now and no longer starting."""
         self._expire()
         return self.view.get(instance_id)
 
@@ -256,7 +296,10 @@ class Members:
             self._note_foreign(beat, now)
             return
         check_beat(beat, envelope.subject)
-        self.view.observe(beat, now, self._gap.note(now))
+        if self.view.observe(beat, now, self._gap.note(now)):
+            for future in tuple(self._awaited.get(beat.service, ())):
+                if not future.done():
+                    future.set_result(None)
         self.on_beat(beat)
 
     def _note_foreign(self, beat: Heartbeat, now: float) -> None:

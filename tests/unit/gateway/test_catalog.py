@@ -37,6 +37,7 @@ class Mesh:
         leaving: bool = False,
         number: int = 0,
         length: int = 64,
+        starts: bool = False,
     ) -> None:
         card = ModelCard(name=ModelName(model), max_model_len=length, vocab_size=8)
         beat = Heartbeat(
@@ -46,7 +47,8 @@ class Mesh:
             sequence=int(self.now * 1000),
             interval_s=1e9,
             version="1",
-            models=[card],
+            models=[] if starts else [card],
+            starts=[card.name] if starts else [],
             leaving=leaving,
         )
         self.now += 1.0
@@ -167,3 +169,23 @@ def test_the_memory_is_bounded() -> None:
     with pytest.raises(UnknownModel):
         mesh.catalog.find("m0")
     assert mesh.catalog.find("m1099").name == "m1099"
+
+
+def test_a_model_stays_known_while_a_worker_loads_it_again() -> None:
+    mesh = Mesh()
+    mesh.beat("a")
+    mesh.beat("a", leaving=True)
+    mesh.now += MEMORY_S + 1
+    with pytest.raises(UnknownModel):
+        mesh.catalog.find("a")
+    mesh.beat("a", number=1, starts=True)
+    assert mesh.catalog.find("a").name == "a"
+    assert mesh.catalog.all() == []
+
+
+def test_a_model_that_was_never_served_is_unavailable_while_a_worker_loads_it() -> None:
+    mesh = Mesh()
+    mesh.beat("b")
+    mesh.beat("a", starts=True)
+    with pytest.raises(Unavailable):
+        mesh.catalog.find("a")

@@ -16,6 +16,7 @@ from tokenmesh.services.gateway.mesh.launcher import Launcher
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Place, Placed
 from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.place import Candidate
@@ -123,9 +124,9 @@ class AnsweringBus:
 
 
 async def test_the_answers_to_a_placement_are_read_to_the_end() -> None:
-    bus = AnsweringBus()
+    bus, members = AnsweringBus(), Members(MembershipView(4, 100))
     calls = ServiceCalls(
-        cast("Any", bus), GatewaySettings(), str, list, cast("Any", None), cast("Any", None)
+        cast("Any", bus), GatewaySettings(), members, list, cast("Any", None), cast("Any", None)
     )
     place = Place(request_id=JOB.request_id, model=JOB.card.name, num_tokens=1, max_tokens=1)
     assert await calls.place(place, now_s() + 5) is PLACED

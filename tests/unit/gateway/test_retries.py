@@ -18,6 +18,17 @@ class Service:
         self.outcomes = outcomes
         self.is_hedge: list[bool] = []
         self.num_cancelled = 0
+        self.returns: list[asyncio.Future[None]] = []
+
+    def next_return(self) -> asyncio.Future[None]:
+        self.returns.append(asyncio.get_running_loop().create_future())
+        return self.returns[-1]
+
+    async def come_back(self) -> None:
+        """A process comes; returns when the request was sent again, if it is."""
+        self.returns[-1].set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     async def send(self, is_hedge: bool) -> Message:
         number = len(self.is_hedge)
@@ -32,8 +43,13 @@ class Service:
             raise outcome
         return outcome
 
-    async def answer(self, max_requests: int = 3) -> Message:
-        return await hedged_request(self.send, hedge_after_s=0.02, max_requests=max_requests)
+    async def answer(self, max_requests: int = 3, hedge_after_s: float = 0.02) -> Message:
+        return await hedged_request(
+            self.send,
+            hedge_after_s=hedge_after_s,
+            max_requests=max_requests,
+            next_return=self.next_return,
+        )
 
 
 async def test_a_fast_answer_needs_one_request() -> None:
@@ -55,15 +71,49 @@ async def test_a_slow_first_answer_still_counts() -> None:
 
 
 async def test_requests_are_bounded_and_their_intervals_grow() -> None:
-    service = Service([1.0, 9.0, 9.0, 9.0, 9.0], [Done()] * 5)
+    service = Service([0.3, 9.0, 9.0, 9.0, 9.0], [Done()] * 5)
     began_s = time.perf_counter()
     assert await service.answer(max_requests=3) == Done()
-    assert time.perf_counter() - began_s >= 1.0
+    assert time.perf_counter() - began_s >= 0.3
     assert service.is_hedge == [False, True, True]
 
 
+async def test_lost_requests_are_repeated_seldom_though_enough_were_sent() -> None:
+    outcomes: list[Message | TokenMeshError] = [*[Done()] * 4, Ping()]
+    service = Service([60.0] * 4 + [0.0], outcomes)
+    began_s = time.perf_counter()
+    async with asyncio.timeout(15):
+        assert await service.answer(max_requests=3, hedge_after_s=0.01) == Ping()
+    assert time.perf_counter() - began_s >= 2 * 16 * 0.01
+
+
+async def test_a_process_that_has_come_back_is_asked_at_once() -> None:
+    service = Service([60.0, 0.0], [Done(), Ping()])
+    asking = asyncio.create_task(service.answer(hedge_after_s=60.0))
+    await asyncio.sleep(0)
+    await service.come_back()
+    assert await asyncio.wait_for(asking, 15) == Ping()
+    assert service.is_hedge == [False, True]
+
+
+async def test_a_request_that_ends_each_process_meets_few_of_them() -> None:
+    service = Service([60.0] * 20, [Done()] * 20)
+    asking = asyncio.create_task(service.answer(max_requests=3, hedge_after_s=60.0))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        await service.come_back()
+    last = service.returns[-1]
+    last.set_result(None)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(service.is_hedge) == 4
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert all(each.done() for each in service.returns)
+
+
 async def test_a_failure_waits_for_the_open_request() -> None:
-    service = Service([0.5, 0.0], [Done(), Unavailable("busy")])
+    service = Service([0.2, 0.0], [Done(), Unavailable("busy")])
     assert await service.answer(max_requests=2) == Done()
     assert service.is_hedge == [False, True]
 

@@ -33,7 +33,7 @@ class SlowQueue(RequestQueue):
 async def test_heartbeats_of_many_workers_do_not_take_all_of_the_time() -> None:
     settings = SchedulerSettings()
     queue = SlowQueue(settings, lambda _: [worker("w")], LoadPlacement(settings))
-    actor = SchedulerActor(settings, queue, Metrics())
+    actor = SchedulerActor(settings, queue, Metrics(), lambda _: False)
     beat = Heartbeat(
         service="worker",
         instance_id=InstanceId("w"),

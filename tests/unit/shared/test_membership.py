@@ -23,6 +23,7 @@ def beat(
     draining: bool = False,
     leaving: bool = False,
     models: tuple[ModelCard, ...] = (LLAMA,),
+    starts: tuple[ModelName, ...] = (),
 ) -> Heartbeat:
     return Heartbeat(
         service=service,
@@ -35,6 +36,7 @@ def beat(
         interval_s=INTERVAL_S,
         models=list(models),
         load=WorkerLoad(running=sequence),
+        starts=list(starts),
     )
 
 
@@ -162,3 +164,38 @@ def test_short_gaps_do_not_count_as_outages() -> None:
     gap = ListenGap(max_gap_s=0.5, now=100.0)
     for beats in range(1, 40):
         assert gap.note(100.0 + beats * 0.5) == 0.0
+
+
+def returns(members: MembershipView, *beats: tuple[float, Heartbeat]) -> list[bool]:
+    return [members.observe(each, at_s) for at_s, each in beats]
+
+
+def test_a_process_returns_when_it_is_new_was_silent_or_has_started() -> None:
+    late_s = 2 * INTERVAL_S + 0.01
+    assert returns(
+        MembershipView(MISSED_BEATS, 10),
+        (0.0, beat(1)),
+        (INTERVAL_S, beat(2)),
+        (3 * INTERVAL_S, beat(3)),
+        (3 * INTERVAL_S + late_s, beat(4)),
+        (9.0, beat(1, epoch=2)),
+        (9.0, beat(1, instance_id="worker-2", starts=(LLAMA.name,))),
+        (9.1, beat(2, instance_id="worker-2")),
+        (9.1, beat(2, instance_id="worker-2")),
+        (9.2, beat(3, instance_id="worker-2", leaving=True)),
+    ) == [True, False, False, True, True, False, True, False, False]
+
+
+def test_a_process_that_loads_its_models_is_no_member_yet() -> None:
+    members = view(beat(starts=(LLAMA.name,)))
+    assert (members.all(), members.service("worker"), members.workers(LLAMA.name)) == ([], [], [])
+    assert members.get(InstanceId("worker-1")) is None
+    assert [each.beat.starts for each in members.starting("worker")] == [[LLAMA.name]]
+    members.observe(beat(2), 0.1)
+    assert (ids(members), members.starting("worker")) == ({"worker-1"}, [])
+
+
+def test_a_process_that_dies_while_it_loads_its_models_does_not_start_for_ever() -> None:
+    members = view(beat(starts=(LLAMA.name,)))
+    members.expire(MISSED_BEATS * INTERVAL_S + 0.001)
+    assert members.starting("worker") == []

@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.http.body_budget import BodyBudget
 from tokenmesh.services.gateway.http.response_sender import EVENTS_HEADERS
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls, newest_replica
+from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER, Catalog
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
 from tokenmesh.services.gateway.mesh.launcher import Launcher
@@ -136,9 +136,8 @@ class Gateway:
         metrics.gauge_of("workers_left_out", lambda: len(breaker))
         self._prompts = HeldPrompts(bus, self.id)
         self.waker = Waker(bus, self.members, limits, metrics)
-        replica_of = partial(newest_replica, self.members)
         self.calls = ServiceCalls(
-            bus, limits, replica_of, breaker.left_out, self._prompts, self.waker
+            bus, limits, self.members, breaker.left_out, self._prompts, self.waker
         )
         launcher = Launcher(self.id, bus, self.calls, self.streams, limits, metrics)
         self.recovery = StreamRecovery(

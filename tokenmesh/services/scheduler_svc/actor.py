@@ -1,6 +1,7 @@
 """The scheduler actor: answers Place, and sends Queued while a request waits."""
 
 import asyncio
+from collections.abc import Callable
 
 from tokenmesh.services.scheduler_svc.model_queue import WaitingRequest
 from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
@@ -18,11 +19,19 @@ from tokenmesh.shared.telemetry import span
 class SchedulerActor(Actor):
     """Any replica can answer any Place: everything it knows comes from heartbeats."""
 
-    def __init__(self, settings: SchedulerSettings, queue: RequestQueue, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        queue: RequestQueue,
+        metrics: Metrics,
+        is_starting: Callable[[ModelName], bool],
+    ) -> None:
+        """`is_starting`: whether a worker is loading the model."""
         super().__init__()
         self._settings = settings
         self._queue = queue
         self._metrics = metrics
+        self._is_starting = is_starting
         self._may_have_room = asyncio.Event()
         metrics.gauge_of("placement_waiting", lambda: queue.num_waiting)
 
@@ -73,7 +82,8 @@ class SchedulerActor(Actor):
     def _refuse_without_workers(self, waiting: WaitingRequest) -> None:
         waited_s = monotonic_s() - waiting.since_s
         request = waiting.request
-        if waited_s >= self._settings.worker_wait_s and not self._queue.has_workers(request):
+        has_time = waited_s < self._settings.worker_wait_s or self._is_starting(request.model)
+        if not has_time and not self._queue.has_workers(request):
             what = request.model if request.lora is None else request.lora
             raise Unavailable(f"no live worker serves {what!r}", retry_after_s=1.0)
 

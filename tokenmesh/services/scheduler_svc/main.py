@@ -19,6 +19,11 @@ def workers_of(members: Members, model: ModelName) -> list[Worker]:
     return [worker for worker in found if worker is not None]
 
 
+def is_starting(members: Members, model: ModelName) -> bool:
+    """Whether a worker is loading the model."""
+    return any(model in each.beat.starts for each in members.starting("worker"))
+
+
 async def build(mesh: Mesh) -> None:
     """Listen for Place of every model."""
     settings, index_settings = mesh.settings.scheduler, mesh.settings.prefix_index
@@ -28,7 +33,9 @@ async def build(mesh: Mesh) -> None:
         settings, lambda: IndexedPlacement(settings, index_settings, index, mesh.metrics)
     )
     queue = RequestQueue(settings, lambda model: workers_of(mesh.members, model), placer)
-    actor = SchedulerActor(settings, queue, mesh.metrics)
+    actor = SchedulerActor(
+        settings, queue, mesh.metrics, lambda model: is_starting(mesh.members, model)
+    )
     mesh.members.on_beat = actor.on_beat
     mesh.count_queue(lambda: queue.num_waiting)
     # A waiting request is a running handler: the queue must fit in addition to those being placed.

@@ -214,6 +214,7 @@ def card_of(
         on_demand=on_demand is not None,
         slots="" if on_demand is None else on_demand.slots_name,
         weight_format=loaded.weight_format,
+        needs_encoder=bool(loaded.media.kinds),
     )
 
 

@@ -158,7 +158,8 @@ class GatewaySettings(
     service_wait_s: float = Field(
         default=30.0,
         ge=0,
-        description="How long a request waits while no tokenizer, encoder or scheduler is there.",
+        description="How long a request waits while no tokenizer, encoder or scheduler is there or "
+        "loads its models.",
     )
     second_ask_s: float = Field(
         default=0.5,

@@ -32,7 +32,7 @@ class BusSettings(BaseModel):
         default=0.05, gt=0, description="First pause between two attempts to reconnect."
     )
     reconnect_max_s: float = Field(
-        default=2.0, gt=0, description="Longest pause between two attempts to reconnect."
+        default=0.5, gt=0, description="Longest pause between two attempts to reconnect."
     )
     reconnect_buffer_bytes: int = Field(
         default=16 * 1024 * 1024,

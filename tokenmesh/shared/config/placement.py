@@ -45,7 +45,7 @@ class SchedulerSettings(BaseModel):
     worker_wait_s: float = Field(
         default=30.0,
         ge=0,
-        description="How long a request waits while no worker of its model lives.",
+        description="How long a request waits while no worker of its model lives, or loads it.",
     )
     asleep_retry_after_s: float = Field(
         default=5.0, gt=0, description="Retry-After while every worker of a model sleeps."

@@ -52,6 +52,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Workers on demand with the same value share a bound on how many are awake; empty: none."""
     weight_format: str = ""
     """How its weights are kept: a method of quantization, or a type."""
+    needs_encoder: bool = False
+    """Whether prompts may hold images, videos or recordings, which an encoder turns into
+    embeddings."""
 
     @property
     def requested_name(self) -> str:
@@ -121,3 +124,5 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Beat", omit_defa
     """Requests that wait in a scheduler for a worker."""
     tokenizes: list[ModelCard] = []
     """Models that a tokenizer knows, as it knows them: apart from `models`, which workers serve."""
+    starts: list[ModelName] = []
+    """Models that the instance is loading; until it has, it answers nothing. Empty afterwards."""

@@ -15,8 +15,8 @@ from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.mesh import ServiceSettings
 from tokenmesh.shared.errors import BusLost
-from tokenmesh.shared.ids import InstanceId, new_epoch
-from tokenmesh.shared.membership import Members, MembershipView
+from tokenmesh.shared.ids import InstanceId, ModelName, new_epoch
+from tokenmesh.shared.membership import MAX_MODELS, Members, MembershipView
 from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import PROTOCOL, ModelCard, WorkerLoad
 from tokenmesh.shared.metrics import Metrics
@@ -52,6 +52,7 @@ class HeartbeatSender:
         self.content: BeatContent = _nothing
         self.count_queued: Callable[[], int] = int
         self.tokenizes: list[ModelCard] = []
+        self.starts: list[ModelName] = []
         self.is_draining = False
         self._has_left = False
 
@@ -69,7 +70,7 @@ class HeartbeatSender:
             return
         self._has_left = is_leaving
         self._sequence += 1
-        models, load = self.content()
+        models, load = _nothing() if self.starts else self.content()
         message = Heartbeat(
             service=self._service,
             instance_id=self._instance_id,
@@ -83,7 +84,8 @@ class HeartbeatSender:
             models=models,
             load=load,
             queued=self.count_queued(),
-            tokenizes=self.tokenizes,
+            tokenizes=[] if self.starts else self.tokenizes,
+            starts=self.starts,
         )
         try:
             await self._bus.publish(subjects.beat(self._service, self._instance_id), message)
@@ -118,7 +120,7 @@ class Mesh:
         view = MembershipView(limits.missed_beats, limits.max_members)
         self.members = Members(view, limits.max_listening_gap_s)
         self.ready = asyncio.Event()
-        """Set once the service is built and publishes heartbeats."""
+        """Set once the service is built and its heartbeats say so."""
         self.crashed = asyncio.Event()
         """Set when a background task that must not crash did."""
         spec = SERVICE_BY_NAME[service]
@@ -194,13 +196,29 @@ class Mesh:
             self.metrics.gauge_of("members", count, service=each.name)
         await self.members.start(self.bus, heartbeats_of(spec, self.instance_id))
 
+    def announce(self) -> None:
+        """Publish heartbeats which say that the instance loads its models, until it joins."""
+        wanted = self.settings.worker.model if self.service == "worker" else None
+        names = [each.name for each in self.settings.models if wanted in (None, each.name)]
+        self._heartbeats.starts = [ModelName(name) for name in names[:MAX_MODELS]]
+        # without a name they would say that it answers
+        if names:
+            self._publish_beats()
+
     async def join(self) -> None:
-        """Answer the micro protocol and publish heartbeats."""
+        """Answer the micro protocol, and publish heartbeats which say that the instance answers."""
         await self._micro.listen(self.bus)
         await self.bus.flush()
+        self._heartbeats.starts = []
+        if self._heartbeat_task is None:
+            self._publish_beats()
+        else:
+            await self._heartbeats.beat()
+        self.ready.set()
+
+    def _publish_beats(self) -> None:
         self._heartbeat_task = asyncio.create_task(self._heartbeats.run(), name="beats")
         self._heartbeat_task.add_done_callback(self._on_heartbeat_task_done)
-        self.ready.set()
 
     async def drain(self, grace_s: float) -> None:
         """Announce it, run the hooks, let handlers finish: all within `grace_s`."""

@@ -181,6 +181,7 @@ async def _check_redis(redis: Redis) -> None:
 
 
 async def _live(mesh: Mesh, build: Build, stops: StopSignals, watchdog: Watchdog) -> int:
+    mesh.announce()
     building = asyncio.create_task(build(mesh))
     if await _first_of(building, stops.first.wait()) is not building:
         return ExitCode.CLEAN

@@ -55,18 +55,17 @@ class ServiceCalls:
         self,
         bus: Bus,
         settings: GatewaySettings,
-        replica_of: Callable[[str], str],
+        members: Members,
         left_out: Callable[[], list[WorkerId]],
         prompts: HeldPrompts,
         waker: Waker,
     ) -> None:
-        """`replica_of`: the subject of one process of a group, for hedged requests.
-
-        `left_out`: workers that placements exclude. `prompts` keeps those too large for a message.
-        """
+        """`left_out`: workers that placements exclude. `prompts` keeps those too large for a
+        message."""
         self._bus = bus
         self._settings = settings
-        self._replica_of = replica_of
+        self._members = members
+        self._replica_of = partial(newest_replica, members)
         self._left_out = left_out
         self._prompts = prompts
         self._waker = waker
@@ -88,12 +87,13 @@ class ServiceCalls:
     ) -> _Answer:
         """The answer. One attempt lasts `timeout_s` at most, and all attempts end at `deadline_s`.
 
-        A hedged request follows after `hedge_after_s` (default: `second_ask_s`) of silence. While
-        no process can be reached it waits for `service_wait_s`.
+        A hedged request follows after `hedge_after_s` (default: `second_ask_s`) of silence, and
+        when a process has come back. While no process can be reached it waits for
+        `service_wait_s`, and for as long as one is starting.
 
         Raises the last error, ProtocolError for an answer of another type.
         """
-        policy = RetryPolicy(self._settings, deadline_s)
+        policy = self._policy(subject, deadline_s)
         while True:
             limit_s = min(deadline_s, now_s() + timeout_s)
             try:
@@ -101,11 +101,19 @@ class ServiceCalls:
                     partial(self._send, subject, message, limit_s),
                     hedge_after_s=hedge_after_s or self._settings.second_ask_s,
                     max_requests=self._settings.call_attempts,
+                    next_return=partial(self._members.next_return, subjects.service_of(subject)),
                 )
             except TokenMeshError as error:
                 await policy.wait(error)
             else:
                 return _checked(answer, expected)
+
+    def _policy(self, subject: str, deadline_s: float) -> RetryPolicy:
+        """`subject`: of a service's requests."""
+        service = subjects.service_of(subject)
+        return RetryPolicy(
+            self._settings, deadline_s, lambda: bool(self._members.starting(service))
+        )
 
     async def _send(
         self, subject: str, message: Message, limit_s: float, is_hedge: bool
@@ -153,7 +161,7 @@ class ServiceCalls:
         Unavailable when it has waited for a worker in vain, and the last error when no scheduler
         has answered for `service_wait_s`.
         """
-        policy = RetryPolicy(self._settings, deadline_s)
+        policy = self._policy(subjects.place(message.model), deadline_s)
         first_answer_s, asleep_s = self._settings.second_ask_s, 0.0
         subject = group = subjects.place(message.model)
         if left_out := self._left_out():

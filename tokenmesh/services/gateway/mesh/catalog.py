@@ -1,7 +1,8 @@
 """Catalog: which models the mesh serves, by all their names.
 
 Models are read from the workers' latest heartbeats at each call. A model whose last worker has left
-is remembered for as long as a scheduler waits for a worker: requests for it wait there.
+is remembered for as long as a scheduler waits for a worker, which is longer while one loads the
+model: requests for it wait there.
 """
 
 import asyncio
@@ -148,7 +149,7 @@ class Catalog:
         cards = beat.models if beat.service == WORKER else []
         if self._includes_tokenized:
             cards = [*beat.tokenizes, *cards]
-        if beat.service != WORKER and not cards:
+        if beat.starts or (beat.service != WORKER and not cards):
             return
         if self._first_heard_s is None:
             self._first_heard_s = self._clock()
@@ -208,7 +209,7 @@ class Catalog:
         found = found or self._with_adapter(wanted)
         if found is not None:
             return found
-        if split or wanted in self._configured:
+        if split or wanted in self._configured or wanted in self._starting():
             raise Unavailable(f"no worker serves the model {name!r} yet", retry_after_s=1.0)
         raise UnknownModel(f"The model `{name}` does not exist.", param="model")
 
@@ -269,9 +270,17 @@ class Catalog:
         yield from sorted(cards, key=attrgetter("max_model_len"), reverse=True)
 
     def _remembered(self) -> list[ModelCard]:
-        """Cards of models that had a worker recently."""
-        oldest_s = self._clock() - self._memory_s
-        return [card for card, heard_s in self._heard.values() if heard_s > oldest_s]
+        """Cards of models that had a worker recently, or have one that starts again."""
+        oldest_s, starting = self._clock() - self._memory_s, self._starting()
+        return [
+            card
+            for card, heard_s in self._heard.values()
+            if heard_s > oldest_s or card.name in starting
+        ]
+
+    def _starting(self) -> set[ModelName]:
+        """Models that a worker is loading."""
+        return {name for each in self._members.starting(WORKER) for name in each.beat.starts}
 
 
 def in_order(weights: Mapping[str, float], request_id: str) -> list[str]:

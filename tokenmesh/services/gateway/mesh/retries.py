@@ -1,13 +1,14 @@
 """Hedged requests and retries on the bus.
 
 A queue group delivers a request to any process, also to one that hangs or dies with it. A hedged
-request goes to a second process when the first one is slow. RetryPolicy decides how long to retry
-while a service cannot be reached: a restarting tokenizer or NATS is away for seconds.
+request goes to a second process when the first one is slow, and again when a process has come back.
+RetryPolicy decides how long to retry while a service cannot be reached: a restarting tokenizer or
+NATS is away for seconds, an encoder that loads a large model for minutes.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Final
+from typing import Any, Final
 
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -24,39 +25,104 @@ from tokenmesh.shared.messages import Message
 
 _UNREACHABLE: Final = (NoResponders, Draining, BusLost)
 
+_SELDOM: Final = 16
+"""Interval of further requests once enough are sent, in multiples of the first one."""
+
 _Call = Coroutine[object, object, Message]
 _Task = asyncio.Task[Message]
 
 
 async def hedged_request(
-    send: Callable[[bool], _Call], *, hedge_after_s: float, max_requests: int
+    send: Callable[[bool], _Call],
+    *,
+    hedge_after_s: float,
+    max_requests: int,
+    next_return: Callable[[], asyncio.Future[None]],
 ) -> Message:
     """The first answer to `send(is_hedge)`; after silence it is sent again, at doubled intervals.
 
+    `next_return()` is done when a process has come, or come back: what was sent before may be lost,
+    and is sent once more at once. That happens `max_requests` times at most: a request that ends
+    each process must not meet every new one.
+
     A retryable error counts only when no request is open any more. `max_requests` bounds the
-    requests that processes may be working on. One that reached no process does not count and is
-    repeated soon, because an open one may have been lost with the bus.
+    requests that processes may be working on, but for one now and then: all may be lost without a
+    sign. One that reached no process does not count and is repeated soon, because an open one may
+    have been lost with the bus.
     """
-    tasks: set[_Task] = {asyncio.create_task(send(False))}
-    num_sent, pause_s = 1, hedge_after_s
+    asks, back, num_returns = _Asks(send, hedge_after_s, max_requests), next_return(), 0
+    asks.send()
     try:
         while True:
-            timeout_s = pause_s if num_sent < max_requests else None
-            done, still_open = await asyncio.wait(
-                tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            waits: set[asyncio.Future[Any]] = {*asks.open}
+            if num_returns < max_requests:
+                waits.add(back)
+            done, _ = await asyncio.wait(
+                waits, timeout=asks.left_s, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in done:
-                if _is_final(task) or not still_open:
-                    return task.result()
-                if is_unreachable(task.exception()):
-                    num_sent, pause_s = num_sent - 1, hedge_after_s
-            tasks = set(still_open)
-            if not done:
-                tasks.add(asyncio.create_task(send(True)))
-                num_sent, pause_s = num_sent + 1, 2 * pause_s
+            if (task := asks.take(done)) is not None:
+                return task.result()
+            if back in done:
+                num_returns, back = num_returns + 1, next_return()
+                asks.begin_again()
+                asks.send()
+            elif asks.left_s <= 0.0:
+                asks.send()
     finally:
-        for task in tasks:
-            task.cancel()
+        back.cancel()
+        asks.cancel()
+
+
+class _Asks:
+    """The requests of one hedged request that are open, and when the next one is due."""
+
+    def __init__(
+        self, send: Callable[[bool], _Call], hedge_after_s: float, max_requests: int
+    ) -> None:
+        self.open: set[_Task] = set()
+        self._send = send
+        self._hedge_after_s = hedge_after_s
+        self._max_requests = max_requests
+        self._is_hedge = False
+        self._sent_s = 0.0
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """What was sent before counts as lost."""
+        self._num_sent = 0
+        self._pause_s = 0.0
+
+    def send(self) -> None:
+        """Send it now; the next one is due later."""
+        self.open.add(asyncio.create_task(self._send(self._is_hedge)))
+        self._is_hedge = True
+        self._num_sent, self._sent_s = self._num_sent + 1, monotonic_s()
+        self._pause_s = 2 * self._pause_s or self._hedge_after_s
+        if self._num_sent >= self._max_requests:
+            self._pause_s = _SELDOM * self._hedge_after_s
+
+    @property
+    def left_s(self) -> float:
+        """Time until the next one is due."""
+        return max(0.0, self._sent_s + self._pause_s - monotonic_s())
+
+    def take(self, done: set[asyncio.Future[Any]]) -> _Task | None:
+        """Of those that are done, the one whose outcome counts."""
+        # of several, each error is looked at
+        answered = sorted((each for each in self.open if each in done), key=_is_final)
+        self.open.difference_update(answered)
+        if answered and (_is_final(answered[-1]) or not self.open):
+            return answered[-1]
+        for task in answered:
+            if is_unreachable(task.exception()):
+                self._num_sent, self._pause_s = self._num_sent - 1, self._hedge_after_s
+        return None
+
+    def cancel(self) -> None:
+        """End those that are open."""
+        for task in self.open:
+            if not task.cancel():
+                task.exception()
 
 
 def _is_final(task: _Task) -> bool:
@@ -86,10 +152,14 @@ async def repeated_request(send: Callable[[], _Call], *, repeat_after_s: float) 
 class RetryPolicy:
     """The retries of one request: `call_attempts`, and more while the service is unreachable."""
 
-    def __init__(self, settings: GatewaySettings, deadline_s: float) -> None:
-        """`deadline_s`: of the request, absolute."""
+    def __init__(
+        self, settings: GatewaySettings, deadline_s: float, is_starting: Callable[[], bool]
+    ) -> None:
+        """`deadline_s`: of the request, absolute. `is_starting`: whether a process of the service
+        says that it will answer soon."""
         self._settings = settings
         self._deadline_s = deadline_s
+        self._is_starting = is_starting
         self._began_s = monotonic_s()
         self._num_failed = 0
 
@@ -113,7 +183,8 @@ class RetryPolicy:
         await asyncio.sleep(pause_s)
 
     def _has_time(self) -> bool:
-        return monotonic_s() - self._began_s < self._settings.service_wait_s
+        waited_s = monotonic_s() - self._began_s
+        return waited_s < self._settings.service_wait_s or self._is_starting()
 
 
 def is_refusal(error: TokenMeshError) -> bool:

@@ -26,6 +26,7 @@ from tokenmesh.shared.membership import Member, Members
 from tokenmesh.shared.messages import Drain, Heartbeat, MetricsRead, ReadMetrics
 from tokenmesh.shared.messages.beat import PROTOCOL, WorkerLoad
 from tokenmesh.shared.metrics import ENGINE_METRICS, Metrics, Sample, join_samples
+from tokenmesh.shared.services import SERVICES
 from tokenmesh.shared.subjects import process_control
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,12 @@ class MeshView:
             "version": tokenmesh.__version__,
             "protocol": PROTOCOL,
             "processes": [_process(member, now) for member in members],
+            "starting": [_identity(each.beat) for each in self._starting()],
             "other_protocols": foreign,
         }
+
+    def _starting(self) -> list[Member]:
+        return [each for spec in SERVICES for each in self.members.starting(spec.name)]
 
     async def drain(self, instance_id: str) -> None:
         """Send Drain to a process and wait for its answer.
