@@ -20,6 +20,7 @@ from tokenmesh.services.gateway.context import access_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.event_loop import OneByOne, off_loop
 from tokenmesh.services.gateway.http.sse import JSON, encode_json, json_response
+from tokenmesh.services.gateway.mesh.catalog import ENCODER
 from tokenmesh.services.gateway.operations.console.pages import (
     PAGE,
     ConsolePages,
@@ -55,7 +56,8 @@ def health_router(gateway: Gateway) -> APIRouter:
     async def readyz() -> Response:
         """200 while a tokenizer, a scheduler and a worker are alive; else 503 and why.
 
-        A worker that sleeps counts only if its model is on demand.
+        A worker that sleeps counts only if its model is on demand. Where every model takes images
+        or recordings, an encoder is needed, too.
 
         With --render-only a tokenizer is enough, with --tokens-only none is needed.
         """
@@ -105,6 +107,8 @@ def readiness(gateway: Gateway) -> Response:
     if settings.render_only or settings.tokens_only:
         needed = _RENDER_NEEDED if settings.render_only else _TOKENS_NEEDED
     missing = [service for service in needed if not gateway.members.service(service)]
+    if "worker" in needed and _lacks_encoder(gateway):
+        missing.append(ENCODER)
     if gateway.draining.is_set():
         return json_response({"ready": False, "draining": True}, 503)
     if missing:
@@ -114,6 +118,13 @@ def readiness(gateway: Gateway) -> Response:
     ):
         return json_response({"ready": False, "asleep": True}, 503)
     return json_response({"ready": True, "gateway": gateway.id})
+
+
+def _lacks_encoder(gateway: Gateway) -> bool:
+    """Whether no model can be served in full, because no encoder is alive."""
+    models = gateway.catalog.all()
+    needs_one = bool(models) and all(card.needs_encoder for card in models)
+    return needs_one and not gateway.members.service(ENCODER)
 
 
 _MAX_LISTED: Final = 500
