@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,12 @@ from tests.fakes.gguf_families import FAMILIES
 from tests.fakes.gguf_joined import mxfp4
 from tests.fakes.models import classes, make_fake
 from tests.fakes.tiny import prompt_of
+from tokenmesh.services.worker_svc.models.hf.check import paged_results
+from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
+from tokenmesh.services.worker_svc.models.native.registry import UNPACKED_FAMILIES
+from tokenmesh.services.worker_svc.runner.build import build_runner
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.gguf.unpack import unpacked
 from tokenmesh.shared.messages.sampling import SamplingParams
 
@@ -83,6 +90,35 @@ def test_a_family_computes_what_transformers_does(tmp_path: Path, name: str) -> 
 def test_a_family_is_read_from_blocks(tmp_path: Path, name: str) -> None:
     file, model = written(tmp_path, name, small)
     check(unpacked(file, str(tmp_path / "cache")), model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_native_family_of_files_is_bit_for_bit_its_promoted_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    monkeypatch.setitem(VOCABULARY, "hidden_size", 96)  # whose root is rounded
+    assert set(UNPACKED_FAMILIES) == {"Gemma3ForCausalLM"}
+    file, _ = written(tmp_path, "gemma3", small)
+    directory = str(unpacked(file, str(tmp_path / "cache")))
+    found, embedded, logits = [], [], []
+    for impl in ("auto", "transformers"):
+        settings = ModelSettings(model=directory, model_impl=impl, dtype=dtype)
+        model = build_runner(settings, WorkerSettings(num_gpu_blocks_override=999), Mock())
+        found.append((type(model.facts), model.max_model_len, model.facts.max_position))
+        decoder: Any = model.resident._model
+
+        def compute(ids: Any, step: Any, store: Any, decoder: Any = decoder) -> torch.Tensor:
+            out: torch.Tensor = decoder.logits(decoder.forward(decoder.embed(ids), step, store))
+            return out
+
+        with torch.inference_mode():
+            embedded.append(decoder.embed(torch.arange(320)))
+            logits.append(paged_results(compute, decoder, torch.device("cpu")))
+    assert found[0][0] is NativeFacts
+    assert found[0][1:] == found[1][1:]
+    assert torch.equal(*embedded)
+    # a tree rounds norms to its type, and so differs in bfloat16
+    assert dtype != "float32" or torch.equal(*logits)
 
 
 @pytest.mark.parametrize(

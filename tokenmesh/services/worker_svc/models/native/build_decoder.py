@@ -37,6 +37,9 @@ def build_decoder(
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
     config, names = facts.config, names_in(facts, checkpoint)
+    if facts.family.rounds_multiplier:
+        multiplier = torch.tensor(config.embedding_multiplier, dtype=dtype)
+        config = replace(config, embedding_multiplier=float(multiplier))
     shape = (config.vocab_size, config.hidden_size)
     sites = AdapterSites(tuple(each.model for each in facts.names))
     loader = LayerLoader(facts, names, checkpoint, dtype, native, sites, facts.rounding)
@@ -47,7 +50,7 @@ def build_decoder(
         layers.append(loader.load(number, layer))
         trim_heap()
         progress(checkpoint.bytes_read, num_bytes)
-    norm = checkpoint.take(f"{names.model}norm.weight", (config.hidden_size,), torch.float32)
+    norm = loader.norm(f"{names.model}norm", config.hidden_size)
     checkpoint.finish(names.ignored)
     for problem, decoded in loader.decoded.items():
         what = "weights of %d modules are decoded to %s, which saves no memory: %s: %s"
@@ -134,6 +137,7 @@ class LayerLoader:
         mlp = Mlp(
             gate_up=self._linear(number, parts, sizes, hidden, config.mlp_bias),
             down=self._linear(number, [names.down], [hidden], inner, config.mlp_bias),
+            activation=config.activation,
         )
         return DecoderLayer(
             attention=attention,
@@ -169,7 +173,7 @@ class LayerLoader:
         counts = (config.num_heads, config.num_kv_heads)
         for name, heads in zip((names.q_norm, names.k_norm), counts, strict=True):
             size = config.head_dim * (heads if config.qk_norm == "all" else 1)
-            weight = self.checkpoint.take(f"{prefix}{name}.weight", (size,), torch.float32)
+            weight = self.norm(f"{prefix}{name}", size)
             by_head = self._pairs(weight).view(-1, config.head_dim)
             weights.append(by_head.expand(heads, config.head_dim))
         return torch.cat(weights)
@@ -237,5 +241,9 @@ class LayerLoader:
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         if name is None:
             return None
-        size = (self.facts.config.hidden_size,)
-        return self.checkpoint.take(f"{prefix}{name}.weight", size, torch.float32)
+        return self.norm(f"{prefix}{name}", self.facts.config.hidden_size)
+
+    def norm(self, name: str, size: int) -> torch.Tensor:
+        """What a norm multiplies by."""
+        weight = self.checkpoint.take(f"{name}.weight", (size,), torch.float32)
+        return weight.add_(1.0) if self.facts.family.adds_one else weight

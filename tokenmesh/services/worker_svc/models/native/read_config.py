@@ -1,18 +1,24 @@
 """config.json -> NativeFacts: which architecture, which switches, where its tensors are."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
 from tokenmesh.services.worker_svc.models.extra_layers import extra_layers
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, Names
+from tokenmesh.services.worker_svc.models.native.config import (
+    Activation,
+    DecoderConfig,
+    Names,
+)
 from tokenmesh.services.worker_svc.models.native.read_rope import longest_position, read_ropes
 from tokenmesh.services.worker_svc.models.native.registry import (
     FAMILIES,
     IMAGE_ARCHITECTURES,
     TEXT_MODELS,
+    UNPACKED_FAMILIES,
     Family,
 )
 from tokenmesh.services.worker_svc.models.quantization import read_quantization
@@ -22,9 +28,13 @@ from tokenmesh.services.worker_svc.models.raw_config import (
     architecture_of,
     refuse_keys,
 )
+from tokenmesh.shared.gguf.unpack import METHOD as GGUF
 from tokenmesh.shared.messages.media import IMAGE
 
-_ACTIVATIONS: Final = ("silu", "swish")
+_ACTIVATIONS: Final[Mapping[Activation, tuple[str, ...]]] = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +54,15 @@ def is_native(raw: RawConfig) -> bool:
     """Whether the architecture is one of ours, with the activation that ours has."""
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    has_silu = (raw.get("hidden_act") or "silu") in _ACTIVATIONS
+    has_silu = (raw.get("hidden_act") or "silu") in _ACTIVATIONS["silu"]
+    if name in UNPACKED_FAMILIES:
+        return _is_unpacked(raw)
     return (name in FAMILIES and has_silu) or name in IMAGE_ARCHITECTURES
+
+
+def _is_unpacked(raw: RawConfig) -> bool:
+    quantized = raw.get("quantization_config")
+    return isinstance(quantized, dict) and quantized.get("quant_method") == GGUF
 
 
 def read_facts(raw: RawConfig) -> NativeFacts:
@@ -56,7 +73,7 @@ def read_facts(raw: RawConfig) -> NativeFacts:
     if takes_images:
         text, family = _text_model(raw)
     else:
-        text, family = raw, FAMILIES[architecture]
+        text, family = raw, FAMILIES.get(architecture) or UNPACKED_FAMILIES[architecture]
         text = text.with_defaults(family.defaults)
     config = _decoder_config(text, family)
     if takes_images:
@@ -94,6 +111,8 @@ _VISION_NAMES = (
 
 def _architecture(raw: RawConfig) -> str:
     name = architecture_of(raw)
+    if name in UNPACKED_FAMILIES and _is_unpacked(raw):
+        return name
     if name not in FAMILIES and name not in IMAGE_ARCHITECTURES:
         supported = ", ".join([*FAMILIES, *IMAGE_ARCHITECTURES])
         raise raw.error("architectures", f"names {name}, which is not supported; {supported} are")
@@ -118,8 +137,9 @@ def _text_model(raw: RawConfig) -> tuple[RawConfig, Family]:
 
 def _decoder_config(raw: RawConfig, family: Family) -> DecoderConfig:
     activation = raw.get("hidden_act") or "silu"
-    if activation not in _ACTIVATIONS:
-        raise raw.error("hidden_act", f"is {activation!r}; supported is silu")
+    if activation not in _ACTIVATIONS[family.activation]:
+        supported = _ACTIVATIONS[family.activation][0]
+        raise raw.error("hidden_act", f"is {activation!r}; supported is {supported}")
     hidden_size = raw.integer("hidden_size")
     num_heads = raw.integer("num_attention_heads")
     num_kv_heads = raw.integer("num_key_value_heads", num_heads)
@@ -138,7 +158,10 @@ def _decoder_config(raw: RawConfig, family: Family) -> DecoderConfig:
         rms_norm_eps=raw.number("rms_norm_eps", 1e-6),
         layers=family.layers(raw, raw.integer("num_hidden_layers")),
         ropes=ropes,
-        max_position=longest_position(ropes[0]),
+        max_position=ropes[0].max_position
+        if family.states_whole_length
+        else longest_position(ropes[0]),
         tied_embeddings=raw.flag("tie_word_embeddings"),
+        activation=family.activation,
         **switches,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tokenmesh.services.worker_svc.models.native import layer_patterns, switches
-from tokenmesh.services.worker_svc.models.native.config import LayerConfig, LayerNames
+from tokenmesh.services.worker_svc.models.native.config import Activation, LayerConfig, LayerNames
 from tokenmesh.services.worker_svc.models.native.read_rope import RopeRules
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 
@@ -26,6 +26,13 @@ class Family:
     rope: RopeRules = field(default_factory=RopeRules)
     interleaved_rope: bool = False
     """Its checkpoints pair feature 2i with 2i + 1 rather than i with i + half."""
+    activation: Activation = "silu"
+    adds_one: bool = False
+    """Whether a norm multiplies by 1 plus its weight."""
+    states_whole_length: bool = False
+    """Whether max_position_embeddings is the length that scaling has stretched already."""
+    rounds_multiplier: bool = False
+    """Whether the embeddings' multiplier is rounded to their type."""
 
 
 _FUSED: Final = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
@@ -158,6 +165,27 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
     ),
 }
+
+
+UNPACKED_FAMILIES: Final[Mapping[str, Family]] = {
+    "Gemma3ForCausalLM": Family(
+        names=LayerNames(
+            attention_post_norm="post_attention_layernorm",
+            mlp_norm="pre_feedforward_layernorm",
+            mlp_post_norm="post_feedforward_layernorm",
+        ),
+        switches=switches.gemma3,
+        layers=layer_patterns.rope_by_type,
+        defaults={"rope_theta": 1000000.0},
+        rope=RopeRules(by_type=True),
+        activation="gelu_tanh",
+        adds_one=True,
+        states_whole_length=True,
+        rounds_multiplier=True,
+    ),
+}
+"""Architectures that are native where a GGUF file was unpacked: config.json is ours then, in one of
+many forms that transformers takes. In all others they are of the general kind."""
 
 
 @dataclass(frozen=True, slots=True)
