@@ -34,3 +34,24 @@ else:
 before = cohere.Client(api_key="none", base_url=URL)
 ranked = before.rerank(model=EMBEDDER, query="a fox", documents=DOCUMENTS)
 assert [each.index for each in ranked.results] == [1, 0]
+
+
+CHAT = os.environ["CHAT_MODEL"]
+question = [{"role": "user", "content": "What is 2 + 3?"}]
+answer = client.chat(model=CHAT, messages=question, temperature=0, logprobs=True)
+text = answer.message.content[0].text
+assert answer.finish_reason == "COMPLETE"
+assert answer.usage.tokens.output_tokens == len(answer.logprobs)
+events = list(client.chat_stream(model=CHAT, messages=question, temperature=0))
+kinds = [event.type for event in events]
+assert kinds[:2] == ["message-start", "content-start"]
+assert kinds[-2:] == ["content-end", "message-end"]
+deltas = [event.delta.message.content.text for event in events if event.type == "content-delta"]
+assert "".join(deltas) == text
+assert events[-1].delta.usage.tokens.output_tokens == answer.usage.tokens.output_tokens
+try:
+    client.chat(model="none", messages=question)
+except cohere.NotFoundError as error:
+    assert "none" in str(error.body)
+else:
+    raise AssertionError("a model that is not served has answered")

@@ -198,6 +198,7 @@ FLAGS: Final = (
         takes_several=True,
         alias="--reasoning-parser-plugin",
     ),
+    Flag("--cohere-is-reasoning-model", ("gateway", "cohere_is_reasoning_model"), is_switch=True),
     Flag("--return-tokens-as-token-ids", ("gateway", "return_tokens_as_token_ids"), is_switch=True),
     Flag("--host", ("gateway", "host")),
     Flag("--port", ("gateway", "port")),

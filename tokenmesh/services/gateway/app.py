@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, Mes
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest, TranslationRequest
 from tokenmesh.services.gateway.batches.logs import open_batch_journal
 from tokenmesh.services.gateway.batches.service import BatchRunner
+from tokenmesh.services.gateway.cohere.request import CohereChatRequest
 from tokenmesh.services.gateway.edge import Edge
 from tokenmesh.services.gateway.errors import install_error_handlers
 from tokenmesh.services.gateway.files.contents import open_file_journal
@@ -33,6 +34,7 @@ from tokenmesh.services.gateway.routes import (
     admin,
     anthropic,
     batches,
+    cohere,
     document,
     files,
     ollama,
@@ -57,6 +59,7 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     openai.BATCH_CHAT: openai.BatchChatRequest,
     openai.COMPLETIONS: CompletionRequest,
     anthropic.PATH: MessagesRequest,
+    **dict.fromkeys((cohere.CHAT, cohere.OWN_CHAT), CohereChatRequest),
     responses.PATH: ResponsesRequest,
     **pooling.BODIES,
     **ollama.BODIES,
@@ -157,6 +160,7 @@ def make_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
         openai.BATCH_CHAT: openai.chat_batch_endpoint(gateway),
         openai.COMPLETIONS: openai.completion_endpoint(gateway),
         anthropic.PATH: anthropic.messages_endpoint(gateway),
+        **dict.fromkeys((cohere.CHAT, cohere.OWN_CHAT), cohere.cohere_endpoint(gateway)),
         responses.PATH: responses.response_endpoint(gateway),
         **pooling.pooling_endpoints(gateway),
         **ollama.ollama_endpoints(gateway),

@@ -26,6 +26,7 @@ _PREFIX_BY_PATH: Final = {
     "/v1/chat/completions/batch": "chatcmpl",
     "/v1/completions": "cmpl",
     "/v1/messages": "msg",
+    **dict.fromkeys(("/cohere/v2/chat", "/cohere/v2/chat/render", "/v2/chat"), "chatcmpl"),
     "/v1/responses": "resp",
     "/v1/chat/completions/render": "chatcmpl",
     "/v1/completions/render": "cmpl",

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: OpenAI's or Anthropic's body, Retry-After, WWW-Authenticate."""
+"""Errors as HTTP responses: the body of the request's API, Retry-After, WWW-Authenticate."""
 
 import logging
 import math
@@ -12,6 +12,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
+from tokenmesh.services.gateway.cohere import errors as cohere_errors
 from tokenmesh.services.gateway.context import context_of, find_context
 from tokenmesh.services.gateway.generation.answer import forget_frames
 from tokenmesh.services.gateway.http.errors import error_body, status_body
@@ -44,7 +45,15 @@ def error_response(error: TokenMeshError, scope: Scope) -> Response:
             error.status, error.message, error.param, context_of(scope).request_id, error.code
         )
         return json_response(body, anthropic_errors.status_of(error.status), headers)
+    if _is_cohere(scope):
+        request_id = context_of(scope).request_id
+        shown = cohere_errors.error_body(error.message, error.param, request_id)
+        return json_response(shown, error.status, headers)
     return json_response(error_body(error), error.status, headers)
+
+
+def _is_cohere(scope: Scope) -> bool:
+    return str(scope["path"]).startswith(cohere_errors.PREFIXES)
 
 
 def _is_anthropic(scope: Scope) -> bool:
@@ -63,6 +72,8 @@ def _plain_response(scope: Scope, status: int, message: str, code: str | None = 
         request_id = context_of(scope).request_id
         body = anthropic_errors.error_body(status, message, request_id=request_id)
         return json_response(body, status)
+    if _is_cohere(scope):
+        return json_response(cohere_errors.error_body(message), status)
     return json_response(status_body(status, message, code), status)
 
 

@@ -100,6 +100,11 @@ class AnswerSettings(BaseModel):
         description="Put the usage into every chunk of a stream and at its end, as if each request "
         "had set stream_options.include_usage and continuous_usage_stats.",
     )
+    cohere_is_reasoning_model: bool = Field(
+        default=True,
+        description="Whether /cohere/v2/chat shows reasoning as thinking; false: as the tool_plan "
+        "of older models.",
+    )
     return_tokens_as_token_ids: bool = Field(
         default=False,
         description="Show tokens of logprobs as `token_id:N` in answers to requests that leave "

@@ -15,6 +15,8 @@ from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
 from tokenmesh.services.gateway.audio.response import Transcription, VerboseTranscription
 from tokenmesh.services.gateway.batches.records import BatchList, BatchObject
+from tokenmesh.services.gateway.cohere import errors as cohere_errors
+from tokenmesh.services.gateway.cohere.writer import CohereChat
 from tokenmesh.services.gateway.files.uploads import FileDeleted, FileList, FileObject
 from tokenmesh.services.gateway.http.body import SCHEMA_REF
 from tokenmesh.services.gateway.http.errors import ErrorBody
@@ -54,6 +56,9 @@ _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("post", "/v1/responses/{response_id}/cancel"): Response,
     ("get", "/v1/responses/{response_id}/input_items"): InputItems,
     ("post", "/v1/messages"): MessageBody,
+    ("post", "/cohere/v2/chat"): CohereChat,
+    ("post", "/v2/chat"): CohereChat,
+    ("post", "/cohere/v2/chat/render"): RenderedRequest,
     ("post", "/v1/messages/count_tokens"): TokenCount,
     ("get", "/v1/models"): shapes.ModelList,
     ("get", "/v1/models/{model_id}"): shapes.Model,
@@ -114,6 +119,8 @@ _STREAMED: Final = frozenset(
         ("post", "/v1/chat/completions"),
         ("post", "/v1/completions"),
         ("post", "/v1/messages"),
+        ("post", "/cohere/v2/chat"),
+        ("post", "/v2/chat"),
         ("post", "/v1/responses"),
         ("post", "/v1/audio/transcriptions"),
         ("post", "/v1/audio/translations"),
@@ -171,6 +178,7 @@ def response_components() -> dict[str, Any]:
     kinds: list[type[msgspec.Struct]] = [
         ErrorBody,
         anthropic_errors.MessagesErrorBody,
+        cohere_errors.CohereError,
         ollama_writer.OllamaError,
     ]
     kinds += dict.fromkeys((*_STRUCTS.values(), *_MEMBERS))
@@ -187,6 +195,8 @@ def _responses_of(method: str, path: str) -> dict[str, Any]:
     error: type[msgspec.Struct] = ErrorBody
     if path.startswith(anthropic_errors.PREFIX):
         error = anthropic_errors.MessagesErrorBody
+    elif path.startswith(cohere_errors.PREFIXES):
+        error = cohere_errors.CohereError
     elif path.startswith(ollama_writer.PREFIX):
         error = ollama_writer.OllamaError
     responses: dict[str, Any] = {

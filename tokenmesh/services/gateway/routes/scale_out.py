@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.cohere.request import CohereChatRequest
 from tokenmesh.services.gateway.context import RequestContext, access_of, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
@@ -21,6 +22,7 @@ from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionReq
 from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.response_plan import prepare
+from tokenmesh.services.gateway.routes import cohere
 from tokenmesh.services.gateway.routes.anthropic import drop_useless_budget, translate_body
 from tokenmesh.services.gateway.scale_out.derender_builder import (
     DerenderBuilder,
@@ -46,6 +48,7 @@ from tokenmesh.shared.telemetry import REQUEST_ID, span
 RENDER_CHAT: Final = "/v1/chat/completions/render"
 RENDER_COMPLETION: Final = "/v1/completions/render"
 RENDER_MESSAGES: Final = "/v1/messages/render"
+RENDER_COHERE: Final = f"{cohere.CHAT}/render"
 RENDER_RESPONSES: Final = "/v1/responses/render"
 DERENDER_CHAT: Final = "/v1/chat/completions/derender"
 DERENDER_COMPLETION: Final = "/v1/completions/derender"
@@ -56,6 +59,7 @@ BODIES: Final[dict[str, type[BaseModel]]] = {
     RENDER_CHAT: ChatRequest,
     RENDER_COMPLETION: CompletionRequest,
     RENDER_MESSAGES: MessagesRequest,
+    RENDER_COHERE: CohereChatRequest,
     RENDER_RESPONSES: ResponsesRequest,
     DERENDER_CHAT: DerenderChatRequest,
     DERENDER_COMPLETION: DerenderCompletionRequest,
@@ -116,6 +120,16 @@ class _ScaleOutRoutes:
                 translation.chat,
                 context,
             )
+        with translation.client_paths():
+            rendering = await self._chat(translation.chat, context)
+            return json_response((await self._requests(rendering))[0])
+
+    async def cohere(self, request: Request) -> Response:
+        """The token ids and sampling parameters of a conversation in Cohere's shapes."""
+        context = context_of(request.scope)
+        with span("validate"):
+            body = await read_json(request, CohereChatRequest, self._settings)
+            translation = await cohere.translate_body(body, context)
         with translation.client_paths():
             rendering = await self._chat(translation.chat, context)
             return json_response((await self._requests(rendering))[0])
@@ -191,6 +205,7 @@ def scale_out_router(gateway: Gateway) -> APIRouter:
         RENDER_CHAT: routes.chat,
         RENDER_COMPLETION: routes.completion,
         RENDER_MESSAGES: routes.message,
+        RENDER_COHERE: routes.cohere,
         RENDER_RESPONSES: routes.response,
         DERENDER_CHAT: routes.derender_chat,
         DERENDER_COMPLETION: routes.derender_completion,
