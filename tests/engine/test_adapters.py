@@ -259,8 +259,18 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "saved": (config(modules_to_save=["lm_head"]), r"modules_to_save is \['lm_head'\]"),
     "pissa": (config(init_lora_weights="pissa"), r"init_lora_weights is 'pissa'"),
     "later": (config(use_qalora=True), r"use_qalora is True: it is not served"),
-    "pattern": (config(rank_pattern={"(a+)+$": 2}), r"rank_pattern has the key '\(a\+\)\+\$'"),
+    "no expression": (
+        config(rank_pattern={"a)|(b": 2}),
+        r"rank_pattern has the key 'a\)\|\(b', which is not a regular expression",
+    ),
+    "reference": (config(rank_pattern={"(a)\\1": 2}), "rank_pattern has .* groupref, which is not"),
     "escape": (config(rank_pattern={"a\\": 2}), r"rank_pattern has the key"),
+    "long expression": (config(target_modules=".*" * 3000), "has more than 4096 characters"),
+    "no targets": (config(target_modules=["x_proj"]), "target_modules chooses none of"),
+    "targets": (config(target_modules=7), "target_modules is neither a list of names nor"),
+    "excluded": (config(exclude_modules=[1]), "exclude_modules is neither a list of names nor"),
+    "layers": (config(layers_to_transform=["1"]), "layers_to_transform is not a list of numbers"),
+    "layer names": (config(layers_pattern=["a|b"]), "layers_pattern is not a list of names"),
     "patterns": (
         config(alpha_pattern={f"m{n}": 2 for n in range(5000)}),
         r"alpha_pattern has 5000 keys; at most 4096",
@@ -399,8 +409,12 @@ def test_experts_that_do_not_fit_are_refused(tiny: Tiny, tmp_path: Path) -> None
     tensors(lambda t: t.update({key: torch.zeros(3, 3)}))(path)
     with pytest.raises(InvalidInput, match="and lora_B have shapes"):
         driver.model.adapters.read(path)
+    write_adapter(make_general("qwen3_moe"), path, spec)
     config(rank_pattern={"experts.down_proj": 2})(path)
-    with pytest.raises(InvalidInput, match="has a key for the experts"):
+    with pytest.raises(InvalidInput, match=r"the experts need .* or \[\[16, 24\], \[64, 16\]\]"):
+        driver.model.adapters.read(path)
+    config(rank_pattern={"experts.down_proj": 17, r".*\.gate_up_proj": 17}, r=17)(path)
+    with pytest.raises(InvalidInput, match=r"r is 17 .*max_lora_rank allows 16|have shapes"):
         driver.model.adapters.read(path)
 
 

@@ -1,5 +1,6 @@
 """Adapters that PEFT itself has written: the engine equals PEFT's model, or refuses by name."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,20 @@ SERVED: Final[Mapping[str, dict[str, Any]]] = {
         "lora_alpha": 8,
         "rank_pattern": {"down_proj": 7, "^model.layers.0.self_attn.q_proj": 2},
         "alpha_pattern": {"layers.1.mlp.up_proj": 5, "v_proj": 3},
+    },
+    "expressions": {
+        "target_modules": r"^(?!.*layers\.2\.).*(?:[qv]_proj|mlp\.\w+_proj)",
+        "exclude_modules": r".*\.1\.mlp\.(gate|up)_proj",
+        "r": 4,
+        "rank_pattern": {r".*\.(?:0|2)\.self_attn\.q_proj": 2, r"mlp\.\w+": 3},
+        "alpha_pattern": {r"layers\.\d+\.mlp\.(?!down).*": 5},
+        "use_rslora": True,
+    },
+    "layers by number": {
+        "target_modules": ALL,
+        "exclude_modules": ["model.layers.2.mlp.up_proj", "k_proj"],
+        "layers_to_transform": [0, 2],
+        "layers_pattern": "layers",
     },
     "all linear layers": {"target_modules": "all-linear", "r": 3, "lora_alpha": 6},
     "some layers": {"target_modules": r".*\.1\.self_attn\.(q|v)_proj", "r": 16, "lora_alpha": 16},
@@ -123,6 +138,35 @@ def test_experts_as_target_parameters_equal_the_model_of_peft(tiny: Tiny, tmp_pa
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     config = {"target_modules": ["q_proj", "o_proj"], "r": 4, "target_parameters": parameters}
     model = adapted(make_general("qwen3_moe"), config, tmp_path)
+    check(driver, model, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+def test_patterns_that_peft_writes_for_merged_experts_are_read(
+    tiny: Tiny, tmp_path: Path, name: str
+) -> None:
+    """It turns gate_proj and up_proj into one parameter of twice the rank."""
+    driver = EngineDriver(tiny(name).directory, lora=LORA)
+    model = adapted(
+        make_general(name), {"target_modules": ALL, "r": 4, "use_rslora": True}, tmp_path
+    )
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["rank_pattern"] == {r".*\.gate_up_proj": 8}
+    check(driver, model, tmp_path)
+
+
+def test_modules_that_the_config_does_not_choose_are_left_out_as_by_peft(
+    driver: EngineDriver, tmp_path: Path
+) -> None:
+    adapted(make_model("llama"), {"target_modules": ALL, "r": 4}, tmp_path)
+    file = tmp_path / "adapter_config.json"
+    config = json.loads(file.read_text())
+    changes = {
+        "target_modules": r".*(q|up)_proj",
+        "exclude_modules": ["model.layers.1.mlp.up_proj"],
+    }
+    file.write_text(json.dumps(config | changes))
+    model = peft.PeftModel.from_pretrained(make_model("llama"), tmp_path).eval()
     check(driver, model, tmp_path)
 
 

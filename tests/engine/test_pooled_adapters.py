@@ -169,7 +169,11 @@ def write_classifier(model: Any, directory: Path, modules: Sequence[str], seed: 
     """
     saved = [name for name, _ in model.named_children() if name.endswith(("classifier", "score"))]
     starts = tuple(f"{PREFIX}{name}." for name in saved)
-    config = {"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
+    config = {
+        "task_type": "SEQ_CLS",
+        "target_modules": "all-linear",
+        "modules_to_save": ["classifier", "score"],
+    }
     path = write_adapter(model, directory, AdapterSpec(modules=modules, seed=seed, config=config))
     file = path / "adapter_model.safetensors"
     tensors = load_file(file)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,8 @@ class AdapterSpec:
 
 
 def _of(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
-    return next((value for key, value in patterns.items() if name.endswith(key)), default)
+    found = (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name))
+    return next(found, default)
 
 
 def write_adapter(model: Any, directory: Path, spec: AdapterSpec = AdapterSpec()) -> Path:
@@ -59,7 +61,8 @@ def write_adapter(model: Any, directory: Path, spec: AdapterSpec = AdapterSpec()
             weight = dict(module.named_parameters(recurse=False)).get(parameter)
             if weight is not None and weight.dim() == 3:
                 count, outputs, inputs = weight.shape
-                a, b = _pair(outputs, inputs, spec.rank, count, spec, generator)
+                rank = _of(spec.ranks, f"{name}.{parameter}", spec.rank)
+                a, b = _pair(outputs, inputs, rank, count, spec, generator)
                 tensors[f"{PREFIX}{name}{wrapper}.lora_A.weight"] = a
                 tensors[f"{PREFIX}{name}{wrapper}.lora_B.weight"] = b
     assert tensors, f"no layer of {spec.modules}"
@@ -91,7 +94,8 @@ def write_tensors(directory: Path, tensors: Mapping[str, torch.Tensor], spec: Ad
         "lora_alpha": spec.alpha,
         "lora_dropout": 0.1,
         "bias": "none",
-        "target_modules": list(spec.modules),
+        "target_modules": sorted({*spec.modules, *(name.split(".")[-3] for name in tensors)}),
+        "target_parameters": ["gate_up_proj", "down_proj"] if spec.experts else None,
         "rank_pattern": dict(spec.ranks),
         "alpha_pattern": dict(spec.alphas),
         "use_rslora": False,
@@ -116,8 +120,9 @@ def merge(model: Any, directory: Path) -> Any:
                 continue
             name = key.removeprefix(PREFIX).removesuffix(".lora_A.weight")
             b = tensors[key.replace("lora_A", "lora_B")].float()
-            rank = _of(config["rank_pattern"], name, config["r"])
-            alpha = _of(config["alpha_pattern"], name, config["lora_alpha"])
+            key = name if hasattr(modules.get(name), "weight") else _parameter_of(name)
+            rank = _of(config["rank_pattern"], key, config["r"])
+            alpha = _of(config["alpha_pattern"], key, config["lora_alpha"])
             scale = alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
             if name in modules and hasattr(modules[name], "weight"):
                 modules[name].weight += scale * (b @ a.float())
@@ -126,12 +131,17 @@ def merge(model: Any, directory: Path) -> Any:
     return model
 
 
+def _parameter_of(name: str) -> str:
+    """The path of the parameter that a pair for experts changes."""
+    parameter = "gate_up_proj" if name.endswith(".base_layer") else "down_proj"
+    return f"{name.removesuffix('.base_layer')}.{parameter}"
+
+
 def _merge_experts(
     modules: Mapping[str, Any], name: str, scale: float, a: torch.Tensor, b: torch.Tensor
 ) -> None:
     module = modules[name.removesuffix(".base_layer")]
-    parameter = "gate_up_proj" if name.endswith(".base_layer") else "down_proj"
-    weight = getattr(module, parameter)
+    weight = getattr(module, _parameter_of(name).rpartition(".")[2])
     stacked = a.view(len(weight), -1, a.shape[1])
     columns = b.view(b.shape[0], -1, len(weight))
     weight += scale * torch.einsum("ore,eri->eoi", columns, stacked)

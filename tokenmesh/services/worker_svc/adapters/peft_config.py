@@ -1,4 +1,8 @@
-"""adapter_config.json as PEFT writes it: what is served of it, and a refusal of the rest."""
+"""adapter_config.json as PEFT writes it: what is served of it, and a refusal of the rest.
+
+Keys that name modules match as PEFT matches them: those of `rank_pattern` and `alpha_pattern` are
+expressions for the end of a name; `targets.py` has those that choose modules.
+"""
 
 import json
 import re
@@ -7,6 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from tokenmesh.services.worker_svc.adapters.name_pattern import (
+    NamePattern,
+    Steps,
+    UnusablePattern,
+)
+from tokenmesh.services.worker_svc.adapters.targets import (
+    ANY_MODULE,
+    BadTarget,
+    Targets,
+    read_targets,
+)
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 T = TypeVar("T")
@@ -16,20 +31,23 @@ WEIGHTS_FILE: Final = "adapter_model.safetensors"
 _MAX_BYTES: Final = 1 << 20
 _MAX_PATTERNS: Final = 4096
 _MAX_INTEGER: Final = 1 << 20
+_NAME: Final = re.compile(r"\^?(\w|\.|\\\.)+\$?", re.ASCII)
+"""A key that is a module's name, as most are."""
 _MAX_CHARS: Final = 500
 """Of a name or a problem in an error."""
 
-_READ: Final = frozenset({"alpha_pattern", "bias", "init_lora_weights", "lora_alpha",
-                          "modules_to_save", "peft_type", "r", "rank_pattern",
-                          "use_rslora"})  # fmt: skip
+_READ: Final = frozenset({
+    "alpha_pattern", "bias", "exclude_modules", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "lora_alpha", "modules_to_save", "peft_type", "r", "rank_pattern",
+    "target_modules", "target_parameters", "use_rslora",
+})  # fmt: skip
 _WITHOUT_EFFECT: Final = frozenset({
     "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "ephemeral_gpu_offload",
-    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern",
-    "layers_to_transform", "loftq_config", "lora_dropout", "megatron_config",
-    "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config",
-    "target_modules", "target_parameters", "task_type",
+    "eva_config", "fan_in_fan_out", "inference_mode", "loftq_config", "lora_dropout",
+    "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
+    "runtime_config", "task_type",
 })  # fmt: skip
-"""How it was trained, and what the names and shapes of its tensors say as well. `fan_in_fan_out`
+"""How it was trained. `fan_in_fan_out`
 says how the base stores a weight; the adapter's own matrices are stored alike."""
 _PLAIN_STARTS: Final = (None, True, False, "eva", "gaussian", "orthogonal")
 """Of init_lora_weights; others change the base weights before training."""
@@ -48,10 +66,9 @@ _HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Pattern(Generic[T]):
-    """A value for the modules whose names end with a pattern."""
+    """A value for the modules whose names end with an expression."""
 
-    text: str
-    expression: re.Pattern[str]
+    expression: re.Pattern[str] | NamePattern
     value: T
 
 
@@ -71,26 +88,24 @@ class PeftConfig:
     """Of PEFT; empty: unknown."""
     saved: tuple[str, ...] = ()
     """Ends of the names of modules that are saved whole."""
+    targets: Targets = ANY_MODULE
 
-    def patterns_for(self, module: str) -> bool:
-        """Whether a pattern is about a module or something in it."""
-        texts = [*(each.text for each in self.ranks), *(each.text for each in self.alphas)]
-        names = [text.strip("^$") for text in texts]
-        return any(module.endswith(name.rpartition(".")[0] or name) for name in names)
+    def rank_of(self, name: str) -> int:
+        """Of a module, or a parameter of experts, by its path in the tree."""
+        return self._value_for("rank_pattern", self.ranks, name, self.rank)
 
-    def rank_of(self, module: str) -> int:
-        """Of a module by its path in the tree."""
-        return _value_for(self.ranks, module, self.rank)
-
-    def scale_of(self, module: str) -> float:
+    def scale_of(self, name: str) -> float:
         """What the product of both matrices is multiplied with."""
-        rank = self.rank_of(module)
-        alpha = _value_for(self.alphas, module, self.alpha)
+        rank = self.rank_of(name)
+        alpha = self._value_for("alpha_pattern", self.alphas, name, self.alpha)
         return alpha / (rank**0.5 if self.is_rank_stabilized else rank)
 
-
-def _value_for(patterns: tuple[Pattern[T], ...], module: str, default: T) -> T:
-    return next((each.value for each in patterns if each.expression.match(module)), default)
+    def _value_for(self, key: str, patterns: tuple[Pattern[T], ...], name: str, default: T) -> T:
+        try:
+            found = (each.value for each in patterns if each.expression.fullmatch(name))
+            return next(found, default)
+        except UnusablePattern as error:
+            raise refusal(self.file, key, f"has an expression that {error}") from error
 
 
 def read_config(directory: Path) -> PeftConfig:
@@ -110,16 +125,22 @@ def read_config(directory: Path) -> PeftConfig:
     stabilized = raw.get("use_rslora")
     if stabilized not in (None, True, False):
         raise refusal(file, "use_rslora", f"is {short(stabilized)}, neither true nor false")
+    steps = Steps()
+    try:
+        targets = read_targets(raw, steps)
+    except BadTarget as error:
+        raise refusal(file, error.key, error.problem) from error
     return PeftConfig(
         file=file,
         rank=_positive(file, "r", raw.get("r")),
         alpha=_number(file, "lora_alpha", raw.get("lora_alpha")),
-        ranks=tuple(_patterns(file, raw, "rank_pattern", _positive)),
-        alphas=tuple(_patterns(file, raw, "alpha_pattern", _number)),
+        ranks=tuple(_patterns(file, raw, "rank_pattern", _positive, steps)),
+        alphas=tuple(_patterns(file, raw, "alpha_pattern", _number, steps)),
         is_rank_stabilized=bool(stabilized),
         base_model=_text(raw.get("base_model_name_or_path")),
         version=_version(raw.get("peft_version")),
         saved=_saved(file, raw.get("modules_to_save")),
+        targets=targets,
     )
 
 
@@ -163,7 +184,11 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def _patterns(
-    file: Path, raw: dict[str, Any], name: str, read: Callable[[Path, str, object], T]
+    file: Path,
+    raw: dict[str, Any],
+    name: str,
+    read: Callable[[Path, str, object], T],
+    steps: Steps,
 ) -> Iterator[Pattern[T]]:
     value = raw.get(name) or {}
     if not isinstance(value, dict):
@@ -171,11 +196,18 @@ def _patterns(
     if len(value) > _MAX_PATTERNS:
         raise refusal(file, name, f"has {len(value)} keys; at most {_MAX_PATTERNS} are served")
     for text, own in value.items():
-        # PEFT treats the keys as regular expressions; names are enough, and cannot be slow
-        if not re.fullmatch(r"\^?(\w|\.|\\\.)+\$?", text, re.ASCII):
-            raise refusal(file, name, f"has the key {short(text)}, not a module's name")
-        expression = re.compile(rf"(.*\.)?({text})$")
-        yield Pattern(text, expression, read(file, f"{name}.{text}", own))
+        whole = rf"(.*\.)?({text})"
+        expression: re.Pattern[str] | NamePattern
+        if _NAME.fullmatch(text):
+            expression = re.compile(whole)  # names have no repetitions, so that this is fast
+        else:
+            try:
+                NamePattern(text, steps)  # its brackets are its own
+                expression = NamePattern(whole, steps)
+            except UnusablePattern as error:
+                what = f"has the key {short(text)}, which {error}"
+                raise refusal(file, name, what) from error
+        yield Pattern(expression, read(file, f"{name}.{text}", own))
 
 
 def _saved(file: Path, value: object) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ Everything is checked by name and shape before a tensor is read. Only safetensor
 """
 
 import hashlib
+import logging
 from pathlib import Path
 from typing import Final
 
@@ -24,17 +25,21 @@ from tokenmesh.services.worker_svc.adapters.read_experts import (
     check_once,
     experts_path,
     is_first_product,
+    parameter_of,
 )
 from tokenmesh.services.worker_svc.adapters.read_head import HeadParts
 from tokenmesh.services.worker_svc.adapters.read_matrix import DTYPES, MatrixReader
 from tokenmesh.services.worker_svc.adapters.read_names import Pair, why_missing
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, HeadSite, Site
+from tokenmesh.services.worker_svc.adapters.targets import BadTarget
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
 from tokenmesh.shared.tensor_file import TensorFile
 
 _PICKLED: Final = ("adapter_model.bin", "adapter_model.pt")
 _MAX_HEADER_BYTES: Final = 8 << 20
 """Decoding it holds the interpreter. An adapter of 1,000 tensors has 150 KiB."""
+
+logger = logging.getLogger(__name__)
 
 _Target = Site | HeadSite | tuple[ExpertsParts, bool]
 """Experts: their parts, and whether the pair is of the first product."""
@@ -62,7 +67,7 @@ class AdapterReader:
         parts: dict[int, list[LoraPart]] = {}
         layers: dict[int, ExpertsParts] = {}
         for module, target, rank in planned:
-            pair, scale = pairs[module], config.scale_of(module)
+            pair, scale = pairs[module], config.scale_of(_key_of(module, target))
             digest.update(f"{module} {rank} {scale!r}\0".encode())
             if isinstance(target, Site):
                 part = _read_part(reader, target, pair, scale)
@@ -97,16 +102,36 @@ class AdapterReader:
         layers: dict[int, ExpertsParts] = {}
         planned: list[tuple[str, _Target, int]] = []
         seen: set[Site | HeadSite] = set()
+        unused = 0
         for module in sorted(pairs):
             if self._sites.is_unused(module):
+                continue
+            if not self._is_chosen(config, module):
+                unused += 1
                 continue
             target, rank = self._plan(config, file, module, pairs[module], layers)
             if isinstance(target, Site | HeadSite):
                 if target in seen:
                     raise refusal(file.path, module, "has the matrices of one layer twice")
                 seen.add(target)
+            elif not config.targets.has_parameter(_key_of(module, target)):
+                unused += 1
+                continue
             planned.append((module, target, rank))
+        if unused and not planned:
+            raise refusal(config.file, "target_modules", "chooses none of the file's modules")
+        if unused:
+            what = "%s: target_modules and exclude_modules leave %d of the file's %d modules out"
+            logger.warning(what, config.file, unused, len(pairs))
         return planned
+
+    def _is_chosen(self, config: PeftConfig, module: str) -> bool:
+        """Whether the config lets a module be adapted; of experts, the parameters decide."""
+        try:
+            is_experts = self._sites.find_experts(experts_path(module)) is not None
+            return is_experts or config.targets.has_module(module)
+        except BadTarget as error:
+            raise refusal(config.file, error.key, error.problem) from error
 
     def _plan(
         self,
@@ -135,15 +160,12 @@ class AdapterReader:
             if (dtype := file[stored].dtype) not in DTYPES:
                 known = ", ".join(DTYPES)
                 raise refusal(file.path, stored, f"has type {dtype}; supported are {known}")
-        rank = config.rank_of(module)
-        if rank > self._max_rank:
-            limit = f"max_lora_rank allows {self._max_rank}"
-            raise refusal(config.file, "r", f"is {rank} for {module}; {limit}")
         if experts is not None:
             is_first = is_first_product(config, file, experts, path, (pair.a, pair.b))
             parts = layers.setdefault(experts.number, ExpertsParts(experts))
             check_once(parts, is_first, file, name)
-            return (parts, is_first), rank
+            return (parts, is_first), self._rank_of(config, _key_of(module, (parts, is_first)))
+        rank = self._rank_of(config, module)
         if site is not None:
             outputs, inputs = site.outputs, site.inputs
         else:
@@ -156,6 +178,21 @@ class AdapterReader:
         found: Site | HeadSite | None = site or head
         assert found is not None
         return found, rank
+
+    def _rank_of(self, config: PeftConfig, key: str) -> int:
+        rank = config.rank_of(key)
+        if rank > self._max_rank:
+            limit = f"max_lora_rank allows {self._max_rank}"
+            raise refusal(config.file, "r", f"is {rank} for {key}; {limit}")
+        return rank
+
+
+def _key_of(module: str, target: _Target) -> str:
+    """What the keys of a config match: the module, or the parameter of experts."""
+    if isinstance(target, Site | HeadSite):
+        return module
+    parts, is_first = target
+    return parameter_of(parts.site, experts_path(module), is_first=is_first)
 
 
 def _read_part(reader: MatrixReader, site: Site, pair: Pair, scale: float) -> LoraPart:

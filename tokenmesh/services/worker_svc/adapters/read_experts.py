@@ -45,15 +45,24 @@ def experts_path(module: str) -> str:
     return module
 
 
+def parameter_of(site: ExpertsSite, module: str, *, is_first: bool) -> str:
+    """The path of the parameter of a product, which the keys of a config match."""
+    if not is_first:
+        return f"{module}.down_proj"
+    return f"{module}.gate_up_proj" if site.is_gated else f"{module}.up_proj"
+
+
 def is_first_product(
     config: PeftConfig, file: TensorFile, site: ExpertsSite, module: str, names: tuple[str, str]
 ) -> bool:
     """Which product a pair of tensors changes. Raises InvalidInput where they do not fit one."""
-    if config.patterns_for(module):
-        raise refusal(config.file, "rank_pattern", f"has a key for the experts {module}")
-    stored, rows = (file[names[0]].shape, file[names[1]].shape), config.rank * site.num_experts
+    stored = file[names[0]].shape, file[names[1]].shape
+    rows, rows_of_second = (
+        config.rank_of(parameter_of(site, module, is_first=each)) * site.num_experts
+        for each in (True, False)
+    )
     first = ((rows, site.hidden), (site.first_outputs, rows))
-    second = ((rows, site.inner), (site.hidden, rows))
+    second = ((rows_of_second, site.inner), (site.hidden, rows_of_second))
     if stored not in (first, second):
         what = f"and lora_B have shapes {[list(each) for each in stored]}; the experts need "
         what += f"{[list(each) for each in first]} or {[list(each) for each in second]}"
