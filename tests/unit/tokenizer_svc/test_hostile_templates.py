@@ -1,6 +1,7 @@
 """Templates that loop, grow or pry are stopped, and the next request is served."""
 
 import asyncio
+import encodings.aliases
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tokenmesh.services.tokenizer_svc.render_job import (
     RenderFailed,
     RenderJob,
 )
+from tokenmesh.services.tokenizer_svc.template import compile_template
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import Overloaded
 
@@ -137,6 +139,10 @@ async def test_more_waiting_renderings_than_the_bound_are_refused(renderer: Rend
         ("{{ [1]|pprint }}", "[1]"),
         ("{{ '%d'|format(3) }}{{ strftime_now('%Y')|length }}", "34"),
         ("{{ 'h\u00e9'.encode('utf-16')|length }}{{ messages|tojson|length > 9 }}", "6True"),
+        ("{{ '<b>x &amp; y</b>'|striptags }}", "x & y"),
+        ("{% set caf\u00e9 = 1 %}{{ caf\u00e9 }}", "1"),
+        (r"{{ '\N{BULLET}' }}", "\u2022"),
+        ("{{ 'caf\u00e9.fr'.encode('idna')|length }}{{ 'a'.encode('utf-7')|length }}", "141"),
     ],
 )
 async def test_a_process_that_can_open_nothing_renders_all_the_same(
@@ -144,6 +150,25 @@ async def test_a_process_that_can_open_nothing_renders_all_the_same(
 ) -> None:
     assert await renderer.render(job(template)) == Rendered(text)
     assert isinstance(await renderer.render(job("{{ 1 / 0 }}")), RenderFailed)
+
+
+async def test_nothing_that_a_template_may_use_needs_a_file(renderer: Renderer) -> None:
+    """Every filter, test and method of a text either works as elsewhere or fails as elsewhere."""
+    environment = compile_template("").program.environment
+    values = ("'a <b>&amp;</b> \u00e9'", "[3, 1]", "messages", "7")
+    expressions = [
+        *(f"{value}|{name}" for value in values for name in environment.filters),
+        *(f"{value} is {name}" for value in values for name in environment.tests),
+        *(f"'a \u00e9'.{name}()" for name in dir(str) if not name.startswith("_")),
+        *(f"'a'.encode('{name}')" for name in sorted({*encodings.aliases.aliases.values()})),
+    ]
+    never_alike = ("|random", " object")
+    for row in expressions:
+        template = f"{{{{ {row} }}}}"
+        found, expected = await renderer.render(job(template)), render_job(job(template))
+        assert "Too many open files" not in str(found), row
+        if "encode(" not in row and not any(each in f"{row}{expected}" for each in never_alike):
+            assert found == expected, row
 
 
 @pytest.mark.parametrize(

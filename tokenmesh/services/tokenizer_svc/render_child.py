@@ -7,13 +7,17 @@ template that escapes jinja2's sandbox can neither read nor send anything. `pyth
 """
 
 import codecs
+import html
 import pprint
 import resource
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Callable
+from datetime import datetime
 from typing import Final
 
+import jinja2._identifier
 import jinja2.constants
 import jinja2.debug
 from jinja2 import TemplateSyntaxError
@@ -42,12 +46,18 @@ from tokenmesh.services.tokenizer_svc.template import (
 )
 from tokenmesh.shared.child_pool import serve
 
-_CODECS: Final = ("ascii", "latin-1", "unicode-escape", "utf-16", "utf-32")
-_LOADED_AHEAD: Final = (
-    *(jinja2.constants, jinja2.debug, pprint, textwrap),
-    *(codecs.lookup(name) for name in _CODECS),
+_CODECS: Final = (
+    *("ascii", "latin-1", "utf-7", "utf-8-sig", "cp1252", "idna", "punycode"),
+    *("unicode-escape", "raw-unicode-escape"),
+    *("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"),
 )
-"""Modules that jinja2 and str import lazily: later no file can be opened."""
+_LOADED_AHEAD: Final = (
+    *(jinja2._identifier, jinja2.constants, jinja2.debug, html, pprint, textwrap, unicodedata),
+    *(codecs.lookup(name) for name in _CODECS),
+    datetime.fromtimestamp(0),
+)
+"""What jinja2, str and datetime load lazily, the local time zone included: later no file can be
+opened."""
 
 
 def render_job(job: RenderJob) -> RenderAnswer:
@@ -103,6 +113,8 @@ def _encoded(answer: RenderAnswer) -> bytes:
 
 
 def _confine(memory_bytes: int) -> None:
+    # What is not loaded does not exist from here on, instead of being a file that cannot be opened.
+    sys.meta_path.clear()
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
