@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.fakes.chat_templates import CHATML
+from tokenmesh.shared.text import Vocabulary
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. 0123456789",
@@ -110,3 +111,14 @@ def wordpiece(directory: Path) -> Path:
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
     write_json(directory / "tokenizer_config.json", config)
     return directory
+
+
+class OpenVocabulary(Vocabulary):
+    """A vocabulary that encodes any text, as no gateway does."""
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def marker_ids(self, text: str) -> list[int]:
+        return self.encode(text)

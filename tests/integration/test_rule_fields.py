@@ -139,6 +139,18 @@ async def test_a_suffix_follows_the_prompt_between_markers(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
 
 
+async def test_a_tokenizer_encodes_a_suffix_once_for_all_prompts(
+    mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    markers = fill_in.SuffixMarkers("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    monkeypatch.setattr(fill_in, "FORMATS", (markers,))
+    body = ask(mesh, PLAIN, suffix="return x", prompt=[[100, 101]] * 5)
+    assert (await client.post(PLAIN, json=body)).status_code == 200
+    texts = [each.prompt.text for each in mesh.tokenizer.received if hasattr(each.prompt, "text")]
+    assert texts == ["return x"]
+    assert len(mesh.workers[0].generates) == 5
+
+
 async def test_one_of_several_prompts_is_named(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     body = ask(mesh, PLAIN, prompt=["Hi", "x " * 2000])
     error = (await client.post(PLAIN, json=body)).json()["error"]

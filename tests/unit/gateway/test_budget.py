@@ -3,23 +3,22 @@
 import pytest
 from tokenizers import Tokenizer
 
-from tests.fakes.tokenizers import byte_level_bpe
+from tests.fakes.tokenizers import OpenVocabulary, byte_level_bpe
 from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.reasoning import REASONING
-from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
 
 SYSTEM_PROMPT = "Think in <think> tags.\nassistant\n"
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> OpenVocabulary:
     folder = tmp_path_factory.mktemp("think")
     byte_level_bpe(folder, "<think>", "</think>")
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    return Vocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+    return OpenVocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     ],
 )
 def test_reasoning_tokens_of_the_prompt_are_counted(
-    vocabulary: Vocabulary, parser: str, prompt: str, continues: bool, spent: str | None
+    vocabulary: OpenVocabulary, parser: str, prompt: str, continues: bool, spent: str | None
 ) -> None:
     family = FormatFamily(REASONING[parser])
     parsing = Parsing(family=family, vocabulary=vocabulary, continues=continues)
@@ -52,7 +51,7 @@ def test_reasoning_tokens_of_the_prompt_are_counted(
     )
 
 
-def test_a_call_ends_reasoning_if_there_are_tools(vocabulary: Vocabulary) -> None:
+def test_a_call_ends_reasoning_if_there_are_tools(vocabulary: OpenVocabulary) -> None:
     family = FormatFamily(REASONING["qwen3"])
     tools = (ToolSchema(name="f", parameters={}),)
     for given, others in (((), []), (tools, [vocabulary.encode("<tool_call>")])):
@@ -63,7 +62,9 @@ def test_a_call_ends_reasoning_if_there_are_tools(vocabulary: Vocabulary) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(REASONING))
-def test_every_format_that_can_be_cut_has_few_markers(name: str, vocabulary: Vocabulary) -> None:
+def test_every_format_that_can_be_cut_has_few_markers(
+    name: str, vocabulary: OpenVocabulary
+) -> None:
     """The limits of worker_svc/admission.py."""
     family = FormatFamily(REASONING[name])
     assert family.can_cut_reasoning == (name != "openai_gptoss")

@@ -5,28 +5,29 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.fakes.tokenizers import byte_level_bpe
+from tests.fakes.tokenizers import OpenVocabulary, byte_level_bpe
 from tokenmesh.services.gateway.openai.completion_builder import (
     FORMATS,
+    Suffix,
     SuffixMarkers,
-    fill_in_prompt,
+    find_markers,
 )
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.text import Vocabulary
 
 
-def vocabulary_with(folder: Path, *added: str) -> Vocabulary:
+def vocabulary_with(folder: Path, *added: str) -> OpenVocabulary:
     byte_level_bpe(folder, *added)
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    return Vocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+    return OpenVocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
 
 
 @pytest.mark.parametrize("markers", FORMATS, ids=lambda markers: markers.middle)
 def test_text_and_ids_become_the_same_prompt(tmp_path: Path, markers: SuffixMarkers) -> None:
     vocabulary = vocabulary_with(tmp_path, *markers)
-    text = fill_in_prompt("def f(", "return x", vocabulary)
+    suffix = Suffix("return x", vocabulary.encode("return x"), *find_markers(vocabulary))
+    text = suffix.around("def f(")
     assert text == f"{markers.prefix}def f({markers.suffix}return x{markers.middle}"
-    ids = fill_in_prompt(vocabulary.encode("def f("), "return x", vocabulary)
+    ids = suffix.around(vocabulary.encode("def f("))
     assert ids == vocabulary.encode(str(text))
     assert ids[0] == vocabulary.added_id(markers.prefix)
 
@@ -34,7 +35,7 @@ def test_text_and_ids_become_the_same_prompt(tmp_path: Path, markers: SuffixMark
 def test_a_vocabulary_without_all_markers_is_refused(tmp_path: Path) -> None:
     vocabulary = vocabulary_with(tmp_path, "<fim_prefix>", "<fim_suffix>")
     with pytest.raises(InvalidInput, match="no markers") as wrong:
-        fill_in_prompt("a", "b", vocabulary)
+        find_markers(vocabulary)
     assert wrong.value.param == "suffix"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import tokenmesh.demo_model
+from tests.fakes.tokenizers import OpenVocabulary
 from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.openai.chat_builder import family_of
 from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
@@ -19,7 +20,6 @@ from tokenmesh.services.gateway.parsers.parser import (
     ToolSchema,
 )
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
-from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import pack_ids
 
 FAMILY = ParserRegistry().family("deepseek_v3", "hermes")
@@ -28,19 +28,20 @@ CALLS = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
+def vocabulary() -> OpenVocabulary:
     folder = Path(tokenmesh.demo_model.__file__).parent
-    return Vocabulary.load((folder / "tokenizer.json").read_text(), [])
+    return OpenVocabulary.load((folder / "tokenizer.json").read_text(), [])
 
 
 def events(parsing: Parsing, prompt: str, answer: str) -> list[Event]:
+    assert isinstance(parsing.vocabulary, OpenVocabulary)
     packed = pack_ids(parsing.vocabulary.encode(prompt))
     [parser] = parsing.make_parsers(packed, 1)
     assert parser is not None
     return [*parser.push(answer), *parser.finish()]
 
 
-def test_a_message_continues_in_the_middle_of_reasoning(vocabulary: Vocabulary) -> None:
+def test_a_message_continues_in_the_middle_of_reasoning(vocabulary: OpenVocabulary) -> None:
     parsing = Parsing(family=FAMILY, vocabulary=vocabulary, continues=True)
     long_thought = "<think>\n" + "so it goes on " * 100
     assert events(parsing, long_thought, "and on</think>yes") == [
@@ -49,7 +50,7 @@ def test_a_message_continues_in_the_middle_of_reasoning(vocabulary: Vocabulary) 
     ]
 
 
-def test_reasoning_and_further_calls_can_be_left_out(vocabulary: Vocabulary) -> None:
+def test_reasoning_and_further_calls_can_be_left_out(vocabulary: OpenVocabulary) -> None:
     shown = Parsing(family=FAMILY, vocabulary=vocabulary, tools=TOOLS)
     answer = f"<think>hm</think>yes{CALLS}"
     kinds = [type(event) for event in events(shown, "x", answer)]
@@ -70,7 +71,7 @@ def test_reasoning_and_further_calls_can_be_left_out(vocabulary: Vocabulary) -> 
     [("required", '[{"name": "f", "parameters": {}}]'), ("named", "{}")],
 )
 def test_forced_calls_have_ids_that_the_models_template_accepts(
-    vocabulary: Vocabulary, mode: Mode, answer: str
+    vocabulary: OpenVocabulary, mode: Mode, answer: str
 ) -> None:
     use = ToolUse(mode=mode, schemas=TOOLS)
     for name, pattern in (("mistral", "[A-Za-z0-9]{9}"), ("hermes", "None")):
@@ -82,10 +83,10 @@ def test_forced_calls_have_ids_that_the_models_template_accepts(
         assert arguments == CallArguments(0, "{}")
 
 
-def test_special_tokens_are_shown_if_a_marker_is_one(vocabulary: Vocabulary) -> None:
+def test_special_tokens_are_shown_if_a_marker_is_one(vocabulary: OpenVocabulary) -> None:
     marker = vocabulary.encode("</think>")
     folder = Path(tokenmesh.demo_model.__file__).parent
-    special = Vocabulary.load((folder / "tokenizer.json").read_text(), marker)
+    special = OpenVocabulary.load((folder / "tokenizer.json").read_text(), marker)
     reasoning = FormatFamily(FAMILY.reasoning)
     assert Parsing(family=reasoning, vocabulary=special).shows_special
     assert not Parsing(family=reasoning, vocabulary=vocabulary).shows_special
@@ -107,7 +108,7 @@ def test_special_tokens_are_shown_if_a_marker_is_one(vocabulary: Vocabulary) -> 
     ],
 )
 def test_a_constraint_begins_after_reasoning(
-    vocabulary: Vocabulary, prompt: str, thinking: bool | None, waits: bool
+    vocabulary: OpenVocabulary, prompt: str, thinking: bool | None, waits: bool
 ) -> None:
     parsing = Parsing(family=FAMILY, vocabulary=vocabulary, thinking=thinking)
     ends = parsing.reasoning_ends(pack_ids(vocabulary.encode(prompt)))
@@ -115,7 +116,7 @@ def test_a_constraint_begins_after_reasoning(
 
 
 def test_generated_call_ids_depend_on_the_prompt_and_the_choice(
-    vocabulary: Vocabulary,
+    vocabulary: OpenVocabulary,
 ) -> None:
     parsing = Parsing(
         family=ParserRegistry().family("", "mistral"), vocabulary=vocabulary, tools=TOOLS

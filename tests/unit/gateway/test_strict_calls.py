@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tokenmesh.demo_model
+from tests.fakes.tokenizers import OpenVocabulary
 from tests.unit.gateway.parsers.harness import parse
 from tokenmesh.services.gateway.openai.structured_limits import check_structured
 from tokenmesh.services.gateway.openai.tools import Mode, ToolUse, strict_calls
@@ -23,7 +24,6 @@ from tokenmesh.services.gateway.parsers.parser import (
 from tokenmesh.services.gateway.parsers.registry import TOOLS
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.text import Vocabulary
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}}
 STRICT = ToolSchema(name="weather", parameters=SCHEMA, strict=True)
@@ -34,9 +34,9 @@ LIMITS = GatewaySettings()
 def constraint(parser: str, *tools: ToolSchema, special: str = "x", **limits: Any) -> Any:
     """The structural tag of a model with that parser; None for none."""
     folder = Path(tokenmesh.demo_model.__file__).parent
-    vocabulary = Vocabulary.load((folder / "tokenizer.json").read_text(), [])
+    vocabulary = OpenVocabulary.load((folder / "tokenizer.json").read_text(), [])
     shown = SimpleNamespace(
-        encode=vocabulary.encode, special_ids=frozenset(vocabulary.encode(special))
+        marker_ids=vocabulary.encode, special_ids=frozenset(vocabulary.encode(special))
     )
     text: Any = SimpleNamespace(family=FormatFamily(tools=TOOLS.get(parser)), vocabulary=shown)
     use = ToolUse(mode="auto", schemas=tools)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.shared.text import Vocabulary, make_detokenizer
+from tests.fakes.tokenizers import OpenVocabulary, byte_level_bpe
+from tokenmesh.shared.text import make_detokenizer
 
 TEXTS = [
     "The quick brown fox",
@@ -47,19 +47,19 @@ def metaspace() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> OpenVocabulary:
     folder: Path = byte_level_bpe(tmp_path_factory.mktemp("bpe"), "<|with space \u00e9|>")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return Vocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+    return OpenVocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
 
 
 @pytest.fixture(scope="module")
-def sentence_piece() -> Vocabulary:
+def sentence_piece() -> OpenVocabulary:
     tokenizer = metaspace()
-    return Vocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+    return OpenVocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
 
 
-def encode(vocabulary: Vocabulary, text: str) -> list[int]:
+def encode(vocabulary: OpenVocabulary, text: str) -> list[int]:
     return vocabulary.encode(text)
 
 
@@ -70,7 +70,7 @@ def named(*names: str) -> list[int]:
 
 
 def in_portions(
-    vocabulary: Vocabulary,
+    vocabulary: OpenVocabulary,
     ids: list[int],
     cuts: list[int],
     *,
@@ -86,13 +86,13 @@ def in_portions(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_one_token_at_a_time_gives_the_whole_text(byte_level: Vocabulary, text: str) -> None:
+def test_one_token_at_a_time_gives_the_whole_text(byte_level: OpenVocabulary, text: str) -> None:
     ids = encode(byte_level, text)
     assert in_portions(byte_level, ids, list(range(len(ids)))) == text
 
 
 @pytest.mark.parametrize("text", TEXTS[:3])
-def test_byte_fallback_gives_the_whole_text(sentence_piece: Vocabulary, text: str) -> None:
+def test_byte_fallback_gives_the_whole_text(sentence_piece: OpenVocabulary, text: str) -> None:
     ids = encode(sentence_piece, text)
     assert in_portions(sentence_piece, ids, list(range(len(ids)))) == text
 
@@ -103,7 +103,7 @@ def test_byte_fallback_gives_the_whole_text(sentence_piece: Vocabulary, text: st
     cuts=st.lists(st.integers(0, 100), max_size=20),
 )
 def test_any_ids_in_any_portions_equal_the_tokenizers_own_text(
-    byte_level: Vocabulary, ids: list[int], cuts: list[int]
+    byte_level: OpenVocabulary, ids: list[int], cuts: list[int]
 ) -> None:
     shown = in_portions(byte_level, ids, cuts, skip=False)
     assert shown == byte_level.decode(ids)
@@ -112,13 +112,13 @@ def test_any_ids_in_any_portions_equal_the_tokenizers_own_text(
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 100), max_size=20))
 def test_any_text_in_any_portions_comes_back(
-    sentence_piece: Vocabulary, text: str, cuts: list[int]
+    sentence_piece: OpenVocabulary, text: str, cuts: list[int]
 ) -> None:
     ids = encode(sentence_piece, text)
     assert in_portions(sentence_piece, ids, cuts) == sentence_piece.decode(ids)
 
 
-def test_a_cut_character_waits_for_its_rest(byte_level: Vocabulary) -> None:
+def test_a_cut_character_waits_for_its_rest(byte_level: OpenVocabulary) -> None:
     ids = encode(byte_level, "\U0001f680")
     assert len(ids) > 1
     detokenizer = make_detokenizer(byte_level)
@@ -126,7 +126,7 @@ def test_a_cut_character_waits_for_its_rest(byte_level: Vocabulary) -> None:
 
 
 def test_a_character_that_is_never_completed_is_shown_as_unknown(
-    byte_level: Vocabulary, sentence_piece: Vocabulary
+    byte_level: OpenVocabulary, sentence_piece: OpenVocabulary
 ) -> None:
     first = {byte_level: encode(byte_level, "\U0001f680")[:1], sentence_piece: named("<0xF0>")}
     for vocabulary, ids in first.items():
@@ -135,13 +135,13 @@ def test_a_character_that_is_never_completed_is_shown_as_unknown(
         assert detokenizer.finish() == "\ufffd"
 
 
-def test_garbage_bytes_do_not_wait_for_ever(sentence_piece: Vocabulary) -> None:
+def test_garbage_bytes_do_not_wait_for_ever(sentence_piece: OpenVocabulary) -> None:
     garbage = named("<0xF0>") * 20
     detokenizer = make_detokenizer(sentence_piece)
     assert "\ufffd" in "".join(detokenizer.push([each]) for each in garbage)
 
 
-def by_character(vocabulary: Vocabulary, ids: list[int]) -> str:
+def by_character(vocabulary: OpenVocabulary, ids: list[int]) -> str:
     """The whole text by SentencePiece's rule: a byte of no character is U+FFFD."""
     parts: list[bytes | int] = []
     for token_id in ids:
@@ -175,7 +175,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("start", [0, 1, 2, 7, 12])
 def test_broken_characters_have_one_text_in_all_portions(
-    sentence_piece: Vocabulary, start: int
+    sentence_piece: OpenVocabulary, start: int
 ) -> None:
     ids = named(*BROKEN[start:])
     wanted = by_character(sentence_piece, ids)
@@ -189,14 +189,14 @@ def test_broken_characters_have_one_text_in_all_portions(
     cuts=st.lists(st.integers(0, 100), max_size=20),
 )
 def test_any_bytes_in_any_portions_have_one_text(
-    sentence_piece: Vocabulary, ids: list[int], cuts: list[int]
+    sentence_piece: OpenVocabulary, ids: list[int], cuts: list[int]
 ) -> None:
     for spaces in (True, False):
         shown = in_portions(sentence_piece, ids, cuts, spaces=spaces)
         assert shown == by_character(sentence_piece, ids)
 
 
-def test_special_tokens_are_skipped_or_shown(byte_level: Vocabulary) -> None:
+def test_special_tokens_are_skipped_or_shown(byte_level: OpenVocabulary) -> None:
     special = min(byte_level.special_ids)
     ids = [*encode(byte_level, "a"), special, *encode(byte_level, "b")]
     assert in_portions(byte_level, ids, [1, 2]) == "ab"
@@ -204,30 +204,30 @@ def test_special_tokens_are_skipped_or_shown(byte_level: Vocabulary) -> None:
     assert shown == f"a{byte_level.name(special)}b"
 
 
-def test_a_first_token_keeps_its_space_after_a_prompt(sentence_piece: Vocabulary) -> None:
+def test_a_first_token_keeps_its_space_after_a_prompt(sentence_piece: OpenVocabulary) -> None:
     ids = named("\u2581The", "\u2581quick")
     alone = make_detokenizer(sentence_piece)
     after = make_detokenizer(sentence_piece, ids[:1])
     assert (alone.push(ids[1:]), after.push(ids[1:])) == ("quick", " quick")
 
 
-def test_added_tokens_are_written_without_spaces_between(sentence_piece: Vocabulary) -> None:
+def test_added_tokens_are_written_without_spaces_between(sentence_piece: OpenVocabulary) -> None:
     tokenizer = Tokenizer(models.WordLevel({"[A]": 0, "x": 1}, unk_token="x"))
     tokenizer.add_special_tokens(["[A]"])
-    vocabulary = Vocabulary(tokenizer, [0])
+    vocabulary = OpenVocabulary(tokenizer, [0])
     ids = [1, 0, 0, 1]
     spaced = in_portions(vocabulary, ids, [1, 2, 3], skip=False)
     tight = in_portions(vocabulary, ids, [1, 2, 3], skip=False, spaces=False)
     assert (spaced, tight) == ("x [A] [A] x", "x [A][A] x")
 
 
-def test_unknown_ids_are_nothing(byte_level: Vocabulary) -> None:
+def test_unknown_ids_are_nothing(byte_level: OpenVocabulary) -> None:
     detokenizer = make_detokenizer(byte_level)
     assert detokenizer.push([10**6]) + detokenizer.finish() == ""
 
 
 def test_a_token_by_itself_has_text_and_bytes(
-    byte_level: Vocabulary, sentence_piece: Vocabulary
+    byte_level: OpenVocabulary, sentence_piece: OpenVocabulary
 ) -> None:
     part = encode(byte_level, "\U0001f680")[0]
     text, data = byte_level.token_text(part)

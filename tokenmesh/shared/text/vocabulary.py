@@ -1,7 +1,7 @@
 """Vocabulary: a model's tokenizer as decoders need it, shared by all streams of the model."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Self
 
 from tokenmesh.shared.text.token_names import ANCHORS, byte_level_piece
 
@@ -18,10 +18,17 @@ class Vocabulary:
     its text needs no call into the tokenizer; see `is_byte_level`.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", special_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        special_ids: Iterable[int],
+        marker_ids: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """`marker_ids`: of texts around reasoning and calls, which tokenizers have encoded."""
         from tokenizers import decoders
 
         self._tokenizer = tokenizer
+        self._marker_ids = marker_ids or {}
         self.special_ids = frozenset(special_ids)
         self.added_ids = frozenset(tokenizer.get_added_tokens_decoder())
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
@@ -35,11 +42,16 @@ class Vocabulary:
         """The same with nothing for special ids."""
 
     @classmethod
-    def load(cls, tokenizer_json: str, special_ids: Iterable[int]) -> "Vocabulary":
+    def load(
+        cls,
+        tokenizer_json: str,
+        special_ids: Iterable[int],
+        marker_ids: Mapping[str, Sequence[int]] | None = None,
+    ) -> Self:
         """Parse the text of a `tokenizer.json`; slow for a large one."""
         from tokenizers import Tokenizer
 
-        return cls(Tokenizer.from_str(tokenizer_json), special_ids)
+        return cls(Tokenizer.from_str(tokenizer_json), special_ids, marker_ids)
 
     @classmethod
     def empty(cls) -> "Vocabulary":
@@ -54,9 +66,13 @@ class Vocabulary:
         """The text of ids, special ones included. Unknown ids are nothing."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def has_markers(self, texts: Iterable[str]) -> bool:
+        """Whether `marker_ids` knows all of these."""
+        return self._marker_ids.keys() >= {*texts}
+
+    def marker_ids(self, text: str) -> list[int]:
+        """The ids of a marker of the model's formats. No other text is encoded in a gateway."""
+        return [*self._marker_ids[text]]
 
     def added_id(self, text: str) -> int | None:
         """The id of a token that was added to the vocabulary, such as a marker; None: no such."""

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.audio import AudioClip, SpeechFacts
@@ -122,11 +121,13 @@ def check_language(language: str | None, facts: SpeechFacts) -> str | None:
     return code
 
 
-def previous_ids(prompt: str, text: ModelText, facts: SpeechFacts) -> tuple[int, ...]:
-    """The last tokens of the text before a recording. Raises InvalidInput."""
-    if not prompt.strip() or facts.previous_id < 0:
-        return ()
-    ids = text.vocabulary.encode(" " + prompt.strip())
+def previous_text(prompt: str, facts: SpeechFacts) -> str:
+    """What a model reads as the text before a recording; empty for none."""
+    return f" {prompt.strip()}" if prompt.strip() and facts.previous_id >= 0 else ""
+
+
+def check_previous(ids: list[int], facts: SpeechFacts) -> tuple[int, ...]:
+    """The last ids of that text. Raises InvalidInput."""
     if any(token >= facts.end_id for token in ids):
         raise invalid("prompt", "holds special tokens of the model")
-    return tuple(ids[-facts.max_previous_tokens :])
+    return tuple(ids)

@@ -8,7 +8,12 @@ from functools import partial
 from typing import Final
 
 from tokenmesh.services.gateway.audio.clip_passes import ClipPasses, Recording
-from tokenmesh.services.gateway.audio.prompts import SpeechTask, check_language, previous_ids
+from tokenmesh.services.gateway.audio.prompts import (
+    SpeechTask,
+    check_language,
+    check_previous,
+    previous_text,
+)
 from tokenmesh.services.gateway.audio.request import (
     TIMED,
     SpeechFields,
@@ -32,6 +37,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import BlobKey, new_request_id
 from tokenmesh.shared.messages.audio import SpeechFacts
+from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.tokenize import IdsPrompt
 
 TRANSCRIBE: Final = "transcribe"
@@ -147,7 +153,7 @@ class Transcriptions:
                 facts=facts,
                 translates=task == TRANSLATE,
                 has_timestamps=is_timed and _has_timestamps(facts),
-                previous_ids=previous_ids(fields.prompt, text, facts),
+                previous_ids=await self._previous_ids(fields.prompt, facts, card, context),
                 language=language,
             ),
             source=BlobKey(f"tm:audio:{new_request_id('audio')}"),
@@ -157,6 +163,16 @@ class Transcriptions:
             needs_no_speech=is_verbose and facts.no_speech_id >= 0,
             detects_language=bool(facts.languages) and language is None,
         )
+
+    async def _previous_ids(
+        self, prompt: str, facts: SpeechFacts, card: ModelCard, context: RequestContext
+    ) -> tuple[int, ...]:
+        """The last tokens of the text before a recording. Raises InvalidInput."""
+        text = previous_text(prompt, facts)
+        if not text:
+            return ()
+        most = facts.max_previous_tokens
+        return check_previous(await self.builder.encode("prompt", text, card, context, most), facts)
 
     def _forget(self, source: BlobKey) -> None:
         task = asyncio.create_task(self._remove(source))

@@ -62,7 +62,8 @@ class Parsing:
         if reasoning is None or not reasoning.needs_special_tokens:
             return False
         # Most models' markers are single tokens, but not special ones.
-        markers = self.vocabulary.encode(reasoning.start) + self.vocabulary.encode(reasoning.end)
+        texts = filter(None, (reasoning.start, reasoning.end))
+        markers = [each for text in texts for each in self.vocabulary.marker_ids(text)]
         is_special = not self.vocabulary.special_ids.isdisjoint(markers)
         return is_special or reasoning.tools is not None
 
@@ -80,7 +81,7 @@ class Parsing:
         ends = self.family.reasoning_ends
         if not ends or not self.family.begins_reasoning(self._context(packed_ids)):
             return []
-        return [self.vocabulary.encode(end) for end in ends]
+        return [self.vocabulary.marker_ids(end) for end in ends]
 
     def reasoning_markers(self) -> tuple[list[int], list[list[int]]]:
         """The start marker of reasoning (may be empty); what ends it, a budget's text first."""
@@ -88,8 +89,8 @@ class Parsing:
         if reasoning is None:
             return [], []
         ends = [*self.family.cuts, *(reasoning.calls if self.tools else ())]
-        start = self.vocabulary.encode(reasoning.start) if reasoning.start else []
-        return start, [self.vocabulary.encode(end) for end in ends]
+        start = self.vocabulary.marker_ids(reasoning.start) if reasoning.start else []
+        return start, [self.vocabulary.marker_ids(end) for end in ends]
 
     def reasoning_spent(self, packed_ids: bytes) -> int | None:
         """Reasoning tokens at the end of the prompt; None: output does not begin in reasoning."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,11 +12,20 @@ from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import ProtocolError, TokenMeshError
-from tokenmesh.shared.ids import ModelName
-from tokenmesh.shared.messages import Describe, Described, ReadTokenizer, TokenizerRead
+from tokenmesh.shared.errors import InvalidInput, PromptTooLong, ProtocolError, TokenMeshError
+from tokenmesh.shared.ids import ModelName, new_request_id
+from tokenmesh.shared.messages import (
+    Describe,
+    Described,
+    ReadTokenizer,
+    TextsTokenized,
+    Tokenize,
+    TokenizerRead,
+    TokenizeTexts,
+)
 from tokenmesh.shared.subjects import tokenize as tokenize_subject
 from tokenmesh.shared.text import Vocabulary
+from tokenmesh.shared.tokens import unpack_ids
 
 
 @dataclass(slots=True)
@@ -70,20 +80,64 @@ class Vocabularies:
             deadline_s=now_s() + timeout_s,
         )
         known = self._entry_by_model.get(model)
-        if known is not None and known.text.described.fingerprint == described.fingerprint:
-            vocabulary = known.text.vocabulary
-        else:
-            tokenizer_json = await self._read(model, described.fingerprint)
-            # Parsing a large vocabulary takes some tenths of a second.
-            vocabulary = await asyncio.to_thread(
-                Vocabulary.load, tokenizer_json, described.special_ids
-            )
         family = self._parsers.family(
             described.reasoning_parser, described.tool_call_parser, described.reasoning_end
         )
+        if (
+            known is not None
+            and known.text.described.fingerprint == described.fingerprint
+            and known.text.vocabulary.has_markers(family.markers)
+        ):
+            vocabulary = known.text.vocabulary
+        else:
+            tokenizer_json = await self._read(model, described.fingerprint)
+            markers = await self._encode(model, family.markers)
+            # Parsing a large vocabulary takes some tenths of a second.
+            vocabulary = await asyncio.to_thread(
+                Vocabulary.load, tokenizer_json, described.special_ids, markers
+            )
         text = ModelText(described, vocabulary, _defaults(described), family)
         self._keep(model, text)
         return text
+
+    async def encode(self, field: str, message: Tokenize) -> list[int]:
+        """The ids of a text in the client's `field`, from any tokenizer of the model.
+
+        Raises InvalidInput and its subclasses, and what calls of tokenizers raise.
+        """
+        try:
+            answer = await self._calls.tokenize(
+                message, now_s() + self._settings.tokenize_timeout_s
+            )
+            if answer.too_many:
+                raise PromptTooLong.over(
+                    message.max_tokens or 0,
+                    f"your prompt resulted in {answer.too_many} tokens",
+                    "the length of the prompt",
+                    param="prompt",
+                )
+        except InvalidInput as error:
+            raise error.renamed(field) from error
+        return unpack_ids(answer.token_ids)
+
+    async def _encode(self, model: ModelName, texts: Sequence[str]) -> dict[str, list[int]]:
+        """The ids of each text, from any tokenizer of the model."""
+        if not texts:
+            return {}
+        timeout_s = self._settings.tokenize_timeout_s
+        answer = await self._calls.request(
+            tokenize_subject(model),
+            TokenizeTexts(
+                request_id=new_request_id("markers"),
+                model=model,
+                texts=list(texts),
+                add_special_tokens=False,
+            ),
+            TextsTokenized,
+            timeout_s=timeout_s,
+            deadline_s=now_s() + timeout_s,
+        )
+        return dict(zip(texts, map(unpack_ids, answer.token_ids), strict=True))
 
     async def _read(self, model: ModelName, fingerprint: str) -> str:
         """The tokenizer's JSON text in parts, each from any tokenizer of the model."""

@@ -144,28 +144,52 @@ FORMATS: Final = (
 )
 
 
-def fill_in_prompt(prompt: str | list[int], suffix: str, vocabulary: Vocabulary) -> str | list[int]:
-    """The prompt with markers and suffix. Raises InvalidInput for a model without markers."""
-    markers = _markers_of(vocabulary)
-    if markers is None:
-        raise InvalidInput(
-            "suffix: the model's vocabulary has no markers for filling in the middle",
-            param="suffix",
-        )
-    if isinstance(prompt, str):
-        return f"{markers.prefix}{prompt}{markers.suffix}{suffix}{markers.middle}"
-    before, between, after = (vocabulary.added_id(marker) for marker in markers)
-    assert before is not None
-    assert between is not None
-    assert after is not None
-    return [before, *prompt, between, *vocabulary.encode(suffix), after]
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """What follows the text to be generated, in the format of one model."""
+
+    text: str
+    ids: list[int]
+    """Only where a prompt is given as ids."""
+    markers: SuffixMarkers
+    marker_ids: tuple[int, int, int]
+
+    def around(self, prompt: str | list[int]) -> str | list[int]:
+        """The prompt with markers and suffix."""
+        if isinstance(prompt, str):
+            markers = self.markers
+            return f"{markers.prefix}{prompt}{markers.suffix}{self.text}{markers.middle}"
+        before, between, after = self.marker_ids
+        return [before, *prompt, between, *self.ids, after]
 
 
-def _markers_of(vocabulary: Vocabulary) -> SuffixMarkers | None:
+def find_markers(vocabulary: Vocabulary) -> tuple[SuffixMarkers, tuple[int, int, int]]:
+    """The model's markers and their ids. Raises InvalidInput for a model without them."""
     for markers in FORMATS:
-        if all(vocabulary.added_id(marker) is not None for marker in markers):
-            return markers
-    return None
+        match [vocabulary.added_id(marker) for marker in markers]:
+            case [int() as before, int() as between, int() as after]:
+                return markers, (before, between, after)
+    raise InvalidInput(
+        "suffix: the model's vocabulary has no markers for filling in the middle",
+        param="suffix",
+    )
+
+
+async def _read_suffix(
+    builder: RequestBuilder,
+    body: CompletionRequest,
+    card: ModelCard,
+    context: RequestContext,
+    text: ModelText,
+) -> Suffix | None:
+    """A tokenizer encodes it, once for all prompts. Raises InvalidInput and as its calls do."""
+    if not body.suffix:
+        return None
+    markers, marker_ids = find_markers(text.vocabulary)
+    ids: list[int] = []
+    if not all(isinstance(prompt, str) for prompt in body.prompts):
+        ids = await builder.encode("suffix", body.suffix, card, context)
+    return Suffix(body.suffix, ids, markers, marker_ids)
 
 
 async def build_completion(
@@ -218,9 +242,10 @@ async def _jobs(
     max_tokens = max(1, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
     is_cut = body.truncate_prompt_tokens is not None
     max_ids = None if is_cut else card.max_model_len
+    suffix = await _read_suffix(builder, body, card, context, text)
     prompts = [
         *(each.placeholders for each in embeds),
-        *[each async for each in _text_prompts(body, text, max_ids)],
+        *[each async for each in _text_prompts(body, text, suffix, max_ids)],
     ]
     jobs = []
     for index, prompt in enumerate(prompts):
@@ -249,13 +274,13 @@ def _check_number(body: CompletionRequest, num_embeds: int, limit: int) -> None:
 
 
 async def _text_prompts(
-    body: CompletionRequest, text: ModelText, max_ids: int | None
+    body: CompletionRequest, text: ModelText, suffix: Suffix | None, max_ids: int | None
 ) -> AsyncIterator[TextPrompt | IdsPrompt]:
     """Raises PromptTooLong for a prompt of `max_ids` token ids or more, and InvalidInput."""
     turns = Turns()
     for prompt in body.prompts:
         await turns.rest()
-        whole = fill_in_prompt(prompt, body.suffix, text.vocabulary) if body.suffix else prompt
+        whole = prompt if suffix is None else suffix.around(prompt)
         if max_ids is not None and not isinstance(whole, str) and len(whole) >= max_ids:
             raise PromptTooLong.over(
                 max_ids,

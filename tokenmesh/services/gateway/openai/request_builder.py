@@ -28,7 +28,7 @@ from tokenmesh.shared.ids import RequestId, SeedSource
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import Structured
-from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt, Tokenize
 from tokenmesh.shared.text import StopStrings
 
 _SHORT_CHARS: Final = 2048
@@ -120,6 +120,28 @@ class RequestBuilder:
         if structured is not None:
             is_long = len(structured.text) > _SHORT_CHARS
             await off_loop(is_long, check_structured, structured, self.settings)
+
+    async def encode(
+        self,
+        field: str,
+        text: str,
+        card: ModelCard,
+        context: RequestContext,
+        most: int | None = None,
+    ) -> list[int]:
+        """The ids of a text in the client's `field`, as a tokenizer encodes it.
+
+        `most`: only so many, at its end. Raises InvalidInput, and what calls of tokenizers raise.
+        """
+        message = Tokenize(
+            request_id=context.request_id,
+            model=card.name,
+            prompt=TextPrompt(text=text, add_special_tokens=False),
+            truncate_prompt_tokens=most,
+            max_tokens=card.max_model_len,
+            tenant=context.access.tenant.name,
+        )
+        return await self._vocabularies.encode(field, message)
 
     def draw_seed(self) -> int:
         """For a request without one."""

@@ -272,8 +272,8 @@ def _move_references(value: Any, root: str) -> Any:
 def _is_text(text: ModelText, frame: CallFrame) -> bool:
     """Whether the frame has no special tokens: a grammar is over text."""
     vocabulary = text.vocabulary
-    written = vocabulary.encode(frame.marker + frame.before) + vocabulary.encode(frame.end)
-    return vocabulary.special_ids.isdisjoint(written)
+    written = (vocabulary.marker_ids(mark) for mark in frame.marks if mark)
+    return all(map(vocabulary.special_ids.isdisjoint, written))
 
 
 def _tag(tool: ToolSchema, frame: CallFrame) -> dict[str, Any]:

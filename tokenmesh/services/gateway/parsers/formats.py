@@ -71,6 +71,11 @@ class CallFrame:
     """Between the name and the arguments."""
     end: str
 
+    @property
+    def marks(self) -> tuple[str, str]:
+        """What is always written as it is: before the function's name, and behind the call."""
+        return self.marker + self.before, self.end
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
@@ -135,6 +140,15 @@ class FormatFamily:
         if self.reasoning is None or not self.reasoning.end:
             return ()
         return (self.reasoning.end, *self.reasoning.other_ends)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts whose ids are needed where the family is used."""
+        reasoning, frame = self.reasoning, None if self.tools is None else self.tools.frame
+        found = [] if reasoning is None else [reasoning.start, reasoning.end, *reasoning.calls]
+        if frame is not None:
+            found += frame.marks
+        return tuple(filter(None, dict.fromkeys((*found, *self.cuts))))
 
     @property
     def can_cut_reasoning(self) -> bool:
