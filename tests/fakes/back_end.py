@@ -19,6 +19,7 @@ from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_jou
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.tokenizer_svc.actor import with_prompt
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.actor import Actor, ActorRuntime, Context, handles
@@ -76,6 +77,11 @@ def fake_tokenizer() -> Tokenizer:
         return Tokenizer.from_file(f"{folder}/tokenizer.json")
 
 
+@cache
+def _fake_encoder() -> TextEncoder:
+    return TextEncoder(fake_tokenizer())
+
+
 def chat_text(prompt: ChatPrompt) -> str:
     """What the fake template makes of a conversation."""
     messages = msgspec.json.decode(prompt.messages_json)
@@ -97,7 +103,8 @@ class FakeTokenizer(Actor):
         self.prompts: dict[str, str] = {}
         limits = TokenizerSettings()
         threads = Threads(limits)
-        self._texts = TextBatch(self._tokenizer, limits, threads, None, has_type_ids=True)
+        encoder = _fake_encoder()
+        self._texts = TextBatch(encoder, limits, threads, None, has_type_ids=True)
 
     @handles(Tokenize)
     async def tokenize(self, message: Tokenize, context: Context) -> Tokenized:

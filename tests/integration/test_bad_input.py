@@ -65,6 +65,7 @@ COMMON: Cases = [
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"allowed_token_ids": [99_999]}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["a", "w" * 65_536]}, "bad_words"),
     ({"prompt_logprobs": 1000}, "prompt_logprobs"),
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ({"prompt_logprobs": -2}, "prompt_logprobs"),

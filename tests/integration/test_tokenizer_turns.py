@@ -8,8 +8,8 @@ import pytest
 
 from tests.fakes.service_mesh import running
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.tokenizer_svc import prompt as prompt_module
 from tokenmesh.services.tokenizer_svc.main import build
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
@@ -85,11 +85,11 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
 ) -> None:
     encoded: list[str] = []
 
-    def encode_text(tokenizer: object, text: str, **_: object) -> list[int]:
+    def ids(encoder: object, text: str, *_: object) -> list[int]:
         encoded.append(text)
         return [1]
 
-    monkeypatch.setattr(prompt_module, "encode_text", encode_text)
+    monkeypatch.setattr(TextEncoder, "ids", ids)
     for limit in ("context_tokens", "max_tokens"):
         with pytest.raises(PromptTooLong, match="at least"):
             await client.tokenize("b", LONG, **{limit: 2048})

@@ -132,7 +132,7 @@ def test_generated_call_ids_depend_on_the_prompt_and_the_choice(
     assert len({*ids("a" + long), *ids("b" + long)}) == 4
 
 
-def test_a_spent_budget_writes_what_the_operator_has_set(vocabulary: Vocabulary) -> None:
+def test_a_spent_budget_writes_what_the_operator_has_set(vocabulary: OpenVocabulary) -> None:
     family = ParserRegistry().family("deepseek_v3", "", "Enough.</think>")
     parsing = Parsing(family=family, vocabulary=vocabulary)
     rule = ReasoningBudget(3, parsing).rule(pack_ids(vocabulary.encode("x<think>\n")))

@@ -9,8 +9,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoTokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, tekken, wordpiece, write_json
-from tokenmesh.services.tokenizer_svc.encoding import encode_text
 from tokenmesh.services.tokenizer_svc.loading import load_model
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.shared.config.loader import DEMO_MODEL
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
@@ -37,9 +37,10 @@ def test_texts_get_the_ids_that_transformers_gives(kind: str, tmp_path: Path) ->
     directory = KINDS[kind](tmp_path)
     ours = load_model(ModelSettings(model=str(directory)))
     theirs = AutoTokenizer.from_pretrained(directory)
+    encoder = TextEncoder(ours.tokenizer)
     for text in TEXTS:
         for special in (True, False):
-            ids = encode_text(ours.tokenizer, text, add_special_tokens=special)
+            ids = encoder.work(text, add_special_tokens=special)[0]()
             assert ids == theirs.encode(text, add_special_tokens=special)
             assert ours.tokenizer.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
 
@@ -58,13 +59,15 @@ def test_truncation_spares_special_tokens_as_in_transformers(
         room = max_tokens - theirs.num_special_tokens_to_add() if special else max_tokens
         if room < 1:
             continue
-        assert encode_text(
-            ours.tokenizer,
+        work, _ = TextEncoder(ours.tokenizer).work(
             text,
             add_special_tokens=special,
             max_tokens=max_tokens,
             side="left" if side == "left" else "right",
-        ) == theirs.encode(text, add_special_tokens=special, truncation=True, max_length=max_tokens)
+        )
+        assert work() == theirs.encode(
+            text, add_special_tokens=special, truncation=True, max_length=max_tokens
+        )
 
 
 def test_facts_come_from_the_checkpoint(tmp_path: Path) -> None:

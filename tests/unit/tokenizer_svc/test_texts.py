@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.fakes.tokenizers import CORPUS, byte_level_bpe, sentencepiece, wordpiece
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.clock import now_s
@@ -50,7 +51,8 @@ def batch_of(loaded: PreTrainedTokenizerFast) -> TextBatch:
     tokenizer = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
     tokenizer.no_truncation()
     has_types = "token_type_ids" in loaded.model_input_names
-    return TextBatch(tokenizer, SETTINGS, Threads(SETTINGS), None, has_type_ids=has_types)
+    encoder = TextEncoder(tokenizer)
+    return TextBatch(encoder, SETTINGS, Threads(SETTINGS), None, has_type_ids=has_types)
 
 
 async def encode(batch: TextBatch, texts: list[str], **fields: Any) -> TextsTokenized:

@@ -10,7 +10,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from tokenizers.processors import TemplateProcessing
 
 from tokenmesh.services.tokenizer_svc import word_cache as module
-from tokenmesh.services.tokenizer_svc.encoding import encode_text
+from tokenmesh.services.tokenizer_svc.encoding import encode_texts
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.services.tokenizer_svc.word_cache import WordCache, word_cache
 
 CORPUS = (
@@ -96,14 +97,12 @@ def test_special_tokens_are_added_and_texts_cut_as_without_it(
     name: str, limit: int | None, special: bool
 ) -> None:
     text = "the quick fox jumps over the dog"
+    encoder = TextEncoder(TOKENIZERS[name])
+    (whole,) = encode_texts(TOKENIZERS[name], [text], add_special_tokens=special)
+    expected = whole if limit is None else [*whole[:special], *whole[special - limit :]]
     for _ in range(2):
-        given_ids, expected = (
-            encode_text(
-                TOKENIZERS[name], text, add_special_tokens=special, max_tokens=limit, bare=bare
-            )
-            for bare in (shared(name).work(text)[0], None)
-        )
-        assert given_ids == expected
+        work, _ = encoder.work(text, add_special_tokens=special, max_tokens=limit)
+        assert work() == expected
 
 
 def test_only_words_are_kept_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
+from tokenmesh.services.tokenizer_svc.encoding import encode_texts
 from tokenmesh.services.tokenizer_svc.messages import ChatInput
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.shared.errors import ConfigError, InvalidInput
 
 _PRIVATE: Final = 0xF0000
@@ -27,6 +29,9 @@ _NEVER_REPLACED: Final = frozenset('"\\')
 _FIELDS: Final = ("content", "reasoning_content", "thinking", "reasoning")
 _PARAM: Final = "model.allow_special_tokens_in_content"
 
+_WINDOW: Final = 1 << 14
+"""Characters that are searched, or in which others are replaced, in less than 2 ms."""
+
 Table = dict[int, int]
 
 
@@ -35,17 +40,20 @@ class ContentGuard:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises ConfigError for a tokenizer that cannot encode a text in pieces."""
-        self._tokenizer = tokenizer
-        self._plain = Tokenizer.from_str(tokenizer.to_str())
-        self._plain.encode_special_tokens = True
+        plain = Tokenizer.from_str(tokenizer.to_str())
+        plain.encode_special_tokens = True
+        self._whole, self._plain = TextEncoder(tokenizer), TextEncoder(plain)
         added = tokenizer.get_added_tokens_decoder().values()
-        self._special = frozenset(token.content for token in added if token.special)
+        names = [token.content for token in added if token.special]
+        self._special = dict(zip(names, encode_texts(tokenizer, names), strict=True))
+        """The ids of special tokens by their text."""
         has_normalizer = tokenizer.normalizer is not None
         texts = [each.content for each in added if not (each.normalized and has_normalizer)]
+        self._longest = max(map(len, (*texts, *names)), default=0)
         self._added = _any_of(texts)
-        self._special_text = _any_of(sorted(self._special))
-        self._tables = (_table({*"".join(self._special)}), _table(_marks(self._special)))
-        self._check(added)
+        self._special_text = _any_of(sorted(names))
+        self._tables = (_table({*"".join(names)}), _table(_marks(frozenset(names))))
+        self._check(tokenizer, added)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -61,13 +69,13 @@ class ContentGuard:
                 (contents if _is_content(key, value) else rest).append(value)
                 rest.append(key)
         for text in _strings(rest):
-            if found := self._special_text.search(text):
+            if found := next(_matches(self._special_text, text, self._longest), None):
                 raise InvalidInput(
                     f"the special token {found.group()!r} is allowed in the content of messages "
                     "only",
                     param="messages",
                 )
-        if any(map(_PRIVATE_TEXT.search, _strings(contents))):
+        if any(next(_matches(_PRIVATE_TEXT, each, 1), None) for each in _strings(contents)):
             raise InvalidInput(
                 "characters of the private plane U+F0000 are not allowed in messages",
                 param="messages",
@@ -80,23 +88,26 @@ class ContentGuard:
 
     def shown(self, text: str, table: Table) -> str:
         """A rendering of a hidden conversation, with the original characters."""
-        return text.translate({private: char for char, private in table.items()})
+        return _replaced_in(text, {private: char for char, private in table.items()})
 
     def encode(self, hidden: str, table: Table, add_special_tokens: bool) -> list[int]:
-        """The ids of a rendering of a hidden conversation."""
-        encodings: list[Encoding] = []
+        """The ids of a rendering of a hidden conversation. Raises PayloadTooLarge."""
+        pieces: list[str] = []
+        specials: list[list[int]] = []
         start = 0
-        for match in self._added.finditer(hidden):
-            if match.group() in self._special:
-                encodings.append(self._piece(hidden[start : match.start()], table))
-                encodings.append(self._tokenizer.encode(match.group(), add_special_tokens=False))
+        for match in _matches(self._added, hidden, self._longest):
+            special = self._special.get(match.group())
+            if special is not None:
+                pieces.append(self.shown(hidden[start : match.start()], table))
+                specials.append(special)
                 start = match.end()
-        encodings.append(self._piece(hidden[start:], table))
-        whole = Encoding.merge(encodings, growing_offsets=False)
-        if add_special_tokens:
-            whole = self._tokenizer.post_process(whole)
-        ids: list[int] = whole.ids
-        return ids
+        pieces.append(self.shown(hidden[start:], table))
+        found = self._plain.all_ids(pieces)
+        ids = found[0]
+        for special, piece in zip(specials, found[1:], strict=True):
+            ids += special
+            ids += piece
+        return self._whole.frame(is_pair=False, with_special=add_special_tokens).ids(ids, [])
 
     def refusal(self) -> InvalidInput:
         """The error for a conversation on whose contents the template depends."""
@@ -106,22 +117,19 @@ class ContentGuard:
             param="messages",
         )
 
-    def _piece(self, text: str, table: Table) -> Encoding:
-        return self._plain.encode(self.shown(text, table), add_special_tokens=False)
-
-    def _check(self, added: Any) -> None:
+    def _check(self, tokenizer: Tokenizer, added: Any) -> None:
         """Check with samples that encoding in pieces gives the same ids as encoding at once."""
         for token in added:
             has_effects = token.lstrip or token.rstrip or token.single_word
-            is_normalized = token.normalized and self._tokenizer.normalizer is not None
+            is_normalized = token.normalized and tokenizer.normalizer is not None
             if token.special and (has_effects or is_normalized or not token.content.strip()):
                 raise _unusable(f"its token {token.content!r} consumes text around it")
-        if '"prepend_scheme":"first"' in self._tokenizer.to_str():
+        if '"prepend_scheme":"first"' in tokenizer.to_str():
             raise _unusable("it encodes the first word of a text differently")
         for special in sorted(self._special):
             text = f"{special}a B\n\n {special} c{special}{special}x  {special}"
             for adds in (False, True):
-                at_once = self._tokenizer.encode(text, add_special_tokens=adds).ids
+                (at_once,) = encode_texts(tokenizer, [text], add_special_tokens=adds)
                 if self.encode(text, {}, adds) != at_once:
                     raise _unusable("it encodes the text after a special token differently")
 
@@ -135,6 +143,30 @@ def _any_of(texts: list[str]) -> re.Pattern[str]:
     longest_first = sorted(texts, key=len, reverse=True)
     # Without texts: a pattern that never matches.
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _matches(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.Match[str]]:
+    """`pattern.finditer`, for matches of at most `longest` characters.
+
+    Other threads wait while a pattern is searched for: so it is searched for in windows.
+    """
+    start = 0
+    while start < len(text):
+        window = min(len(text), start + _WINDOW)
+        match = pattern.search(text, start, min(len(text), window + longest))
+        if match is not None and match.start() < window:
+            yield match
+            start = match.end()
+        else:
+            start = window
+
+
+def _replaced_in(text: str, table: Mapping[int, int]) -> str:
+    """`text.translate`, in windows for the same reason."""
+    if len(text) <= _WINDOW:
+        return text.translate(table)
+    starts = range(0, len(text), _WINDOW)
+    return "".join([text[start : start + _WINDOW].translate(table) for start in starts])
 
 
 def _is_replaceable(char: str) -> bool:
@@ -178,7 +210,7 @@ def _is_content(key: str, value: object) -> bool:
 
 def _translated(content: object, table: Table) -> object:
     if isinstance(content, str):
-        return content.translate(table)
+        return _replaced_in(content, table)
     if isinstance(content, list):
         return [_translated_part(part, table) for part in content]
     return content
@@ -186,7 +218,7 @@ def _translated(content: object, table: Table) -> object:
 
 def _translated_part(part: object, table: Table) -> object:
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return {**part, "text": part["text"].translate(table)}
+        return {**part, "text": _replaced_in(part["text"], table)}
     return part
 
 

@@ -1,16 +1,24 @@
-"""Text to ids and back for one model: truncation, checks, bad words. Safe to call from threads."""
+"""Every call that encodes text or decodes ids, and what is done with ids: truncation, checks.
 
-from collections.abc import Callable
+Nothing else in the package calls a tokenizer's `encode` (tests/test_bounded_calls.py): that one
+keeps all other threads of the process waiting, as the forms for batches do not. Each call is
+bounded in characters or ids. Safe to call from threads.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
-from tokenmesh.shared.errors import CheckpointError, InvalidInput
+from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
 from tokenmesh.shared.tokens import unpack_ids
 
 Side = Literal["left", "right"]
 Ids = list[int]
+MOST_CHARS: Final = 1 << 20
+"""Characters that are encoded at once: seconds of a thread and some 200 MB. Texts of which it is
+known where they may be divided take much less (text_encoder.py)."""
 _PROBE: Final = "a 0"
 """Any text with tokens: shows which special tokens stand around it."""
 
@@ -45,9 +53,9 @@ class Frame:
 
 def read_frame(tokenizer: Tokenizer, *, is_pair: bool, with_special: bool) -> Frame:
     """How the tokenizer's post-processor puts texts together. Raises CheckpointError."""
-    length = len(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
-    other = _PROBE if is_pair else None
-    whole: Encoding = tokenizer.encode(_PROBE, other, add_special_tokens=with_special)
+    length = len(encode_texts(tokenizer, [_PROBE])[0])
+    probe = (_PROBE, _PROBE) if is_pair else _PROBE
+    (whole,) = tokenizer.encode_batch([probe], add_special_tokens=with_special)
     sequences: list[int | None] = whole.sequence_ids
     begin = sequences.index(0) if length else 0
     middle = sequences.index(1) if length and is_pair else begin + length
@@ -67,26 +75,38 @@ def read_frame(tokenizer: Tokenizer, *, is_pair: bool, with_special: bool) -> Fr
     )
 
 
-def encode_text(
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    add_special_tokens: bool,
-    max_tokens: int | None = None,
-    side: Side = "left",
-    bare: Callable[[], Ids] | None = None,
-) -> Ids:
-    """The ids of a text; truncation keeps the added special tokens, as in transformers.
+def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = False
+) -> list[Ids]:
+    """The ids of each text. Raises PayloadTooLarge for more than `MOST_CHARS` together."""
+    # Only the batch form lets other threads run, and can omit offsets.
+    encodings = tokenizer.encode_batch_fast(_checked(texts), add_special_tokens=add_special_tokens)
+    return [encoding.ids for encoding in encodings]
 
-    `side` names the end that is cut off. bare: a faster way to the ids without special tokens.
-    """
-    if max_tokens is None and (bare is None or not add_special_tokens):
-        return _encode(tokenizer, text, add_special_tokens).ids if bare is None else bare()
-    # `Encoding.truncate` would keep what it cuts off, as an object for each piece
-    frame = read_frame(tokenizer, is_pair=False, with_special=add_special_tokens)
-    ids = _encode(tokenizer, text, False).ids if bare is None else bare()
-    room = None if max_tokens is None else max(0, max_tokens - frame.num_special)
-    return frame.ids(truncate_ids(ids, room, side), [])
+
+def encode_with_ends(tokenizer: Tokenizer, text: str) -> tuple[Ids, list[int]]:
+    """The ids of a text and where each ends. Raises PayloadTooLarge above `MOST_CHARS`."""
+    (encoding,) = tokenizer.encode_batch(_checked([text]), add_special_tokens=False)
+    return encoding.ids, [end for _, end in encoding.offsets]
+
+
+def decode_ids(tokenizer: Tokenizer, ids: Ids, most: int, param: str) -> str:
+    """The text of ids, special tokens included. Raises InvalidInput for more than `most`."""
+    if len(ids) > most:
+        raise InvalidInput(f"{param} holds {len(ids)} ids, at most {most}", param=param)
+    # Only the batch form lets other threads run.
+    (text,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
+    return str(text)
+
+
+def _checked(texts: Sequence[str]) -> list[str]:
+    num_chars = sum(map(len, texts))
+    if num_chars > MOST_CHARS:
+        raise PayloadTooLarge(
+            f"a text of {num_chars} characters cannot be divided where the tokenizer reads it in "
+            f"pieces, and at most {MOST_CHARS} characters can be read at once"
+        )
+    return list(texts)
 
 
 def truncate_ids(ids: list[int], max_tokens: int | None, side: Side) -> list[int]:
@@ -135,14 +155,14 @@ def token_limit(requested: int | None, max_model_len: int | None) -> int | None:
 
 def bad_words_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:
     """Each word's ids at the start of a text, and after a space where those differ, as in vLLM."""
+    bare = [word.lstrip() for word in words]
+    both = encode_texts(tokenizer, [*bare, *(f" {word}" for word in bare)])
     sequences: list[list[int]] = []
-    for index, word in enumerate(words):
-        bare = word.lstrip()
-        plain = tokenizer.encode(bare, add_special_tokens=False).ids
+    for index, plain in enumerate(both[: len(words)]):
         if not plain:
             raise InvalidInput(f"bad_words[{index}] is empty", param="bad_words")
         sequences.append(plain)
-        spaced = tokenizer.encode(f" {bare}", add_special_tokens=False).ids
+        spaced = both[len(words) + index]
         if spaced[0] != plain[0] and len(spaced) == len(plain):
             sequences.append(spaced)
     return sequences
@@ -151,9 +171,3 @@ def bad_words_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:
 def token_strings(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     """The vocabulary entry of each id; empty for padding ids."""
     return [tokenizer.id_to_token(token) or "" for token in ids]
-
-
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    # Only the batch form can omit offsets, which take a fifth of the time.
-    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    return encoding

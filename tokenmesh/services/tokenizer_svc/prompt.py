@@ -12,7 +12,7 @@ from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
 from tokenmesh.services.tokenizer_svc.encoding import (
     bad_words_ids,
     check_ids,
-    encode_text,
+    decode_ids,
     given_ids,
     token_limit,
     token_strings,
@@ -29,9 +29,9 @@ from tokenmesh.services.tokenizer_svc.media.media_model import (
 )
 from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversation
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
+from tokenmesh.services.tokenizer_svc.text_encoder import PORTION_CHARS, TextEncoder
 from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
-from tokenmesh.services.tokenizer_svc.word_cache import word_cache
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import (
     InvalidInput,
@@ -45,6 +45,7 @@ from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.audio import SpeechFacts
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import (
+    BAD_WORDS_CHARS,
     ChatPrompt,
     HeldPrompt,
     IdsPrompt,
@@ -90,9 +91,9 @@ class PromptTokenizer:
         self._threads = threads
         self._guard = guard
         self._length_bound = model.length_bound
-        self._words = word_cache(model.tokenizer, model.lean_json)
+        self._encoder = TextEncoder(model.tokenizer, model.lean_json)
         self.texts = TextBatch(
-            *(model.tokenizer, limits, threads, self._length_bound),
+            *(self._encoder, limits, threads, self._length_bound),
             has_type_ids=model.has_type_ids,
             around=model.around_text,
             embed_ids=frozenset() if media_model is None else media_model.embed_ids,
@@ -130,11 +131,10 @@ class PromptTokenizer:
 
     async def detokenize(self, ids: list[int], tenant: str) -> str:
         """The text of the ids, special tokens included."""
-        limit = self._limits.max_prompt_chars
-        if len(ids) > limit:
-            raise InvalidInput(f"tokens holds {len(ids)} ids, at most {limit}", param="tokens")
         check_ids(ids, self.model.vocab_size, param="tokens")
-        work = partial(self.model.tokenizer.decode, ids, skip_special_tokens=False)
+        work = partial(
+            decode_ids, self.model.tokenizer, ids, self._limits.max_prompt_chars, "tokens"
+        )
         return await self._threads.run_text(tenant, len(ids), work)
 
     async def _ids(
@@ -155,10 +155,10 @@ class PromptTokenizer:
             return await self._encode(text, special, limit, message), []
         if isinstance(prompt, HeldPrompt):
             raise ProtocolError("the held prompt was not read")
-        return await self._chat_ids(message, prompt)
+        return await self._chat_ids(message, prompt, limit)
 
     async def _chat_ids(
-        self, message: Tokenize, prompt: ChatPrompt
+        self, message: Tokenize, prompt: ChatPrompt, limit: int | None
     ) -> tuple[list[int], list[StoredItem]]:
         read = partial(read_conversation, prompt, self._limits)
         num_bytes = len(prompt.messages_json)
@@ -181,8 +181,9 @@ class PromptTokenizer:
             text, stored = self._media_model.inserted(text, stored)
             hidden = text
         # Truncation follows after the placeholders are expanded.
+        limit = None if self._media_model is not None else limit
         if self._guard is None:
-            return await self._encode(text, prompt.add_special_tokens, None, message), stored
+            return await self._encode(text, prompt.add_special_tokens, limit, message), stored
         work = partial(self._guard.encode, hidden, table, prompt.add_special_tokens)
         return await self._encode_by(work, text, len(text), message), stored
 
@@ -233,43 +234,38 @@ class PromptTokenizer:
     async def _encode(
         self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize
     ) -> list[int]:
-        bare, cost = self._words.work(text) if self._words is not None else (None, len(text))
-        work = partial(
-            encode_text,
-            self.model.tokenizer,
+        work, cost = self._encoder.work(
             text,
             add_special_tokens=add_special_tokens,
             max_tokens=limit,
             side=message.truncation_side,
-            bare=bare,
+            enough=message.max_tokens if message.truncate_prompt_tokens is None else None,
         )
         return await self._encode_by(work, text, cost, message)
 
     async def _encode_by(
         self, work: Callable[[], list[int]], text: str, cost: int, message: Tokenize
     ) -> list[int]:
-        if message.truncate_prompt_tokens is None:
-            self._check_length(text, message)
+        is_divided, is_cut = len(text) > PORTION_CHARS, message.truncate_prompt_tokens is not None
+        if not is_cut:
+            await self._check_length(text, message)
         with span("encode", {"tokenmesh.chars": len(text)}) as current:
             ids = await self._threads.run_text(message.tenant, cost, work)
             current.set_attribute("tokenmesh.tokens", len(ids))
+        if is_divided and not is_cut and len(ids) > (message.max_tokens or len(ids)):
+            raise _too_long(text, message, len(ids), message.max_tokens or 0)
         return ids
 
-    def _check_length(self, text: str, message: Tokenize) -> None:
+    async def _check_length(self, text: str, message: Tokenize) -> None:
         """Refuse a text that no encoding makes short enough, before it blocks a thread."""
-        limit = message.max_tokens or message.context_tokens
-        if limit is None or self._length_bound is None:
+        limit, bound = message.max_tokens or message.context_tokens, self._length_bound
+        if limit is None or bound is None:
             return
-        num_tokens = self._length_bound.least_tokens(text, limit)
-        if not num_tokens:
-            return
-        where = "messages" if isinstance(message.prompt, ChatPrompt) else "prompt"
-        raise PromptTooLong.over(
-            limit,
-            f"your {where} of {len(text)} characters resulted in at least {num_tokens} tokens",
-            f"the length of the {where}",
-            param=where,
-        )
+        work = partial(bound.least_tokens, text, limit)
+        # Only where spaces do not count must a text be read for it.
+        cost = len(text) if bound.drops_spaces else 0
+        if num_tokens := await self._threads.run_text(message.tenant, cost, work):
+            raise _too_long(text, message, num_tokens, limit)
 
     async def _bad_words(self, message: Tokenize) -> list[list[int]]:
         words = message.bad_words
@@ -280,8 +276,14 @@ class PromptTokenizer:
                 f"bad_words holds {len(words)} entries, at most {self._limits.max_bad_words}",
                 param="bad_words",
             )
+        num_chars = sum(map(len, words))
+        if num_chars > BAD_WORDS_CHARS:
+            raise InvalidInput(
+                f"bad_words holds {num_chars} characters, at most {BAD_WORDS_CHARS}",
+                param="bad_words",
+            )
         work = partial(bad_words_ids, self.model.tokenizer, words)
-        return await self._threads.run_text(message.tenant, sum(map(len, words)), work)
+        return await self._threads.run_text(message.tenant, num_chars, work)
 
     def _hash(self, packed: bytes, message: Tokenize, items: list[MediaItem]) -> bytes:
         with span("hash"):
@@ -293,3 +295,13 @@ class PromptTokenizer:
                 salt=message.cache_salt,
                 media=items,
             )
+
+
+def _too_long(text: str, message: Tokenize, least: int, limit: int) -> PromptTooLong:
+    where = "messages" if isinstance(message.prompt, ChatPrompt) else "prompt"
+    return PromptTooLong.over(
+        limit,
+        f"your {where} of {len(text)} characters resulted in at least {least} tokens",
+        f"the length of the {where}",
+        param=where,
+    )

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from tokenizers import Tokenizer
-
-from tokenmesh.services.tokenizer_svc.encoding import Frame, Ids, Side, read_frame, truncate_ids
+from tokenmesh.services.tokenizer_svc.encoding import Frame, Ids, Side, truncate_ids
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.services.tokenizer_svc.token_length import LengthBound
 from tokenmesh.shared.clock import now_s
@@ -36,7 +35,7 @@ class TextBatch:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        encoder: TextEncoder,
         limits: TokenizerSettings,
         threads: Threads,
         bound: LengthBound | None,
@@ -52,31 +51,24 @@ class TextBatch:
         """
         self._around = around
         self._embed_ids = embed_ids
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._has_type_ids = has_type_ids
         self._limits = limits
         self._threads = threads
         self._bound = bound
-        self._frames: dict[tuple[bool, bool], Frame] = {}
 
     async def tokenize(self, message: TokenizeTexts, deadline_s: float) -> TextsTokenized:
         """Raises InvalidInput that names a text by `path`, Overloaded, DeadlineExceeded."""
         self._check(message)
-        frame = self._frame(is_pair=bool(message.pairs), with_special=message.add_special_tokens)
+        frame = self._encoder.frame(
+            is_pair=bool(message.pairs), with_special=message.add_special_tokens
+        )
         with span("encode", {"tokenmesh.texts": max(len(message.texts), len(message.pairs))}):
             firsts = await self._encode_all("texts", message.texts, message, deadline_s)
             seconds = await self._encode_all("pairs", message.pairs, message, deadline_s)
             work = partial(self._assemble, frame, firsts, seconds, message)
             num_ids = sum(map(len, firsts)) + sum(map(len, seconds))
             return await self._threads.run_text(message.tenant, num_ids, work)
-
-    def _frame(self, *, is_pair: bool, with_special: bool) -> Frame:
-        key = is_pair, with_special
-        frame = self._frames.get(key)
-        if frame is None:
-            frame = read_frame(self._tokenizer, is_pair=is_pair, with_special=with_special)
-            self._frames[key] = frame
-        return frame
 
     def _check(self, message: TokenizeTexts) -> None:
         """What is wrong before anything is encoded."""
@@ -122,10 +114,23 @@ class TextBatch:
             if message.add_special_tokens and any(self._around):
                 before, behind = self._around
                 portion = [f"{before}{text}{behind}" for text in portion]
-            work = partial(_encode, self._tokenizer, portion, limit, message.truncation_side)
+            work = partial(self._encode, portion, limit, message)
             cost = sum(map(len, portion))
-            found += await self._threads.run_text(message.tenant, cost, work)
+            try:
+                found += await self._threads.run_text(message.tenant, cost, work)
+            except PayloadTooLarge as error:
+                # Only a long text is refused, which is a portion by itself.
+                error.param, error.path = str(len(found)), (field, len(found))
+                raise
         return found
+
+    def _encode(self, texts: list[str], limit: int | None, message: TokenizeTexts) -> list[Ids]:
+        """`limit`: before special tokens are added; others are left out where they are encoded."""
+        whole, side = message.truncate_prompt_tokens, message.truncation_side
+        # Of a pair the longer text is cut first: both lengths must be known.
+        most = [each for each in (limit, None if message.pairs else whole) if each]
+        ids = self._encoder.all_ids(texts, min(most, default=None), side)
+        return [truncate_ids(each, limit, side) for each in ids]
 
     def _assemble(
         self, frame: Frame, firsts: list[Ids], seconds: list[Ids], message: TokenizeTexts
@@ -170,11 +175,6 @@ def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
         num_chars += len(text)
     if portion:
         yield portion
-
-
-def _encode(tokenizer: Tokenizer, texts: list[str], limit: int | None, side: Side) -> list[Ids]:
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [truncate_ids(encoding.ids, limit, side) for encoding in encodings]
 
 
 def _cut(first: Ids, second: Ids, room: int, side: Side) -> tuple[Ids, Ids]:

@@ -14,7 +14,12 @@ from typing import Any, Final
 import msgspec
 from tokenizers import Tokenizer
 
-from tokenmesh.services.tokenizer_svc.encoding import Ids, read_frame
+from tokenmesh.services.tokenizer_svc.encoding import (
+    Ids,
+    encode_texts,
+    encode_with_ends,
+    read_frame,
+)
 from tokenmesh.shared.errors import CheckpointError
 
 _LLAMA3: Final = (
@@ -42,7 +47,6 @@ _SHORT_CHARS: Final = 1 << 15
 _MOST_PIECES: Final = 512
 """Unknown pieces of a text that is divided on the event loop, in less than a millisecond."""
 _MOST_CHARS: Final = 1 << 18
-"""A longer text is encoded as a whole: its words would take more memory."""
 _MOST_SAMPLES: Final = 64
 _SAMPLES: Final = (
     "It's 12345 o'clock, isn't it?  Two   spaces\tand a tab \t end .",
@@ -95,8 +99,10 @@ class WordCache:
         return partial(self.complete, found), found.cost
 
     def encode(self, text: str) -> Ids:
-        found = self.look_up(text) if len(text) <= _MOST_CHARS else None
-        return _encode(self._tokenizer, text) if found is None else self.complete(found)
+        """The ids of at most `_MOST_CHARS`: the words of more would take more memory."""
+        found = self.look_up(text)
+        assert found is not None
+        return self.complete(found)
 
     def look_up(self, text: str, most_pieces: int = _MOST_CHARS) -> Found | None:
         """Divide a text into pieces, most of which are words. The first one is never known.
@@ -124,7 +130,7 @@ class WordCache:
         """The ids of the whole text."""
         if not found.is_mostly_known:
             self._learn([*islice(filter(_is_word, found.unknown.values()), _LEARNED_AT_ONCE)])
-            return _encode(self._tokenizer, found.text)
+            return encode_texts(self._tokenizer, [found.text])[0]
         for place, ids in zip(found.unknown, self._learn([*found.unknown.values()]), strict=True):
             found.parts[place] = ids
         return [*chain.from_iterable(found.parts)]
@@ -132,9 +138,7 @@ class WordCache:
     def _learn(self, pieces: list[str]) -> list[Ids]:
         """The ids of pieces; those of words are kept."""
         # One after the other they are a text of their own, which takes less than each by itself.
-        encoding = self._tokenizer.encode("".join(pieces), add_special_tokens=False)
-        ids: Ids = encoding.ids
-        ends = [end for _, end in encoding.offsets]
+        ids, ends = encode_with_ends(self._tokenizer, "".join(pieces))
         found: list[Ids] = []
         start = num_chars = 0
         for piece in pieces:
@@ -185,11 +189,11 @@ def word_cache(tokenizer: Tokenizer, lean_json: bytes) -> WordCache | None:
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     between = (f"a {each} b{each}{each}  {each}\n" for each in added[:_MOST_SAMPLES])
     for sample in (*_SAMPLES, *between):
-        whole = _encode(tokenizer, sample)
+        (whole,) = encode_texts(tokenizer, [sample])
         words = sample.split(" ")
         pieces = _divided(sample, words, [None] * len(words)).unknown.values()
-        in_pieces = [*chain.from_iterable(_encode(tokenizer, piece) for piece in pieces)]
-        with_special = tokenizer.encode(sample).ids
+        in_pieces = [*chain.from_iterable(encode_texts(tokenizer, [*pieces]))]
+        (with_special,) = encode_texts(tokenizer, [sample], add_special_tokens=True)
         if in_pieces != whole or with_special != frame.ids(whole, []):
             return None
     return cache
@@ -241,10 +245,3 @@ def _is_word(piece: str) -> bool:
     """Whether the cache may keep it: a space and one word."""
     is_short = len(piece) <= _MOST_WORD_CHARS
     return is_short and piece.startswith(" ") and " " not in piece[1:] and _ends_piece(piece[1:])
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> Ids:
-    # Only the batch form can omit offsets.
-    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-    ids: Ids = encoding.ids
-    return ids

@@ -14,6 +14,8 @@ from tokenmesh.shared.messages.media import MediaItem
 
 PROMPT_PART_BYTES: Final = 256 * 1024
 """A prompt that takes more is read from its gateway, so much at a time."""
+BAD_WORDS_CHARS: Final = 65_536
+"""Most characters of all bad words of a request together: each is encoded twice."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

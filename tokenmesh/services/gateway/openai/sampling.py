@@ -25,6 +25,7 @@ from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokenize import BAD_WORDS_CHARS
 
 _SEED_MASK: Final = (1 << SEED_BITS) - 1
 _SHOWN_CHARS: Final = 80
@@ -81,6 +82,9 @@ def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
     for index, word in enumerate(body.bad_words or ()):
         if not word:
             raise InvalidInput(f"bad_words[{index}] is empty", param="bad_words")
+    num_chars = sum(map(len, body.bad_words or ()))
+    if num_chars > BAD_WORDS_CHARS:
+        raise invalid("bad_words", f"holds {num_chars} characters, at most {BAD_WORDS_CHARS}")
 
 
 def _check_stops(body: SamplingFields, limits: GatewaySettings) -> None:

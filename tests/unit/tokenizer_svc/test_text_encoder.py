@@ -1,0 +1,166 @@
+"""A text that is divided has the ids of the whole, and what is refused is refused in time."""
+
+import json
+from collections.abc import Callable
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from tests.fakes.tokenizers import CORPUS
+from tests.unit.tokenizer_svc.test_word_cache import TEXTS, TOKENIZERS, made, split
+from tokenmesh.services.tokenizer_svc import text_encoder as module
+from tokenmesh.services.tokenizer_svc.encoding import MOST_CHARS, Side, encode_texts
+from tokenmesh.services.tokenizer_svc.text_borders import Borders, find_borders
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
+from tokenmesh.shared.errors import PayloadTooLarge
+
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def trained(model: object, trainer: object, pre: object = None, normal: object = None) -> Tokenizer:
+    tokenizer = Tokenizer(model)  # type: ignore[arg-type]
+    tokenizer.pre_tokenizer = pre  # type: ignore[assignment]
+    tokenizer.normalizer = normal  # type: ignore[assignment]
+    tokenizer.train_from_iterator(CORPUS, trainer)  # type: ignore[arg-type]
+    return tokenizer
+
+
+def sentencepiece_bpe(*before: object) -> Tokenizer:
+    spaces = normalizers.Sequence([*before, normalizers.Replace(" ", "\u2581")])
+    split_before = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False)
+    tokenizer = trained(models.BPE(), trainer, split_before)
+    found = json.loads(tokenizer.to_str())
+    return Tokenizer.from_str(
+        json.dumps(
+            {**found, "pre_tokenizer": None, "normalizer": json.loads(spaces.__getstate__())}
+        )
+    )
+
+
+def bert() -> Tokenizer:
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[UNK]"], show_progress=False
+    )
+    return trained(
+        *(models.WordPiece(unk_token="[UNK]"), trainer),
+        *(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()),
+    )
+
+
+def unigram() -> Tokenizer:
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+    )
+    return trained(models.Unigram(), trainer, pre_tokenizers.Metaspace())
+
+
+ALL = {
+    **TOKENIZERS,
+    "gpt4o": made(split(GPT4O)),
+    "bert": bert(),
+    "t5": unigram(),
+    "gemma": sentencepiece_bpe(),
+    "llama2": sentencepiece_bpe(normalizers.Prepend("\u2581")),
+}
+MARKS = st.just(" a b\nc\u4f60 \u597d, 1 2x.\u4e16\u3002A! b;c ")
+WORDS = st.lists(TEXTS | MARKS, max_size=30).map("".join)
+
+
+def borders_of(tokenizer: Tokenizer) -> Borders | None:
+    return find_borders(tokenizer, tokenizer.to_str().encode())
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=25)
+@given(text=WORDS)
+def test_the_parts_of_a_text_have_its_ids(name: str, text: str) -> None:
+    borders = borders_of(ALL[name])
+    assert borders is not None
+    places = borders.all_in(text)
+    starts = [0, *(borders.behind(place, text) for place in places)]
+    parts = [text[start:end] for start, end in zip(starts, [*places, len(text)], strict=True)]
+    whole, *found = encode_texts(ALL[name], [text, *parts])
+    assert [token for ids in found for token in ids] == whole
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=25)
+@given(text=WORDS, most=st.integers(0, 60))
+def test_portions_give_at_least_the_ids_that_are_kept(
+    name: str, side: Side, text: str, most: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PORTION_CHARS", 8)
+        encoder = TextEncoder(ALL[name])
+        (whole,) = encode_texts(ALL[name], [text])
+        assert encoder.ids(text) == encoder.ids(text, side="left") == whole
+        kept = encoder.ids(text, most, side)
+        assert len(kept) >= min(most, len(whole))
+        assert kept == (whole[len(whole) - len(kept) :] if side == "left" else whole[: len(kept)])
+        work, _ = encoder.work(text, add_special_tokens=False, max_tokens=most, side=side)
+        assert work() == (whole[len(whole) - most :] if side == "left" else whole)[:most] or (
+            len(whole) <= most and work() == whole
+        )
+        assert encoder.all_ids([text, "x", text]) == [whole, encoder.ids("x"), whole]
+
+
+UNKNOWN: dict[str, Callable[[], Tokenizer]] = {
+    "pattern": lambda: made(split(r"[a-z ]+|\s+|.")),
+    "added token with a space": lambda: made(pre_tokenizers.ByteLevel(False), None, lstrip=True),
+    "one piece with words in its tokens": lambda: trained(
+        *(models.BPE(), trainers.BpeTrainer(vocab_size=300, show_progress=False)),
+        *(None, normalizers.Replace(" ", "\u2581")),
+    ),
+    "no whitespace splitter": lambda: trained(
+        *(models.Unigram(), trainers.UnigramTrainer(vocab_size=200, show_progress=False)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_tokenizer_of_which_too_little_is_known_has_no_borders(name: str) -> None:
+    tokenizer = UNKNOWN[name]()
+    if name.startswith("added"):
+        assert borders_of(tokenizer) == Borders(has_marks=True)  # it begins with a bracket
+    else:
+        assert borders_of(tokenizer) is None
+        long = "a b " * (MOST_CHARS // 4 + 1)
+        with pytest.raises(PayloadTooLarge, match=f"at most {MOST_CHARS}"):
+            TextEncoder(tokenizer).ids(long, 1)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_long_run_without_borders_is_refused_only_where_its_ids_are_kept(side: Side) -> None:
+    encoder = TextEncoder(TOKENIZERS["gpt2"])
+    run, words = "w" * (module._MOST_RUN_CHARS + 1), "the quick " * 8000
+    with pytest.raises(PayloadTooLarge, match="without a space"):
+        encoder.ids(run, 5, side)
+    text = f"{run} {words}" if side == "left" else f"{words} {run}"
+    assert len(encoder.ids(text, 5, side)) > 5
+
+
+def test_what_truncation_drops_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(tokenizer: Tokenizer, texts: list[str], **options: bool) -> list[list[int]]:
+        sizes.append(sum(map(len, texts)))
+        return encode_texts(tokenizer, texts, **options)
+
+    encoder = TextEncoder(ALL["bert"])
+    monkeypatch.setattr(module, "encode_texts", counted)
+    text = "the quick fox " * 280_000
+    for side in ("left", "right"):
+        work, _ = encoder.work(text, add_special_tokens=False, max_tokens=1, side=side)
+        assert len(work()) == 1
+    assert len(sizes) == 2
+    assert max(accumulate(sizes)) <= 2 * module.PORTION_CHARS
