@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import type { Answer, ToolCall, ToolResult } from "./conversation";
-import { count, duration } from "./format";
+import { count, counted, duration } from "./format";
 import { Waterfall } from "./waterfall";
 
 const NS_PER_MS = 1e6;
@@ -86,7 +86,7 @@ function Numbers({ answer }: { answer: Answer }) {
   const facts = [
     speed && `first token ${duration(speed.first_ns)}`,
     !speed && first_ms !== null && `first token seen after ${duration(first_ms * NS_PER_MS)}`,
-    output_tokens > 0 && `${count(output_tokens)} tokens`,
+    output_tokens > 0 && counted(output_tokens, "token"),
     speed && speed.decode_ns > 0 && output_tokens > 1 &&
       `${count(((output_tokens - 1) * 1e9) / speed.decode_ns)} tokens/s`,
     prompt_tokens > 0 && `prompt ${count(prompt_tokens)}${cached_tokens ? `, ${count(cached_tokens)} cached` : ""}`,

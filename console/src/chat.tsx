@@ -1,13 +1,20 @@
 // A chat with one model or several side by side; each answer has its trace next to it.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { AnswerView } from "./answer";
 import { ask, type Answer, type Entry, type Options, type Question, type ToolResult } from "./conversation";
-import { Composer, OptionsPanel } from "./composer";
+import { Composer, EXAMPLE_TOOLS, OptionsPanel } from "./composer";
 import type { ConsoleState } from "./types";
 
 const MOST_PANES = 4;
-const EXAMPLES = ["What is 27 + 45?", "Tell me a story", "What is the weather in Paris?"];
+/** How far above its end the page may be to be taken there as an answer grows. */
+const NEAR_END_PX = 80;
+/** Questions, the last with the tools that it is answered by. */
+const EXAMPLES: { text: string; tools?: string }[] = [
+  { text: "What is 27 + 45?" },
+  { text: "Tell me a story" },
+  { text: "What is the weather in Paris?", tools: EXAMPLE_TOOLS },
+];
 const NO_OPTIONS: Options = { system: "", temperature: "", max_tokens: "", tools: "" };
 
 interface Pane {
@@ -17,7 +24,7 @@ interface Pane {
 }
 
 /** The panes; `say` adds entries to all of them or to one, and streams an answer in each. */
-function usePanes(options: Options) {
+function usePanes() {
   const [panes, setPanes] = useState<Pane[]>([]);
   const [running, setRunning] = useState(0);
   const stop = useRef(new AbortController());
@@ -25,7 +32,7 @@ function usePanes(options: Options) {
   latest.current = panes;
   const update = (key: number, change: (entries: Entry[]) => Entry[]) =>
     setPanes((all) => all.map((each) => (each.key === key ? { ...each, entries: change(each.entries) } : each)));
-  const answer = async (pane: Pane, added: Entry[]) => {
+  const answer = async (pane: Pane, added: Entry[], options: Options) => {
     const entries = [...pane.entries, ...added];
     const place = entries.length;
     update(pane.key, () => entries);
@@ -40,19 +47,41 @@ function usePanes(options: Options) {
     };
     await ask(pane.model, entries, options, stop.current.signal, onChange);
   };
-  const say = (added: Entry[], only?: number) => {
+  const say = (added: Entry[], options: Options, only?: number) => {
     if (stop.current.signal.aborted) stop.current = new AbortController();
     for (const pane of latest.current) {
-      if (only === undefined || pane.key === only) void answer(pane, added);
+      if (only === undefined || pane.key === only) void answer(pane, added, options);
     }
   };
   return { panes, setPanes, say, isRunning: running > 0, stop: () => stop.current.abort() };
 }
 
+/** Keeps the end of the page in view: after each new entry, and as answers grow while it is there. */
+function useFollowing(panes: Pane[], isShown: boolean) {
+  const isAtEnd = useRef(true);
+  const shown = useRef(0);
+  useEffect(() => {
+    const page = document.documentElement;
+    const look = () => {
+      isAtEnd.current = page.scrollHeight - page.scrollTop - page.clientHeight < NEAR_END_PX;
+    };
+    addEventListener("scroll", look, { passive: true });
+    return () => removeEventListener("scroll", look);
+  }, []);
+  // Before the browser paints: the answer must not be seen behind the composer first.
+  useLayoutEffect(() => {
+    const entries = panes.reduce((sum, pane) => sum + pane.entries.length, 0);
+    const isNew = entries > shown.current;
+    shown.current = entries;
+    if (isShown && entries && (isNew || isAtEnd.current)) scrollTo({ top: document.documentElement.scrollHeight });
+  }, [panes, isShown]);
+}
+
 export function Chat({ state, isShown }: { state: ConsoleState; isShown: boolean }) {
   const models = state.models.filter((each) => each.generates);
   const [options, setOptions] = useState<Options>(NO_OPTIONS);
-  const { panes, setPanes, say, isRunning, stop } = usePanes(options);
+  const { panes, setPanes, say, isRunning, stop } = usePanes();
+  useFollowing(panes, isShown);
   const [hasOptionsOpen, setOptionsOpen] = useState(false);
   const numSet = Object.values(options).filter((each) => each.trim()).length;
   const numbers = useRef(0);
@@ -62,7 +91,13 @@ export function Chat({ state, isShown }: { state: ConsoleState; isShown: boolean
   }, [first, panes.length]);
   const isEmpty = panes.every((pane) => !pane.entries.length);
   const takesImages = panes.every((pane) => models.find((each) => each.name === pane.model)?.takes_images);
-  const send = (text: string, images: string[]) => say([{ kind: "question", text, images } satisfies Question]);
+  const send = (text: string, images: string[], chosen = options) =>
+    say([{ kind: "question", text, images } satisfies Question], chosen);
+  const sendExample = (text: string, tools: string | undefined) => {
+    const chosen = tools ? { ...options, tools } : options;
+    setOptions(chosen);
+    send(text, [], chosen);
+  };
   const add = () => setPanes([...panes, {
     key: (numbers.current += 1),
     model: models.find(({ name }) => panes.every((pane) => pane.model !== name))?.name ?? first ?? "",
@@ -88,16 +123,18 @@ export function Chat({ state, isShown }: { state: ConsoleState; isShown: boolean
       {hasOptionsOpen && <OptionsPanel options={options} onChange={setOptions} />}
       <div class={`panes ${panes.length === 1 ? "single" : ""}`}>
         {panes.map((pane) => (
-          <PaneView key={pane.key} pane={pane} models={models.map(({ name }) => name)} isShown={isShown}
+          <PaneView key={pane.key} pane={pane} models={models.map(({ name }) => name)}
             canChange={!isRunning}
             onModel={(model) => setPanes(panes.map((each) => (each === pane ? { ...each, model } : each)))}
             onClose={panes.length > 1 ? () => setPanes(panes.filter((each) => each !== pane)) : undefined}
-            onResults={(results) => say(results, pane.key)} />
+            onResults={(results) => say(results, options, pane.key)} />
         ))}
       </div>
       {isEmpty && (
         <p class="examples">
-          {EXAMPLES.map((text) => <button key={text} onClick={() => send(text, [])}>{text}</button>)}
+          {EXAMPLES.map(({ text, tools }) => (
+            <button key={text} onClick={() => sendExample(text, tools)}>{text}</button>
+          ))}
         </p>
       )}
       <Composer isRunning={isRunning} takesImages={takesImages} isShown={isShown} onSend={send} onStop={stop} />
@@ -108,20 +145,13 @@ export function Chat({ state, isShown }: { state: ConsoleState; isShown: boolean
 interface PaneProps {
   pane: Pane;
   models: string[];
-  isShown: boolean;
   canChange: boolean;
   onModel(model: string): void;
   onClose: (() => void) | undefined;
   onResults(results: ToolResult[]): void;
 }
 
-function PaneView({ pane, models, isShown, canChange, onModel, onClose, onResults }: PaneProps) {
-  const end = useRef<HTMLDivElement>(null);
-  const isLast = useRef(0);
-  useEffect(() => {
-    if (isShown && pane.entries.length !== isLast.current) end.current?.scrollIntoView({ block: "nearest" });
-    isLast.current = pane.entries.length;
-  }, [pane.entries, isShown]);
+function PaneView({ pane, models, canChange, onModel, onClose, onResults }: PaneProps) {
   return (
     <section class="pane" aria-label={`Conversation with ${pane.model}`}>
       <div class="pane-head">
@@ -137,7 +167,6 @@ function PaneView({ pane, models, isShown, canChange, onModel, onClose, onResult
           <EntryView key={index} entry={entry} isLast={index === pane.entries.length - 1} onResults={onResults} />
         ))}
       </div>
-      <div ref={end} />
     </section>
   );
 }

@@ -5,7 +5,7 @@ import { type Options, parseTools } from "./conversation";
 
 const MOST_IMAGES = 8;
 const MOST_IMAGE_BYTES = 8 * 1024 * 1024;
-const EXAMPLE_TOOLS = JSON.stringify(
+export const EXAMPLE_TOOLS = JSON.stringify(
   [{
     type: "function",
     function: {

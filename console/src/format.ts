@@ -30,6 +30,12 @@ export function count(value: number): string {
   return value.toLocaleString("en", { maximumFractionDigits: 0 });
 }
 
+/** A number with its noun, which is in the singular after 1: "1 token", "2 processes". */
+export function counted(value: number, noun: string): string {
+  const plural = noun.endsWith("s") ? `${noun}es` : `${noun}s`;
+  return `${count(value)} ${value === 1 ? noun : plural}`;
+}
+
 /** With at most four digits: 12.4k. */
 export function short(value: number): string {
   if (value < 10000) return value.toLocaleString("en", { maximumFractionDigits: value < 100 ? 1 : 0 });

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { call } from "./api";
 import { Meter } from "./chart";
-import { count, percent, short } from "./format";
+import { count, counted, percent, short } from "./format";
 import { tone } from "./spans";
 import type { ConsoleState, MeshState, ProcessState, WorkerState } from "./types";
 
@@ -22,7 +22,7 @@ export function MeshMap({ state, mesh }: { state: ConsoleState; mesh: MeshState 
   const hidden = mesh.num_processes - mesh.processes.length;
   return (
     <section class="panel" aria-labelledby="map-title">
-      <h2 id="map-title">Services <span class="dim">{count(mesh.num_processes)} processes</span></h2>
+      <h2 id="map-title">Services <span class="dim">{counted(mesh.num_processes, "process")}</span></h2>
       {error && <p class="error" role="alert">{error}</p>}
       <div class="map">
         {services.map((service) => (
@@ -30,7 +30,7 @@ export function MeshMap({ state, mesh }: { state: ConsoleState; mesh: MeshState 
             processes={mesh.processes.filter((each) => each.service === service)} />
         ))}
       </div>
-      {hidden > 0 && <p class="dim">{count(hidden)} more processes are not shown.</p>}
+      {hidden > 0 && <p class="dim">{count(hidden)} more {hidden === 1 ? "process is" : "processes are"} not shown.</p>}
       {mesh.other_protocols.length > 0 && (
         <p class="error">Ignored, because they use another protocol: {mesh.other_protocols.join(", ")}</p>
       )}

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { getTrace, listTraces } from "./api";
-import { clock, count, duration, shortId } from "./format";
+import { clock, counted, duration, shortId } from "./format";
 import type { ConsoleState, Trace, TraceSummary } from "./types";
 import { Waterfall } from "./waterfall";
 
@@ -205,7 +205,7 @@ function One({ id }: { id: string }) {
       {error && <p class="error" role="alert">{error}</p>}
       {trace && (
         <>
-          <p class="dim">trace {trace.trace_id} · {count(trace.spans.length)} spans</p>
+          <p class="dim">trace {trace.trace_id} · {counted(trace.spans.length, "span")}</p>
           <Waterfall trace={trace} />
         </>
       )}

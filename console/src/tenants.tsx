@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { listUsage } from "./api";
 import { Meter } from "./chart";
-import { count, percent } from "./format";
+import { count, counted, percent } from "./format";
 import type { ConsoleState, TenantUsage } from "./types";
 
 const REFRESH_MS = 10000;
@@ -30,7 +30,7 @@ export function Tenants({ state }: { state: ConsoleState }) {
       </form>
       {error && <p class="error" role="alert">{error}</p>}
       <section class="panel" aria-labelledby="usage-title">
-        <h2 id="usage-title">Usage <span class="dim">{state.is_admin ? `${count(found.length)} tenants` : state.tenant}</span></h2>
+        <h2 id="usage-title">Usage <span class="dim">{state.is_admin ? counted(found.length, "tenant") : state.tenant}</span></h2>
         <div class="scroll" tabIndex={0} role="region" aria-labelledby="usage-title">
           <table>
             <thead>

@@ -1,7 +1,7 @@
 // A trace as a waterfall over a time axis, and the sentence of where its time went.
 
 import { useState } from "preact/hooks";
-import { count, duration, mark, percent } from "./format";
+import { count, counted, duration, mark, percent } from "./format";
 import { type Row, type Share, selfTimes, ticks, tone, tree } from "./spans";
 import type { Span, Trace, Value } from "./types";
 
@@ -48,7 +48,7 @@ export function Waterfall({ trace, isSmall = false }: Props) {
             isOpen={open.has(row.span.span_id)} onToggle={() => toggle(row.span.span_id)} />
         ))}
       </div>
-      {trace.dropped_spans > 0 && <p class="dim">{count(trace.dropped_spans)} spans were dropped.</p>}
+      {trace.dropped_spans > 0 && <p class="dim">{counted(trace.dropped_spans, "span")} {trace.dropped_spans === 1 ? "was" : "were"} dropped.</p>}
     </div>
   );
 }

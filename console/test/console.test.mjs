@@ -98,6 +98,35 @@ for (const size of SIZES) {
   }
 }
 
+test("the page follows a chat that is longer than its window", async () => {
+  const { page, close } = await open(ADMIN_KEY, [1280, 500]);
+  await askExample(page);
+  for (const number of [2, 3]) {
+    await page.getByLabel("Message").fill("Tell me a story");
+    await page.getByLabel("Message").press("Enter");
+    await page.locator(".answer").nth(number - 1).locator(".waterfall").waitFor(WAIT);
+    const [answer, composer] = await Promise.all([
+      page.locator(".answer").nth(number - 1).boundingBox(), page.locator(".composer").boundingBox(),
+    ]);
+    assert.ok(answer.y + answer.height <= composer.y + 1, "the answer is behind the composer");
+    assert.ok(composer.y + composer.height <= 501, "the composer is out of view");
+  }
+  await close();
+});
+
+test("the example about the weather is answered by a call", async () => {
+  const { page, close } = await open(ADMIN_KEY);
+  await page.getByRole("link", { name: "Chat", exact: true }).click();
+  await page.getByRole("button", { name: "What is the weather in Paris?" }).click(WAIT);
+  assert.equal(await page.locator(".call code").innerText(WAIT), "get_weather");
+  assert.doesNotMatch(await page.locator(".answer").innerText(), /tool_call>/);
+  await page.getByLabel("Result of get_weather").fill("18 degrees");
+  await page.getByRole("button", { name: "Send result" }).click();
+  await page.locator(".answer").nth(1).locator(".waterfall").waitFor(WAIT);
+  assert.match(await page.locator(".answer .text").nth(1).innerText(), /\w/);
+  await close();
+});
+
 test("running requests grow, and a process can be drained", async () => {
   const { page, problems, close } = await open(ADMIN_KEY);
   const headers = { Authorization: `Bearer ${TENANT_KEY}`, "Content-Type": "application/json" };
