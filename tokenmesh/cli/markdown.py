@@ -1,5 +1,8 @@
 """MarkdownStream: Markdown on a terminal while it is still being made."""
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from rich.console import Console
@@ -21,21 +24,23 @@ class MarkdownStream:
         )
 
     def feed(self, text: str) -> None:
-        self._tail += text
-        complete, self._tail = split_blocks(self._tail)
-        if complete:
-            self._print(complete)
-        if self._tail.strip():
-            if not self._live.is_started:
-                self._live.start()
-            self._live.update(self._drawn(self._tail), refresh=True)
+        with _uninterrupted():
+            self._tail += text
+            complete, self._tail = split_blocks(self._tail)
+            if complete:
+                self._print(complete)
+            if self._tail.strip():
+                if not self._live.is_started:
+                    self._live.start()
+                self._live.update(self._drawn(self._tail), refresh=True)
 
     def end(self) -> None:
         """Print what is left; the stream may be used again."""
-        if self._tail.strip():
-            self._print(self._tail)
-        self._live.stop()
-        self._tail = ""
+        with _uninterrupted():
+            if self._tail.strip():
+                self._print(self._tail)
+            self._live.stop()
+            self._tail = ""
 
     def _print(self, text: str) -> None:
         # the live block goes first: what is printed now takes its place
@@ -44,6 +49,19 @@ class MarkdownStream:
 
     def _drawn(self, text: str) -> Markdown:
         return Markdown(text, style=self._style or "none", code_theme="ansi_dark")
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until the terminal shows what rich believes that it shows.
+
+    Otherwise a part that is drawn twice would stay.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def split_blocks(text: str) -> tuple[str, str]:

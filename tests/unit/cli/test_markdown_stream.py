@@ -1,9 +1,11 @@
 """Markdown is printed block by block, whatever pieces it arrives in."""
 
 import io
+import signal
 
 import pytest
 from rich.console import Console
+from rich.markdown import Markdown
 
 from tokenmesh.cli.markdown import MarkdownStream, split_blocks
 
@@ -31,3 +33,31 @@ def test_blocks_end_at_empty_lines_but_not_within_code() -> None:
     assert split_blocks("```\na\n\n```\n\nx") == ("```\na\n\n```\n\n", "x")
     assert split_blocks("~~~\n```\n\n") == ("", "~~~\n```\n\n")
     assert split_blocks("") == ("", "")
+
+
+def test_ctrl_c_while_text_is_drawn_does_not_draw_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "many words that need two rows"
+
+    def printed(*, is_interrupted: bool) -> str:
+        console = Console(file=io.StringIO(), width=20, force_terminal=True)
+        stream = MarkdownStream(console)
+        stream.feed(text[:25])
+        with monkeypatch.context() as patch, console.capture() as captured:
+            draw = stream._drawn
+
+            def drawn(part: str) -> Markdown:
+                if is_interrupted:
+                    signal.raise_signal(signal.SIGINT)
+                return draw(part)
+
+            patch.setattr(stream, "_drawn", drawn)
+            if is_interrupted:
+                with pytest.raises(KeyboardInterrupt):
+                    stream.feed(text[25:])
+            else:
+                stream.feed(text[25:])
+            patch.undo()
+            stream.end()
+        return captured.get()
+
+    assert printed(is_interrupted=True) == printed(is_interrupted=False)
