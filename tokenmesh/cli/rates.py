@@ -47,7 +47,7 @@ def read_counts(at_s: float, mesh: Mapping[str, Any], metrics: str | None) -> Co
         if name == _TTFT:
             border = float(labels["le"])
             ttft[border] = ttft.get(border, 0.0) + float(value)
-        elif name == _HTTP:
+        elif name == _HTTP and labels["method"] == "POST":  # others read, as `top` itself does
             requests += float(value)
             errors += float(value) if labels["status"].startswith("5") else 0.0
     return Counts(at_s, decode, prefill, requests, errors, tuple(sorted(ttft.items())))

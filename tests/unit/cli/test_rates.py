@@ -16,11 +16,11 @@ vllm:time_to_first_token_seconds_bucket{model_name="a",engine="0",le="+Inf"} 5.0
 """
 
 
-def test_counters_of_all_workers_and_models_are_summed() -> None:
+def test_counters_of_all_workers_and_models_are_summed_without_reads() -> None:
     loads = (LOAD, LOAD | {"decode_tokens": 20}, None)
     state = {"processes": [process(f"worker-{n}", load=load) for n, load in enumerate(loads)]}
     counts = read_counts(1.0, state, METRICS)
-    assert counts == Counts(1.0, 29, 200, 9.0, 2.0, ((0.1, 4.0), (math.inf, 5.0)))
+    assert counts == Counts(1.0, 29, 200, 2.0, 2.0, ((0.1, 4.0), (math.inf, 5.0)))
     assert read_counts(1.0, state, None).requests is None
 
 
