@@ -1,5 +1,6 @@
 """`tokenmesh run`: serve a model and chat with it, in one terminal."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -40,20 +41,31 @@ def run_model(
     if api_key is not None:
         given = [*given, "--api-key", api_key]
     port = free_port()
-    url = f"http://{LOOPBACK}:{port}"
-    with serving(given, port) as mesh:
-        if is_ready(mesh, url):
-            chat(url=url, api_key=api_key)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as ready, serving(given, port, writing) as mesh:
+        os.close(writing)  # the mesh has it: what is read ends with the mesh
+        if ready.read(1):
+            chat(url=f"http://{LOOPBACK}:{port}", api_key=api_key)
             return
     raise typer.Exit(mesh.returncode or 1)
 
 
 @contextmanager
-def serving(words: Sequence[str], port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """`tokenmesh up` as a process of its own, which Ctrl-C in the chat does not reach."""
-    command = (sys.executable, "-m", "tokenmesh", "up", *words, f"--port={port}")
+def serving(
+    words: Sequence[str], port: int, ready_fd: int | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """`tokenmesh up` as a process of its own, which Ctrl-C in the chat does not reach.
+
+    ready_fd: where it writes a byte when it is ready, instead of its ready screen.
+    """
+    command = [sys.executable, "-m", "tokenmesh", "up", *words, f"--port={port}"]
+    fds = () if ready_fd is None else (ready_fd,)
     mesh = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=dies_with_parent()
+        [*command, *(f"--ready-fd={fd}" for fd in fds)],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=dies_with_parent(),
+        pass_fds=fds,
     )
     try:
         yield mesh

@@ -32,6 +32,9 @@ def up(
         str | None,
         typer.Option(help="A demo model: chat (bundled) or embeddings (all-MiniLM-L6-v2)."),
     ] = None,
+    ready_fd: Annotated[
+        int | None, typer.Option(hidden=True, help="Write a byte to it when the mesh is ready.")
+    ] = None,
     *,
     overrides: dict[str, Any],
 ) -> None:
@@ -43,4 +46,4 @@ def up(
     # The services report what happens to the bus: this process need not repeat it.
     logging.getLogger("tokenmesh").addHandler(logging.NullHandler())
     screen = Screen(Console(highlight=False), is_verbose=verbose)
-    raise typer.Exit(asyncio.run(run_mesh(settings, screen)))
+    raise typer.Exit(asyncio.run(run_mesh(settings, screen, ready_fd)))

@@ -16,7 +16,8 @@ def started(monkeypatch: pytest.MonkeyPatch, program: str) -> list[tuple[str, ..
 
     def popen(command: tuple[str, ...], **options: object) -> "subprocess.Popen[bytes]":
         commands.append(command)
-        return plain([sys.executable, "-c", program], **options)  # type: ignore[call-overload, no-any-return]
+        words = [sys.executable, "-c", program, command[-1]]
+        return plain(words, **options)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     return commands
@@ -28,14 +29,14 @@ def test_flags_go_to_up_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(line.split()) == 2
     ((_, *command),) = commands
     assert command[:3] == ["-m", "tokenmesh", "up"]
-    assert command[3:-1] == line.split()[1:]
-    assert command[-1].startswith("--port=")
+    assert command[3:-2] == line.split()[1:]
+    assert command[-2].startswith("--port=")
 
 
 def test_the_mesh_ends_with_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
-    started(monkeypatch, "import time; time.sleep(60)")
+    tell = "import os, sys, time; os.write(int(sys.argv[-1].split('=')[1]), b'1'); time.sleep(60)"
+    started(monkeypatch, tell)
     chats: list[str] = []
-    monkeypatch.setattr(run_module, "is_ready", lambda mesh, url: True)
     monkeypatch.setattr(run_module, "chat", lambda url, api_key: chats.append(url))
     assert run(["run"]) == 0
     assert len(chats) == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -34,8 +35,11 @@ from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.service.lifecycle import ExitCode, StopSignals
 
 
-async def run_mesh(settings: Settings, screen: Screen) -> int:
-    """Serve until a signal; the exit code. Raises ConfigError before anything has started."""
+async def run_mesh(settings: Settings, screen: Screen, ready_fd: int | None = None) -> int:
+    """Serve until a signal; the exit code. Raises ConfigError before anything has started.
+
+    ready_fd: gets a byte when the mesh is ready, in place of the ready screen.
+    """
     if settings.gateway.port == 0 and settings.gateway.uds is None:
         settings = changed(settings, {"gateway": {"port": free_port()}})
     check_installed()
@@ -58,7 +62,7 @@ async def run_mesh(settings: Settings, screen: Screen) -> int:
         with watch.listening(folder / NOTIFY_SOCKET):
             try:
                 async with running("the watch over processes", watch.run(), screen):
-                    return await _live(plan, supervisor, screen, stops)
+                    return await _live(plan, supervisor, screen, stops, ready_fd)
             finally:
                 screen.end_progress()
                 grace_s = settings.service.drain_grace_s + settings.up.stop_margin_s
@@ -85,7 +89,11 @@ async def running(
 
 
 async def _live(
-    plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen, stops: StopSignals
+    plan: MeshPlan,
+    supervisor: ProcessSupervisor,
+    screen: Screen,
+    stops: StopSignals,
+    ready_fd: int | None,
 ) -> int:
     """Through start and service until something ends them."""
     screen.begin(plan.counts)
@@ -96,7 +104,11 @@ async def _live(
         if starting in done:
             card = starting.result()
             supervisor.never_give_up()
-            _show_ready(plan, screen, card)
+            if ready_fd is None:
+                _show_ready(plan, screen, card)
+            else:
+                screen.end_progress()
+                os.write(ready_fd, b"1")
             watching = _watch_store(plan, supervisor, screen)
             async with running("the watch over JetStream", watching, screen):
                 done = await _first_of(None, stop, supervisor.dead)
