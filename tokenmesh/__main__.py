@@ -1,10 +1,16 @@
 """The `tokenmesh` command, also as `python -m tokenmesh`."""
 
 import signal
+import sys
+
+from tokenmesh import __version__
 
 
 def main() -> None:
     """Entry point of the console script."""
+    if sys.argv[1:] == ["--version"]:  # without the imports of the commands
+        print(f"tokenmesh {__version__}")  # noqa: T201
+        return
     # Imports take a second: until they are done, Ctrl-C ends the process without a traceback.
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
