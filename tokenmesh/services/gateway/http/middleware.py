@@ -72,7 +72,9 @@ def check_origin(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None
     host = headers.get(b"host", b"").decode("latin-1")
     if not origin or "*" in allowed or origin in allowed or _host_of(origin) == host:
         return
-    raise Forbidden(f"the origin {origin[:_SHOWN]!r} is not one of gateway.cors_origins")
+    raise Forbidden(
+        f"the origin {origin[:_SHOWN]!r} is not one of --allowed-origins (gateway.cors_origins)"
+    )
 
 
 def check_host(headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None:
