@@ -13,13 +13,18 @@ cd "$(dirname "$0")/.."
 python=$folder/bin/python
 extras=$(IFS=, && echo "$*")
 torch=$(grep -o 'torch==[0-9.]*' pyproject.toml | head -n 1)
-pip=("$python" -m pip install --quiet --disable-pip-version-check)
+pip=("$python" -m pip install --disable-pip-version-check)
+uv=(uv pip install --python "$python")
+if [[ ! -t 1 ]]; then  # who watches sees how far the downloads are
+  pip+=(--quiet)
+  uv+=(--quiet)
+fi
 
 has_nvidia() { [[ -e /proc/driver/nvidia/version ]] || nvidia-smi -L > /dev/null 2>&1; }
 
 # The version of torch that pip would take, without a download.
 offered_torch() {
-  "${pip[@]}" --dry-run --no-deps --report - "$torch" 2> /dev/null |
+  "${pip[@]}" --quiet --dry-run --no-deps --report - "$torch" 2> /dev/null |
     "$python" -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])'
 }
 
@@ -40,11 +45,12 @@ sys.exit(version('torch').partition('+')[0] != '${torch#*==}')" 2> /dev/null; th
 install_torch
 install=("${pip[@]}")
 if command -v uv > /dev/null; then
-  install=(uv pip install --quiet --python "$python")
+  install=("${uv[@]}")
 fi
 locked=$(mktemp)
 trap 'rm -f "$locked"' EXIT
 "$python" compose/requirements.py "$@" > "$locked"
+echo "installing $(grep -c == "$locked") other packages"
 "${install[@]}" --no-deps --require-hashes --requirement "$locked"
 if [[ $extras == *gpu* ]]; then
   "${install[@]}" --editable ".[$extras]"
