@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from tokenmesh.cli.api import DEFAULT_URL, Api, ChatDelta
+from tokenmesh.cli.api import DEFAULT_URL, Api, ChatDelta, Url
 from tokenmesh.cli.conversation import COMMANDS, ChatHistory
 from tokenmesh.cli.markdown import MarkdownStream
 from tokenmesh.shared.errors import TokenMeshError
@@ -19,7 +19,7 @@ _HINT: Final = "/help shows the commands, Alt-Enter begins a new line, Ctrl-D le
 
 
 def chat(
-    url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     model: Annotated[
         str | None, typer.Option(help="Model name; default: the first one served.")
     ] = None,
@@ -117,9 +117,13 @@ def _lines(console: Console, is_interactive: bool) -> Iterator[str]:
     prompt = ANSI("> " if console.no_color else "\x1b[1;32m> \x1b[0m")
     while True:
         try:
-            yield session.prompt(prompt).strip()
-        except (EOFError, KeyboardInterrupt):
+            line = session.prompt(prompt).strip()
+        except KeyboardInterrupt:
+            console.print("(Ctrl-D leaves)", style="dim")
+            continue
+        except EOFError:
             return
+        yield line
 
 
 def history_file() -> Path:

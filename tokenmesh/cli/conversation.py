@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from tokenmesh.cli.api import Api, ChatDelta
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.sampling import SamplingParams
 
 COMMANDS: Final = {
     "/model": "[NAME] shows the served models, or changes the model",
@@ -102,7 +105,7 @@ class ChatHistory:
     def _set(self, words: str) -> str:
         field, _, value = words.partition(" ")
         if field and value:
-            self._options[field] = _value_of(value.strip())
+            self._options[field] = _checked(field, _value_of(value.strip()))
         elif field:
             self._options.pop(field, None)
         shown = (f"{name} = {json.dumps(each)}" for name, each in self._options.items())
@@ -140,6 +143,27 @@ def _value_of(text: str) -> object:
         value: object = json.loads(text)
     except ValueError:
         return text
+    return value
+
+
+_TYPES: Final = {
+    **{each.name: each.type for each in msgspec.structs.fields(SamplingParams)},
+    "n": int,
+    "max_completion_tokens": int,
+    "logprobs": bool,
+    "top_logprobs": int,
+}
+"""Of fields of a chat. Others are left to the gateway, which knows them all."""
+
+
+def _checked(field: str, value: object) -> object:
+    """The value. Raises InvalidInput where it is not of the field's type."""
+    try:
+        msgspec.convert(value, _TYPES.get(field, Any))
+    except msgspec.ValidationError as error:
+        # Such as: Expected `float`, got `str`
+        what = str(error).lower().replace("`", "")
+        raise InvalidInput(f"{field} cannot be {value!r}: {what}", param=field) from error
     return value
 
 
