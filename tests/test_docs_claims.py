@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from tests.fakes.pages import ROOT, anchors, commands, on_every_page, prose, rows, spans
+from tokenmesh.cli.api import URL_VARIABLES
 from tokenmesh.services.gateway.http.errors import NotSupported, UnsupportedMediaType
 from tokenmesh.services.gateway.tenancy.tenant import QuotaExceeded, RateLimited
 from tokenmesh.services.worker_svc.models.native.registry import FAMILIES, IMAGE_ARCHITECTURES
@@ -23,7 +24,7 @@ from tokenmesh.shared.subject_table import SUBJECTS
 
 SETTINGS = {".".join(key) for key, _ in fields()}
 SECTIONS = {name for name in SETTINGS if "." not in name} | {"model"}
-VARIABLES = {environment_name(key) for key, _ in fields()}
+VARIABLES = {environment_name(key) for key, _ in fields()} | {*URL_VARIABLES}
 KINDS = {metric.name: metric.kind for metric in METRICS}
 FILES = [
     "/" + str(path.relative_to(ROOT)) + ("/" if path.is_dir() else "")

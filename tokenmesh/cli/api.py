@@ -4,14 +4,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import httpx
+import typer
 
 from tokenmesh.shared.errors import NotFound, TokenMeshError, Unavailable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
+URL_VARIABLES: Final = ["TOKENMESH_URL", "OPENAI_BASE_URL"]
+Url = Annotated[str, typer.Option(envvar=URL_VARIABLES, help="The gateway.")]
+"""The option of all commands that talk to a mesh."""
+_BASE_PATH: Final = "/v1"
+"""With which clients of OpenAI name a server."""
 _MAX_TRACES: Final = 500
 _DATA: Final = "data:"
 _DONE: Final = "[DONE]"
@@ -44,9 +50,13 @@ class Api:
         self, url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._url = url
+        self._url = url.rstrip("/").removesuffix(_BASE_PATH)
         self._client = httpx.Client(
-            base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport, mounts=DIRECT
+            base_url=self._url,
+            headers=headers,
+            timeout=_TIMEOUT,
+            transport=transport,
+            mounts=DIRECT,
         )
 
     def __enter__(self) -> "Api":

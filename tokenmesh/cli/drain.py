@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tokenmesh.cli.api import DEFAULT_URL, Api
+from tokenmesh.cli.api import DEFAULT_URL, Api, Url
 from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.errors import Unavailable
 
@@ -17,7 +17,7 @@ def drain(
     process_id: Annotated[
         str, typer.Argument(metavar="ID", help="Of a process, as `tokenmesh top` shows it.")
     ],
-    url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key.")] = None,
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait until it has left; 0: do not wait.")

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tokenmesh.cli.api import DEFAULT_URL, Api
+from tokenmesh.cli.api import DEFAULT_URL, Api, Url
 from tokenmesh.cli.rates import MeshRates, read_counts
 from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.errors import Unavailable
@@ -103,7 +103,7 @@ _FILE_WIDTH: Final = 160
 
 
 def top(
-    url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key.")] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,

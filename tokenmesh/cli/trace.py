@@ -13,7 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from tokenmesh.cli.api import DEFAULT_URL, Api
+from tokenmesh.cli.api import DEFAULT_URL, Api, Url
 from tokenmesh.shared.errors import NotFound
 
 _BAR_SHARE: Final = 4
@@ -209,7 +209,7 @@ def trace(
         str | None,
         typer.Argument(metavar="ID", help="Id of a request or a trace; default: the last one."),
     ] = None,
-    url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key.")] = None,
     slowest: Annotated[
         bool, typer.Option("--slowest", help="The longest of the traces that the gateway keeps.")

@@ -15,6 +15,7 @@ import pytest
 from tokenmesh.cli import chat as chat_module
 from tokenmesh.cli.api import Api, ApiError
 from tokenmesh.cli.conversation import ChatHistory
+from tokenmesh.cli.main import run
 from tokenmesh.shared.errors import InvalidInput, NotFound, Unavailable
 
 URL = "http://mesh"
@@ -115,6 +116,16 @@ def test_fields_of_the_requests_can_be_set_and_taken_back(gateway: Gateway) -> N
     assert conversation.command("/set") == "temperature = 0.5"
 
 
+@pytest.mark.parametrize(
+    "words", ["temperature hot", "max_tokens many", "n 1.5", "ignore_eos 3", "logprobs yes"]
+)
+def test_a_value_of_another_type_is_refused_when_it_is_set(gateway: Gateway, words: str) -> None:
+    conversation = ChatHistory(gateway.api(), "demo", {})
+    with pytest.raises(InvalidInput, match=words.split()[0]):
+        conversation.command(f"/set {words}")
+    assert conversation.command("/set temperature 1") == "temperature = 1"
+
+
 def test_the_model_can_be_changed_to_another_served_one(gateway: Gateway) -> None:
     conversation = ChatHistory(gateway.api(), "other", {})
     assert conversation.command("/model") == "  demo"
@@ -204,6 +215,23 @@ class Models(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Nothing is shown."""
+
+
+@pytest.mark.parametrize(
+    ("variable", "path"),
+    [("TOKENMESH_URL", ""), ("OPENAI_BASE_URL", "/v1"), ("TOKENMESH_URL", "/")],
+)
+def test_the_address_comes_from_the_environment(
+    variable: str, path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{server.server_port}{path}")
+        monkeypatch.setattr("sys.stdin", io.StringIO("/model\n"))
+        assert run(["chat"]) == 0
+        server.shutdown()
+    assert "demo" in capsys.readouterr().out
 
 
 def test_the_first_of_several_choices_is_the_answer(gateway: Gateway) -> None:

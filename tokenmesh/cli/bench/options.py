@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from tokenmesh.cli.api import DEFAULT_URL
+from tokenmesh.cli.api import DEFAULT_URL, URL_VARIABLES
 from tokenmesh.cli.bench.report import METRICS, read_goals
 from tokenmesh.cli.bench.run import BenchRun
 from tokenmesh.cli.bench.workload import Endpoint, RandomPrompts
@@ -23,7 +23,7 @@ def option(help_text: str, *names: str, **more: Any) -> Any:
 
 
 _LOAD: Final[tuple[tuple[str, Any, Any, Any], ...]] = (
-    ("base_url", str, DEFAULT_URL, option("The server.", "--base-url")),
+    ("base_url", str, DEFAULT_URL, option("The server.", "--base-url", envvar=URL_VARIABLES)),
     (
         "backend",
         str,
