@@ -27,6 +27,7 @@ from tokenmesh.services.gateway.openai.request import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from tokenmesh.services.gateway.pooling.generative import GenerativeScoringRequest
 from tokenmesh.services.gateway.realtime.routes import realtime_router
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.response_logs import open_journal
@@ -37,6 +38,7 @@ from tokenmesh.services.gateway.routes import (
     cohere,
     document,
     files,
+    generative_scoring,
     ollama,
     openai,
     operation,
@@ -61,6 +63,7 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     anthropic.PATH: MessagesRequest,
     **dict.fromkeys((cohere.CHAT, cohere.OWN_CHAT), CohereChatRequest),
     responses.PATH: ResponsesRequest,
+    generative_scoring.PATH: GenerativeScoringRequest,
     **pooling.BODIES,
     **ollama.BODIES,
 }
@@ -162,6 +165,7 @@ def make_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
         anthropic.PATH: anthropic.messages_endpoint(gateway),
         **dict.fromkeys((cohere.CHAT, cohere.OWN_CHAT), cohere.cohere_endpoint(gateway)),
         responses.PATH: responses.response_endpoint(gateway),
+        generative_scoring.PATH: generative_scoring.scoring_endpoint(gateway),
         **pooling.pooling_endpoints(gateway),
         **ollama.ollama_endpoints(gateway),
     }

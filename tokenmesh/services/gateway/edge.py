@@ -36,6 +36,7 @@ _PREFIX_BY_PATH: Final = {
     "/v1/embeddings": "embd",
     **dict.fromkeys(("/v1/embed", "/v2/embed"), "embd"),
     "/pooling": "pool",
+    "/generative_scoring": "generative-scoring",
     "/classify": "classify",
     "/v1/moderations": "modr",
     "/api/chat": "chatcmpl",

@@ -24,6 +24,22 @@ from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 logger = logging.getLogger(__name__)
 
 _PATH_SHOWN: Final = 200
+_INSTEAD: Final = {
+    ("/v1/systemone", "/v1/decisions"): (
+        "ask a chat with structured_outputs.choice, or /generative_scoring for probabilities"
+    ),
+    ("/collective_rpc", "/get_world_size"): "workers run no code of others",
+    (
+        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights"),
+        *("/finish_weight_update", "/update_weight_version", "/weight_info"),
+    ): "weights are those of the checkpoint; restart workers with another one",
+    ("/pause", "/resume", "/is_paused"): "with --enable-admin-routes there are /sleep and /wake_up",
+    ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"): (
+        "a cache_salt keeps a request from older blocks"
+    ),
+    ("/scale_elastic_ep", "/is_scaling_elastic_ep"): "start and drain workers instead",
+}
+"""Routes of vLLM that are not served, and what to do."""
 _METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
@@ -129,7 +145,10 @@ def _message(request: Request, error: StarletteHTTPException) -> str:
     """FastAPI's message; for a missing route it names method and path."""
     if error.status_code != 404:
         return str(error.detail)
-    return f"no route matches {request.method} {request.url.path[:_PATH_SHOWN]}"
+    path = str(request.scope["path"])
+    what = f"no route matches {request.method} {request.url.path[:_PATH_SHOWN]}"
+    hint = next((hint for paths, hint in _INSTEAD.items() if path in paths), None)
+    return what if hint is None else f"{what}, a route of vLLM: {hint}"
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:

@@ -116,7 +116,7 @@ class Gateway:
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.pool_builder = PoolBuilder(self.catalog, limits, self.adapters.resolve)
-        self._pooling = self._make_pooling()
+        self.pooling = self._make_pooling()
         self.responses = self._make_responses(journals.responses, settings, redis)
         self.batches = BatchService(gateway_id, journals.batches, self.uploads, bus, settings)
         self.transcriptions = Transcriptions(self.builder, self.calls, self.generation)
@@ -239,7 +239,7 @@ class Gateway:
 
     def pool(self, job: PoolJob, compute: Compute) -> PoolingResponse:
         """The HTTP response that computes numbers."""
-        return PoolingResponse(job, compute, self._pooling)
+        return PoolingResponse(job, compute, self.pooling)
 
     def load_headers(self, context: RequestContext, model: ModelName) -> Headers:
         """Further headers of a response, from the load of a model's workers."""

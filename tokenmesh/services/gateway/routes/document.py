@@ -25,6 +25,7 @@ from tokenmesh.services.gateway.ollama.writer import OllamaEmbedding, OllamaEmbe
 from tokenmesh.services.gateway.openai import shapes
 from tokenmesh.services.gateway.openai.sampling_fields import NotServed, marked
 from tokenmesh.services.gateway.pooling import shapes as numbers
+from tokenmesh.services.gateway.pooling.generative import GenerativeScores
 from tokenmesh.services.gateway.pooling.moderations import ModerationResults
 from tokenmesh.services.gateway.responses.shapes import (
     InputItems,
@@ -65,6 +66,7 @@ _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("post", "/tokenize"): shapes.TokenizeResult,
     ("post", "/detokenize"): shapes.DetokenizeResult,
     ("post", "/v1/moderations"): ModerationResults,
+    ("post", "/generative_scoring"): GenerativeScores,
     ("post", "/api/embed"): OllamaEmbeddings,
     ("post", "/api/embeddings"): OllamaEmbedding,
     ("post", "/v1/files"): FileObject,

@@ -1,0 +1,194 @@
+"""Scores by the next token of a model that generates: vLLM's /generative_scoring.
+
+Each item behind the query is a prompt, and its score is how likely the first label is to follow.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+from pydantic import Field
+
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
+from tokenmesh.services.gateway.generation.delivery import Delivery
+from tokenmesh.services.gateway.generation.request import GenerationRequest, Head
+from tokenmesh.services.gateway.generation.usage import Usage
+from tokenmesh.services.gateway.http import sse
+from tokenmesh.services.gateway.http.errors import invalid
+from tokenmesh.services.gateway.http.fields import Bounded, Flag, Off, On, Priority, TokenId
+from tokenmesh.services.gateway.openai.completion_builder import build_completion
+from tokenmesh.services.gateway.openai.request import CompletionRequest
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
+from tokenmesh.services.gateway.openai.translation import FieldNames
+from tokenmesh.services.gateway.pooling.job import PoolJob
+from tokenmesh.services.gateway.pooling.prompts import PathOf, PoolTokenizer
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.errors import FieldPath, TokenMeshError
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.pooling import PoolingParams
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.tokens import unpack_ids
+
+NAMES: Final = FieldNames({"prompt": "items", "logprob_token_ids": "label_token_ids"}, {})
+"""Of the fields of the completion that a request becomes."""
+_GENERATED: Final = 1
+
+
+class GenerativeScoringRequest(Bounded, extra="allow", strict=True, allow_inf_nan=False):
+    """vLLM's body: `query` and `items` are joined as token ids."""
+
+    model: str | None = None
+    query: str | list[TokenId]
+    items: list[str] | list[list[TokenId]] = Field(min_length=1)
+    label_token_ids: list[TokenId] = Field(min_length=1)
+    """The score is the probability of the first."""
+    apply_softmax: On = True
+    """Probabilities among the labels; false: among all tokens."""
+    item_first: Off = False
+    """Each item stands before the query."""
+    add_special_tokens: On = True
+    """To the query; items never have any."""
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    priority: Priority = 0
+    request_id: str | None = Field(default=None, min_length=1)
+    stream: Flag | None = False
+
+
+class GenerativeScore(msgspec.Struct):
+    index: int
+    score: float
+    object: str = "score"
+
+
+class GenerativeScores(msgspec.Struct, kw_only=True):
+    """The body of a response."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[GenerativeScore]
+    usage: Usage
+
+
+async def build_scoring(
+    builder: RequestBuilder,
+    tokenizer: PoolTokenizer,
+    body: GenerativeScoringRequest,
+    context: RequestContext,
+) -> GenerationRequest:
+    """A completion of one token for each item. Raises InvalidInput that names a chat's fields."""
+    if body.stream:
+        raise invalid("stream", "scores are not streamed")
+    completion = CompletionRequest(
+        model=body.model,
+        prompt=[[0]],
+        max_tokens=_GENERATED,
+        temperature=0.0,
+        logprobs=0,
+        logprob_token_ids=list(dict.fromkeys(body.label_token_ids)),
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        request_id=body.request_id,
+    )
+    card = await builder.find_model(completion, context, _GENERATED)
+    completion.prompt = await _prompts(tokenizer, body, _job(builder, card, context))
+    request = await build_completion(builder, completion, context)
+    await context.widen(len(request.jobs), 1)
+    return replace(request, is_stream=False)
+
+
+def _job(builder: RequestBuilder, card: ModelCard, context: RequestContext) -> PoolJob:
+    """What tokenizers need to know; a prompt is cut below."""
+    return PoolJob(
+        request_id=context.request_id,
+        created=0,
+        card=card,
+        params=PoolingParams(task="score"),
+        priority=0,
+        cache_salt=None,
+        tenant=context.access.tenant,
+        truncate_tokens=card.max_model_len,
+        deadline_s=now_s() + builder.settings.tokenize_timeout_s,
+    )
+
+
+async def _prompts(
+    tokenizer: PoolTokenizer, body: GenerativeScoringRequest, job: PoolJob
+) -> list[list[int]]:
+    """The ids of each prompt, cut so that there is room for a token."""
+    query = await _ids(tokenizer, job, [body.query], _of_query, special=body.add_special_tokens)
+    items = await _ids(tokenizer, job, body.items, _of_item, special=False)
+    room = job.card.max_model_len - _GENERATED
+    pairs = (((item, query[0]) if body.item_first else (query[0], item)) for item in items)
+    return [list(chain(*pair))[:room] for pair in pairs]
+
+
+async def _ids(
+    tokenizer: PoolTokenizer,
+    job: PoolJob,
+    prompts: Sequence[str | list[int]],
+    path_of: PathOf,
+    *,
+    special: bool,
+) -> list[list[int]]:
+    texts = [each for each in prompts if isinstance(each, str)]
+    if texts:
+        found = await tokenizer.texts(job, texts, path_of, add_special_tokens=special)
+    else:
+        ids = [each for each in prompts if not isinstance(each, str)]
+        found = await tokenizer.ids(job, ids, path_of)
+    return [unpack_ids(each.prompt_ids) for each in found]
+
+
+def _of_query(_kind: str, _index: int) -> FieldPath:
+    return ("query",)
+
+
+def _of_item(_kind: str, index: int) -> FieldPath:
+    return ("items", index)
+
+
+class ScoringWriter:
+    """The `BodyWriter` of scores, which are never streamed."""
+
+    keep_alive = sse.COMMENT
+
+    def __init__(self, head: Head, body: GenerativeScoringRequest) -> None:
+        self._head = head
+        self._label = body.label_token_ids[0]
+        self._applies_softmax = body.apply_softmax
+
+    def begin(self, delivery: Delivery) -> bytes:
+        return b""
+
+    def write(self, delivery: Delivery, chunks: list[OutputChunk]) -> bytes:
+        return b""
+
+    def end(self, delivery: Delivery) -> bytes:
+        return b""
+
+    def fail(self, error: TokenMeshError) -> bytes:
+        return sse.error_frames(error)
+
+    def whole(self, delivery: Delivery, chunks: list[OutputChunk]) -> Any:
+        merged = merge(chunks, len(delivery.choices))
+        return GenerativeScores(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            data=[GenerativeScore(each.choice, self._score(each.logprobs[0])) for each in merged],
+            usage=delivery.usage(),
+        )
+
+    def _score(self, entry: TokenLogprobs) -> float:
+        logprobs = dict(zip(entry.top_ids, entry.top_logprobs, strict=True))
+        own = logprobs[self._label]
+        if not self._applies_softmax:
+            return math.exp(own)
+        best = max(logprobs.values())
+        return math.exp(own - best) / sum(math.exp(each - best) for each in logprobs.values())
