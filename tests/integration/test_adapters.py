@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from tests.fakes.adapters import AdapterSpec, write_tensors
+from tests.fakes.key_file import key_entry
 from tests.fakes.small_mesh import SmallMesh
 from tests.fakes.worker_process import joined, worker_process
 from tokenmesh.services.gateway.mesh.catalog import Catalog
@@ -88,17 +89,52 @@ async def test_an_adapter_is_loaded_listed_requested_and_unloaded(
 ) -> None:
     await mesh.add_worker()
     await mesh.until(lambda: len(mesh.loads()) == 2)
-    status, text = await load(mesh, "sql", write(tmp_path / "sql"))
+    path = write(tmp_path / "sql")
+    status, text = await load(mesh, "sql", path)
     assert (status, text) == (200, "Success: LoRA adapter 'sql' added successfully.")
     assert await models(mesh) == {mesh.model: None, "sql": mesh.model}
     one = (await mesh.client.get("/v1/models/sql")).json()
-    assert (one["id"], one["parent"], one["root"]) == ("sql", mesh.model, mesh.model)
+    assert (one["id"], one["parent"], one["root"]) == ("sql", mesh.model, str(path))
+    listed = (await mesh.client.get("/v1/models")).json()["data"]
+    assert [each["root"] for each in listed if each["parent"]] == [str(path)]
     assert await text_of(mesh, "sql") != await text_of(mesh, mesh.model)
     removed = await mesh.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
     assert removed.text == "Success: LoRA adapter 'sql' removed successfully."
     assert (await mesh.complete(model="sql")).status_code == 404
     again = await mesh.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
     assert again.status_code == 404
+
+
+async def test_the_path_of_an_adapter_is_shown_to_admins_and_not_to_tenants(
+    make_mesh: MakeMesh, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "static")
+    keys = tmp_path / "keys.toml"
+    entries = [key_entry("boss", "ops"), key_entry("ann", "team")]
+    keys.write_text("\n".join(["[tenants.ops]\nadmin = true", "[tenants.team]", *entries]))
+    mesh = make_mesh(
+        lora={"lora_modules": [f"static={path}"]},
+        gateway={"keys_file": str(keys)},
+        headers={"authorization": "Bearer boss"},
+    )
+    async with mesh:
+        for key, root in (("boss", str(path)), ("ann", "static")):
+            headers = {"authorization": f"Bearer {key}"}
+            one = (await mesh.client.get("/v1/models/static", headers=headers)).json()
+            assert (one["root"], one["parent"]) == (root, mesh.model)
+
+
+async def test_sagemakers_routes_load_and_unload_too(mesh: SmallMesh, tmp_path: Path) -> None:
+    body = {"name": "team/sql", "src": str(write(tmp_path / "sql"))}
+    loaded = await mesh.client.post("/adapters", json=body)
+    assert (loaded.status_code, loaded.text) == (200, "Adapter team/sql registered")
+    assert await models(mesh) == {mesh.model: None, "team/sql": mesh.model}
+    assert (await mesh.client.post("/adapters", json=body)).status_code == 409
+    removed = await mesh.client.delete("/adapters/team/sql")
+    assert (removed.status_code, removed.text) == (200, "Adapter team/sql unregistered")
+    assert await models(mesh) == {mesh.model: None}
+    assert (await mesh.client.delete("/adapters/team/sql")).status_code == 404
+    assert (await mesh.client.post("/adapters", json={"name": "x"})).status_code == 400
 
 
 async def test_another_content_under_the_same_name_needs_in_place(

@@ -13,6 +13,8 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """When the worker read it, Unix seconds."""
     is_in_memory: bool = True
     """False: its matrices are read again with the next request."""
+    source: str = ""
+    """The path or hub id by which it was named, for operators; empty: unknown, or too long."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

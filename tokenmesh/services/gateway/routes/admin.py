@@ -38,6 +38,7 @@ from tokenmesh.shared.messages.control import SleepMode, WakeTag
 
 LOAD: Final = "/v1/load_lora_adapter"
 UNLOAD: Final = "/v1/unload_lora_adapter"
+ADAPTERS: Final = "/adapters"
 
 
 class LoadLoraAdapter(Bounded):
@@ -58,7 +59,12 @@ class UnloadLoraAdapter(Bounded):
     model: str | None = Field(default=None, description="Its base model.")
 
 
-BODIES: Final = (LoadLoraAdapter, UnloadLoraAdapter)
+class RegisterAdapter(Bounded):
+    name: str = Field(min_length=1, description="What requests name as their model.")
+    src: str = Field(min_length=1, description="The same as `lora_path`.")
+
+
+BODIES: Final = (LoadLoraAdapter, UnloadLoraAdapter, RegisterAdapter)
 
 
 def adapters_router(gateway: Gateway) -> APIRouter:
@@ -80,6 +86,21 @@ def adapters_router(gateway: Gateway) -> APIRouter:
         body = await read_json(request, UnloadLoraAdapter, gateway.settings)
         await gateway.adapters.unload(body.lora_name, body.model)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    @router.post(ADAPTERS, openapi_extra=body_schema(RegisterAdapter))
+    async def register_adapter(request: Request) -> Response:
+        """SageMaker's way to load an adapter."""
+        body = await read_json(request, RegisterAdapter, gateway.settings)
+        warnings = await gateway.adapters.load(body.name, body.src, in_place=False, model=None)
+        context_of(request.scope).warnings.extend(warnings)
+        return PlainTextResponse(f"Adapter {body.name} registered")
+
+    # An adapter's name may contain slashes.
+    @router.delete(f"{ADAPTERS}/{{adapter_name:path}}")
+    async def unregister_adapter(adapter_name: str) -> Response:
+        """SageMaker's way to unload an adapter."""
+        await gateway.adapters.unload(adapter_name, None)
+        return PlainTextResponse(f"Adapter {adapter_name} unregistered")
 
     return router
 

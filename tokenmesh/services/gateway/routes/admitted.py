@@ -53,6 +53,7 @@ _FOR_ADMINS: Final = (
     "stop_profile",
     "v1/load_lora_adapter",
     "v1/unload_lora_adapter",
+    "adapters",
 )
 
 
@@ -62,7 +63,7 @@ def _any_of(*paths: str) -> re.Pattern[str]:
 
 _EXEMPT: Final = {
     "GET": _any_of(*_PROBES, *_PAGES, *_FACTS, *_KEPT, "is_sleeping"),
-    "DELETE": _any_of(*_KEPT[:2]),
+    "DELETE": _any_of(*_KEPT[:2], "adapters/.+"),
     # Cancelling frees capacity for the tenant's other requests.
     "POST": _any_of(
         *_FOR_ADMINS,

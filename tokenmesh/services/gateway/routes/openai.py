@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import RequestContext, context_of
+from tokenmesh.services.gateway.context import RequestContext, access_of, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.request import GenerationRequest
@@ -69,7 +69,7 @@ def models_router(gateway: Gateway) -> APIRouter:
     catalog = scale_out.catalog if scale_out.is_enabled else gateway.catalog
 
     @router.get("/v1/models")
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
         """Every model that a live worker serves, once for each of its names, and its adapters.
 
         With the scale-out routes also those that a tokenizer alone knows.
@@ -78,35 +78,42 @@ def models_router(gateway: Gateway) -> APIRouter:
         names = ((card, name) for card in cards for name in catalog.names(card))
         models = [_model(card, name) for card, name in names]
         models += [_model(card, name) for name, card in catalog.splits()]
-        models += [_adapter(card, each) for card in cards for each in catalog.adapters(card)]
+        # Where an adapter's files are is for operators, not for tenants with keys.
+        shows = access_of(request).is_admin
+        models += [_adapter(card, a, shows=shows) for card in cards for a in catalog.adapters(card)]
         return json_response(ModelList(data=models))
 
     # A model's name may contain slashes.
     @router.get("/v1/models/{model_id:path}")
-    async def get_model(model_id: str) -> Response:
+    async def get_model(request: Request, model_id: str) -> Response:
         """One model by any of its names."""
         if not model_id:
-            return await list_models()
+            return await list_models(request)
         card = await catalog.find_soon(model_id)
         if card.adapter is not None:
-            return json_response(_adapter(card, card.adapter))
+            return json_response(_adapter(card, card.adapter, shows=access_of(request).is_admin))
         return json_response(_model(card, model_id))
 
     return router
 
 
-def _adapter(card: ModelCard, adapter: AdapterCard) -> Model:
-    return _model(card, adapter.name, adapter.created_s, parent=card.name)
+def _adapter(card: ModelCard, adapter: AdapterCard, *, shows: bool) -> Model:
+    root = (shows and adapter.source) or adapter.name
+    return _model(card, adapter.name, adapter.created_s, parent=card.name, root=root)
 
 
 def _model(
-    card: ModelCard, name: str, created_s: float | None = None, parent: str | None = None
+    card: ModelCard,
+    name: str,
+    created_s: float | None = None,
+    parent: str | None = None,
+    root: str | None = None,
 ) -> Model:
     created = int(card.created_s if created_s is None else created_s)
     return Model(
         id=name,
         created=created,
-        root=card.name,
+        root=root or card.name,
         parent=parent,
         max_model_len=card.max_model_len,
         permission=[ModelPermission(id=f"modelperm-{name}", created=created)],

@@ -18,6 +18,8 @@ class KnownAdapter:
     created_s: float
     version: int
     """Of the command that brought it; 0: it was there from the start."""
+    source: str = ""
+    """The path or hub id by which it was named."""
 
     @property
     def adapter(self) -> Adapter:

@@ -9,6 +9,7 @@ import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from tokenmesh.services.worker_svc.adapters.adapter import (
     AdapterSource,
@@ -35,6 +36,9 @@ from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.pooling import Pool
 
 logger = logging.getLogger(__name__)
+
+_MAX_SOURCE: Final = 256
+"""Characters: every heartbeat holds them."""
 
 
 class AdapterStore:
@@ -97,6 +101,7 @@ class AdapterStore:
                 content_hash=each.content_hash,
                 created_s=each.created_s,
                 is_in_memory=self._memory.holds(each.content_hash),
+                source=each.source if len(each.source) <= _MAX_SOURCE else "",
             )
             for each in self.known
         ]
@@ -138,6 +143,7 @@ class AdapterStore:
         before = self._known.get(name)
         if before is not None and before.content_hash == read.content_hash:
             before.path, before.version = directory, max(before.version, version)
+            before.source = path or str(directory)
             self._note_version(name, before.version)
             return before, True
         if before is not None and not in_place:
@@ -147,7 +153,8 @@ class AdapterStore:
                 param="lora_name",
             )
         self._check_room(name)
-        known = KnownAdapter(name, directory, read.content_hash, wall_s(), version)
+        source = path or str(directory)
+        known = KnownAdapter(name, directory, read.content_hash, wall_s(), version, source)
         self._known[name] = known
         self._note_version(name, version)
         self._memory.keep(read)
