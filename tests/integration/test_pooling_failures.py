@@ -74,6 +74,21 @@ async def test_a_batch_moves_when_its_worker_hangs(
     assert set(retries(mesh)) == {"lost"}
 
 
+async def test_a_worker_that_is_slow_again_and_again_counts_as_one(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with (
+        PoolMesh(bus_settings, redis_settings, "embed", ping_timeout_s=0.02) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=15) as client,
+    ):
+        slow = mesh.workers[0]
+        slow.faults.is_deaf = True
+        asking = asyncio.create_task(client.post("/v1/embeddings", json={"input": "a"}))
+        await mesh.until(lambda: retries(mesh).get("lost", 0.0) >= 5.0)
+        slow.faults.is_deaf = False
+        assert (await asking).status_code == 200
+
+
 async def test_a_slow_worker_that_answers_pings_keeps_its_batch(
     mesh: PoolMesh, client: httpx.AsyncClient
 ) -> None:

@@ -47,10 +47,18 @@ from tokenmesh.shared.tokens import count_ids
 
 _SMALLEST: Final = 8
 """A request is not divided into batches below this part of `pool_batch_tokens`."""
+_LONGEST_PAUSE_S: Final = 2.0
+"""Before a further placement."""
+_DOUBLINGS: Final = 16
+"""Of the pause; more would only overflow."""
 _MAX_REFUSALS: Final = 2
 """After further ones the client gets a 429."""
 _HUGE: Final = b"\x7f", b"\xff"
 """The last byte of float32 numbers that are infinite, not a number, or above 1.7e38."""
+
+
+class _DeclaredDead(Unavailable):
+    """The worker did not respond; it may be dead or only slow."""
 
 
 @dataclass(slots=True)
@@ -117,7 +125,7 @@ class PoolDispatcher:
                 kind = _kind(error)
                 self.breaker.fail(placed.worker_id, kind)
                 self.metrics.counter("pool_retries", reason=kind).inc()
-                await attempts.next(placed.worker_id, error)
+                await attempts.next(placed, error)
                 # what an encoder has stored may have expired
                 chosen = await with_embeddings(self.calls, job, chosen)
                 continue
@@ -181,7 +189,7 @@ class PoolDispatcher:
             with self.streams.calling(worker_id) as lost:
                 await asyncio.wait((request, lost), return_when=asyncio.FIRST_COMPLETED)
                 if not request.done():
-                    raise Unavailable(f"worker {worker_id}: {lost.result()}")
+                    raise _DeclaredDead(f"worker {worker_id}: {lost.result()}")
             has_answered = not isinstance(request.exception(), DeadlineExceeded)
             return request.result()
         finally:
@@ -215,29 +223,38 @@ class _Attempts:
     def __init__(self, settings: GatewaySettings, deadline_s: float) -> None:
         self._settings = settings
         self._deadline_s = deadline_s
+        self._num_counted = 0
+        """Placements, without further ones on a worker that did not respond before."""
         self._num_refused = 0
-        self._num_lost = 0
-        """Workers that have lost the batch, as opposed to refusing it."""
+        self._num_failed = 0
+        """Placements that neither ended with a refusal nor with a silent worker."""
+        self._silent: set[tuple[WorkerId, int]] = set()
+        """Workers that did not respond, each with its epoch: one that is only slow counts once."""
         self.number = 0
         self.failed: list[WorkerId] = []
         """The last one first."""
 
-    async def next(self, worker_id: WorkerId, error: TokenMeshError) -> None:
+    async def next(self, placed: Placed, error: TokenMeshError) -> None:
         """Return when it is time for another worker. Raises the error if that is useless."""
-        settings = self._settings
+        settings, life = self._settings, (placed.worker_id, placed.epoch)
         self.number += 1
-        self.failed = list(dict.fromkeys((worker_id, *self.failed)))
-        is_refusal = isinstance(error, Overloaded | Draining)
-        self._num_lost += not is_refusal
+        self.failed = list(dict.fromkeys((placed.worker_id, *self.failed)))
+        is_again = isinstance(error, _DeclaredDead) and life in self._silent
+        self._num_counted += not is_again
+        if isinstance(error, _DeclaredDead):
+            self._silent.add(life)
+        elif not isinstance(error, Overloaded | Draining):
+            self._num_failed += 1
         self._num_refused += isinstance(error, Overloaded)
-        if self._num_lost >= settings.fruitless_attempts:
+        num_lost = self._num_failed + len(self._silent)
+        if num_lost >= settings.fruitless_attempts:
             raise Unavailable(
-                f"{self._num_lost} workers in a row have lost the prompts, the last: "
-                f"{error.message}"
+                f"{num_lost} workers in a row have lost the prompts, the last: {error.message}"
             ) from error
-        if self._num_refused > _MAX_REFUSALS or self.number >= settings.stream_attempts:
+        if self._num_refused > _MAX_REFUSALS or self._num_counted >= settings.stream_attempts:
             raise error
-        pause_s = settings.retry_pause_s * (2.0 ** (self.number - 1) - 1.0)
+        pause_s = settings.retry_pause_s * (2.0 ** min(self.number - 1, _DOUBLINGS) - 1.0)
+        pause_s = min(pause_s, _LONGEST_PAUSE_S)
         if now_s() + pause_s >= self._deadline_s:
             raise error
         await asyncio.sleep(pause_s)
