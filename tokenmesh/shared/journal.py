@@ -62,10 +62,17 @@ class Journal(Protocol):
         memory, since it looks for the entry before; this does not.
         """
 
-    async def read(self, key: str, after: int, limit: int) -> list[Entry]:
-        """At most `limit` entries after number `after`, in order; none: that was the last."""
+    async def read(
+        self, key: str, after: int, limit: int, num_before: int | None = None
+    ) -> list[Entry]:
+        """At most `limit` entries after number `after`, in order; none: that was the last.
 
-    async def last(self, key: str) -> Entry | None: ...
+        A store of several replicas may know of a further one already. It does not where all of a
+        log is read, with the number of entries read before, or nothing after 0 is found.
+        """
+
+    async def last(self, key: str) -> Entry | None:
+        """The last entry, or one shortly before it; None: the store is sure that there is none."""
 
     async def purge(self, key: str, keep: int = 0) -> None:
         """Delete a key's log but for its last `keep` entries.

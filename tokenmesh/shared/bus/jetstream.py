@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -71,6 +72,8 @@ _END_OF_BATCH: Final = "204"
 _NOT_FOUND: Final = "404"
 _HEADER_ROOM_BYTES: Final = 1024
 _RETRY_PAUSE_S: Final = 0.05
+_HEARD_S: Final = 2.5
+"""Replicas answer their leader every second, and elect another one after 4 s without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +163,12 @@ class JetStreamJournal(Journal):
             number = int(answer_of(reply)["seq"])
         except Conflict:
             # The attempt before may have been stored and only its acknowledgement lost.
-            last = await self._get({"last_by_subj": key}) if is_retry else None
+            last = await self._last_once(key) if is_retry else None
+            if last is not None and after is not None and last.sequence <= after:
+                raise Unavailable("a replica of the stream lacks entries") from None
             if last is None or last.data != data:
                 raise
-            return _entry_of(last).sequence
+            return last.sequence
         if len(data) >= self._mute_bytes:
             self._mute_since_s = None
         return number
@@ -180,15 +185,43 @@ class JetStreamJournal(Journal):
                 f"no entry stored for {silent_s:.0f} s: is the disk of JetStream full?"
             )
 
-    async def read(self, key: str, after: int, limit: int) -> list[Entry]:
+    async def read(
+        self, key: str, after: int, limit: int, num_before: int | None = None
+    ) -> list[Entry]:
         request = {"seq": after + 1, "next_by_subj": key, "batch": limit, "max_bytes": 8 << 20}
-        replies = await self._retrying(key, lambda _is_retry: self._gather(request))
-        return [_entry_of(reply) for reply in replies]
+
+        async def once(_is_retry: bool) -> list[RawReply]:
+            replies = await self._gather(request)
+            if not replies and (num_before is not None or not after):
+                await self._check_whole(key, num_before or 0)
+            return replies
+
+        return [_entry_of(reply) for reply in await self._retrying(key, once)]
 
     async def last(self, key: str) -> Entry | None:
-        request = {"last_by_subj": key}
-        reply = await self._retrying(key, lambda _is_retry: self._get(request))
-        return None if reply is None else _entry_of(reply)
+        return await self._retrying(key, lambda _is_retry: self._last_once(key))
+
+    async def _last_once(self, key: str) -> Entry | None:
+        reply = await self._get({"last_by_subj": key})
+        if reply is None:
+            await self._check_whole(key, 0)
+            return None
+        return _entry_of(reply)
+
+    async def _check_whole(self, key: str, num_read: int) -> None:
+        """Raises Unavailable unless the stream's leader is sure that the key has no more entries.
+
+        Any replica answers reads, also one that is cut off from the others and lacks what they have
+        stored since, or have not yet sent to it.
+        """
+        if self.spec.replicas == 1:
+            return
+        answer = await self._call_api("STREAM.INFO", {"subjects_filter": key})
+        counts = (answer.get("state") or {}).get("subjects") or {}
+        if counts.get(key, 0) > num_read:
+            raise Unavailable("a replica of the stream lacks entries")
+        if answer and not _has_quorum(answer.get("cluster") or {}):
+            raise Unavailable("the stream's leader may be cut off")
 
     async def _get(self, request: dict[str, Any]) -> RawReply | None:
         subject, data = f"$JS.API.DIRECT.GET.{self.spec.name}", msgspec.json.encode(request)
@@ -294,6 +327,15 @@ class JetStreamJournal(Journal):
 
 class _NotRetryable(Unavailable):
     """No JetStream, or one that reads and does not write."""
+
+
+def _has_quorum(cluster: dict[str, Any]) -> bool:
+    """Whether a stream's leader has heard from most replicas so lately that there is no other."""
+    replicas = cluster.get("replicas") or ()
+    heard = sum(
+        not each.get("offline") and each.get("active", inf) < _HEARD_S * 1e9 for each in replicas
+    )
+    return bool(2 * (1 + heard) > 1 + len(replicas))
 
 
 def _check(status: str, expected: Sequence[str]) -> None:

@@ -172,12 +172,13 @@ class BatchLogs:
 
     async def lines(self, batch_id: str) -> AsyncGenerator[AnsweredLine, None]:
         """All answers, in the order of the log. Must be closed."""
-        last = 0
-        while entries := await self.journal.read(log_key(batch_id), last, _READ_ENTRIES):
+        last = count = 0
+        key = log_key(batch_id)
+        while entries := await self.journal.read(key, last, _READ_ENTRIES, count):
             for entry in entries:
                 for line in decode_entry(entry.data).lines:
                     yield line
-            last = entries[-1].sequence
+            last, count = entries[-1].sequence, count + len(entries)
 
     async def close(self, batch_id: str, owner: GatewayId) -> None:
         """Drop what an ended batch needs no longer: all entries but the last one, and marks."""

@@ -87,12 +87,12 @@ class FileContents:
 
     async def read(self, file_id: str, num_bytes: int) -> AsyncGenerator[bytes, None]:
         """The chunks of a file of that size. Raises NotFound for one whose content is not whole."""
-        key, last, expected = _key(file_id), 0, 0
+        key, last, expected, count = _key(file_id), 0, 0, 0
         while num_bytes > 0:
-            entries = await self.journal.read(key, last, _READ_CHUNKS)
+            entries = await self.journal.read(key, last, _READ_CHUNKS, count)
             if not entries:
                 raise _is_lost(file_id)
-            last = entries[-1].sequence
+            last, count = entries[-1].sequence, count + len(entries)
             for entry in entries:
                 number = int.from_bytes(entry.data[:_NUMBER_BYTES], "big")
                 if number > expected:

@@ -110,8 +110,9 @@ class EventLog:
 
 async def read_log(journal: Journal, key: str, batch: int) -> EventLog:
     """The whole log of a key; empty if there is none. Raises what the journal raises."""
-    log, turns = EventLog(), Turns()
-    while entries := await journal.read(key, log.last, batch):
+    log, turns, count = EventLog(), Turns(), 0
+    while entries := await journal.read(key, log.last, batch, count):
+        count += len(entries)
         for entry in entries:
             log.records.extend(decode_records(entry.data))
             log.num_bytes += len(entry.data)
