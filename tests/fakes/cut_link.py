@@ -49,9 +49,18 @@ class CutLink:
         assert task is not None
         self._tasks.add(task)
         self._is_dead[task] = self._is_cut
-        upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._server_port)
         try:
-            with suppress(OSError):
+            upstream_reader, upstream = await asyncio.open_connection(
+                "127.0.0.1", self._server_port
+            )
+        except OSError:
+            writer.close()
+            del self._is_dead[task]
+            self._tasks.discard(task)
+            return
+        try:
+            # a task of streams that is cancelled would be logged as an error
+            with suppress(OSError, asyncio.CancelledError):
                 await asyncio.gather(
                     self._copy(task, reader, upstream), self._copy(task, upstream_reader, writer)
                 )
