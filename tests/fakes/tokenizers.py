@@ -2,7 +2,9 @@
 
 import base64
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Self
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -115,6 +117,18 @@ def wordpiece(directory: Path) -> Path:
 
 class OpenVocabulary(Vocabulary):
     """A vocabulary that encodes any text, as no gateway does."""
+
+    _tokenizer: Tokenizer
+
+    @classmethod
+    def load(cls, tokenizer_json: str, *special_ids: Any) -> Self:
+        made = super().load(tokenizer_json, *special_ids)
+        made._tokenizer = Tokenizer.from_str(tokenizer_json)
+        return made
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, special_ids: Iterable[int]) -> Self:
+        return cls.load(tokenizer.to_str(), special_ids)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

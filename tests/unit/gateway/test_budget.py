@@ -18,7 +18,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> OpenVocabulary:
     folder = tmp_path_factory.mktemp("think")
     byte_level_bpe(folder, "<think>", "</think>")
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    return OpenVocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+    return OpenVocabulary.of(tokenizer, tokenizer.get_added_tokens_decoder())
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def vocabulary() -> Vocabulary:
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(LETTERS)}, []))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>"])
-    return Vocabulary(tokenizer, [EOS])
+    return Vocabulary.load(tokenizer.to_str(), [EOS])
 
 
 def ids(text: str) -> list[int]:

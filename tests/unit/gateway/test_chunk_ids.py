@@ -110,7 +110,7 @@ def test_the_deltas_up_to_a_chunk_are_what_the_ids_up_to_it_say(
 ) -> None:
     text = text_of(reasoning, tools)
     ids = ids_of(tokenizer, text)
-    vocabulary = Vocabulary(tokenizer, ids[-1:])
+    vocabulary = Vocabulary.load(tokenizer.to_str(), ids[-1:])
     for seed in range(4):
         chance = random.Random(seed)
         options = TextOptions(
@@ -138,7 +138,7 @@ def test_the_deltas_up_to_a_chunk_are_what_the_ids_up_to_it_say(
 
 def test_the_texts_of_completions_go_with_their_ids(tokenizer: Tokenizer) -> None:
     ids = ids_of(tokenizer, "It's 4 °C, ¿no? \N{GRINNING FACE}.")
-    vocabulary = Vocabulary(tokenizer, ids[-1:])
+    vocabulary = Vocabulary.load(tokenizer.to_str(), ids[-1:])
     reference = Choice(0, vocabulary, TextOptions())
     texts = [""]
     for each in ids:

@@ -32,7 +32,7 @@ HEAD = Head('id "7"', 1234, "a/model")
 def shapes() -> LogprobShapes:
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     tokenizer.decoder = decoders.ByteLevel()
-    return LogprobShapes(Vocabulary(tokenizer, []))
+    return LogprobShapes(Vocabulary.load(tokenizer.to_str(), []))
 
 
 def parse(data: bytes) -> list[Any]:
@@ -43,7 +43,7 @@ def parse(data: bytes) -> list[Any]:
 
 @given(text=st.text())
 def test_any_text_survives(text: str) -> None:
-    shapes = LogprobShapes(Vocabulary(Tokenizer(models.BPE()), []))
+    shapes = LogprobShapes(Vocabulary.load(Tokenizer(models.BPE()).to_str(), []))
     chat = ChatStream(HEAD, ChunkOptions(), shapes, 3)
     events = parse(chat.write([OutputChunk(1, text or "x", [5])]))
     assert events[0]["choices"][0]["delta"]["content"] == (text or "x")
@@ -150,13 +150,13 @@ def test_the_chosen_token_is_first_in_top_logprobs_of_completions(
 def test_named_tokens_of_a_chat_come_after_the_chosen_one() -> None:
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     tokenizer.decoder = decoders.ByteLevel()
-    named = LogprobShapes(Vocabulary(tokenizer, []), has_named=True)
+    named = LogprobShapes(Vocabulary.load(tokenizer.to_str(), []), has_named=True)
     [shown] = named.chat([TokenLogprobs(1, -2.0, 2, [0], [-0.1])]).content
     assert [(top.token, top.logprob) for top in shown.top_logprobs] == [("b", -2.0), ("a", -0.1)]
 
 
 def test_tokens_can_be_shown_as_ids() -> None:
-    shapes = LogprobShapes(Vocabulary(Tokenizer(models.BPE()), []), as_ids=True)
+    shapes = LogprobShapes(Vocabulary.load(Tokenizer(models.BPE()).to_str(), []), as_ids=True)
     assert shapes.chat([TokenLogprobs(7, -1.0, 3)]).content[0].token == "token_id:7"
 
 

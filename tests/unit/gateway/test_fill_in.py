@@ -18,7 +18,7 @@ from tokenmesh.shared.errors import InvalidInput
 def vocabulary_with(folder: Path, *added: str) -> OpenVocabulary:
     byte_level_bpe(folder, *added)
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    return OpenVocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+    return OpenVocabulary.of(tokenizer, tokenizer.get_added_tokens_decoder())
 
 
 @pytest.mark.parametrize("markers", FORMATS, ids=lambda markers: markers.middle)

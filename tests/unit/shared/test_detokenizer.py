@@ -50,13 +50,13 @@ def metaspace() -> Tokenizer:
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> OpenVocabulary:
     folder: Path = byte_level_bpe(tmp_path_factory.mktemp("bpe"), "<|with space \u00e9|>")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return OpenVocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+    return OpenVocabulary.of(tokenizer, tokenizer.get_added_tokens_decoder())
 
 
 @pytest.fixture(scope="module")
 def sentence_piece() -> OpenVocabulary:
     tokenizer = metaspace()
-    return OpenVocabulary(tokenizer, tokenizer.get_added_tokens_decoder())
+    return OpenVocabulary.of(tokenizer, tokenizer.get_added_tokens_decoder())
 
 
 def encode(vocabulary: OpenVocabulary, text: str) -> list[int]:
@@ -214,7 +214,7 @@ def test_a_first_token_keeps_its_space_after_a_prompt(sentence_piece: OpenVocabu
 def test_added_tokens_are_written_without_spaces_between(sentence_piece: OpenVocabulary) -> None:
     tokenizer = Tokenizer(models.WordLevel({"[A]": 0, "x": 1}, unk_token="x"))
     tokenizer.add_special_tokens(["[A]"])
-    vocabulary = OpenVocabulary(tokenizer, [0])
+    vocabulary = OpenVocabulary.of(tokenizer, [0])
     ids = [1, 0, 0, 1]
     spaced = in_portions(vocabulary, ids, [1, 2, 3], skip=False)
     tight = in_portions(vocabulary, ids, [1, 2, 3], skip=False, spaces=False)

@@ -17,7 +17,7 @@ def test_byte_level_tokens_are_what_they_decode_to(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(file))
     size = tokenizer.get_vocab_size()
     table = read_token_table(file, size + 30, frozenset({2, size + 100}))
-    vocabulary = Vocabulary(tokenizer, ())
+    vocabulary = Vocabulary.load(tokenizer.to_str(), ())
     assert table.eos_ids == (2,)
     assert table.tokens[:4] == [b""] * 4
     assert table.tokens[size:] == [b""] * 30

@@ -1,45 +1,48 @@
-"""Vocabulary: a model's tokenizer as decoders need it, shared by all streams of the model."""
+"""Vocabulary: a model's tokens as decoders need them, shared by all streams of the model."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Self
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Self
 
-from tokenmesh.shared.text.token_names import ANCHORS, byte_level_piece
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from tokenmesh.shared.text.token_names import ANCHORS, TokenNames, byte_level_piece
 
 REPLACEMENT: Final = "\ufffd"
+_BYTE_LEVEL: Final = "ByteLevel"
 
 
 class Vocabulary:
     """Immutable but for its caches, which hold at most one entry an id.
 
     A byte-level tokenizer (GPT-2, Llama 3, Qwen and their kin) gives each token fixed bytes, so
-    its text needs no call into the tokenizer; see `is_byte_level`.
+    its text needs no call into the tokenizers' library; see `is_byte_level`.
     """
 
     def __init__(
         self,
-        tokenizer: "Tokenizer",
+        names: TokenNames,
         special_ids: Iterable[int],
         marker_ids: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """`marker_ids`: of texts around reasoning and calls, which tokenizers have encoded."""
-        from tokenizers import decoders
-
-        self._tokenizer = tokenizer
+        self._names = names
         self._marker_ids = marker_ids or {}
         self.special_ids = frozenset(special_ids)
-        self.added_ids = frozenset(tokenizer.get_added_tokens_decoder())
-        self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
-        self.bytes_by_id = _bytes_by_id(tokenizer)
-        """Of the tokens that stand for one byte each, where characters fall back to bytes."""
-        self._anchor = _find_anchor(tokenizer)
+        self.added_ids = names.added_ids
+        self.is_byte_level = _kind_of(names.decoder) == _BYTE_LEVEL
+        self._name_by_id = _Names(names)
         self._texts: dict[int, tuple[str, bytes]] = {}
-        self.pieces = _Pieces(tokenizer)
+        self.pieces = _Pieces(names)
         """Bytes by id; only for a byte-level tokenizer."""
-        self.plain_pieces = _Pieces(tokenizer, self.special_ids)
+        self.plain_pieces = _Pieces(names, self.special_ids)
         """The same with nothing for special ids."""
+        self._join = self._joined_bytes if self.is_byte_level else _joiner(names.decoder)
+        self.bytes_by_id: dict[int, bytes] = {}
+        """Of the tokens that stand for one byte each, where characters fall back to bytes."""
+        letter = names.id_by_byte.get(ord("A"))
+        if letter is not None and self.decode([letter]) == "A":
+            self.bytes_by_id = {found: bytes([byte]) for byte, found in names.id_by_byte.items()}
+        self._anchor = [names.known[each] for each in ANCHORS if each in names.known][:1]
+        """An ordinary token to put before another one, so that it is not the first of its text."""
 
     @classmethod
     def load(
@@ -48,23 +51,24 @@ class Vocabulary:
         special_ids: Iterable[int],
         marker_ids: Mapping[str, Sequence[int]] | None = None,
     ) -> Self:
-        """Parse the text of a `tokenizer.json`; slow for a large one."""
-        from tokenizers import Tokenizer
+        """Parse the text of a `tokenizer.json`, with merges or without; slow for a large one.
 
-        return cls(Tokenizer.from_str(tokenizer_json), special_ids, marker_ids)
+        Raises ValueError for another text.
+        """
+        return cls(TokenNames(tokenizer_json), special_ids, marker_ids)
 
     @classmethod
     def empty(cls) -> "Vocabulary":
         """Without tokens: every id is an empty text. For answers that stay ids."""
-        from tokenizers import Tokenizer, decoders, models
-
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.decoder = decoders.ByteLevel()
-        return cls(tokenizer, ())
+        return cls.load(json.dumps({"model": {"vocab": {}}, "decoder": {"type": _BYTE_LEVEL}}), ())
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special ones included. Unknown ids are nothing."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        names = self._name_by_id
+        return self._join([name for each in ids if (name := names[each]) is not None])
+
+    def _joined_bytes(self, names: list[str]) -> str:
+        return b"".join(map(byte_level_piece, names)).decode("utf-8", "replace")
 
     def has_markers(self, texts: Iterable[str]) -> bool:
         """Whether `marker_ids` knows all of these."""
@@ -76,12 +80,12 @@ class Vocabulary:
 
     def added_id(self, text: str) -> int | None:
         """The id of a token that was added to the vocabulary, such as a marker; None: no such."""
-        found = self._tokenizer.token_to_id(text)
+        found = self._names.known.get(text)
         return found if found in self.added_ids else None
 
     def name(self, token_id: int) -> str:
         """The token as the vocabulary spells it, such as `Ġhello`; empty for an unknown id."""
-        return self._tokenizer.id_to_token(token_id) or ""
+        return self._name_by_id[token_id] or ""
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """One token's text in the middle of a text, and its bytes.
@@ -106,37 +110,56 @@ class Vocabulary:
         return text, text.encode()
 
 
+class _Names(dict[int, str | None]):
+    """Names by id, looked up at first use."""
+
+    def __init__(self, names: TokenNames) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, token_id: int) -> str | None:
+        name = self._names.name(token_id)
+        # None is not kept: a worker could name any number of ids that do not exist.
+        if name is not None:
+            self[token_id] = name
+        return name
+
+
 class _Pieces(dict[int, bytes]):
     """Bytes of a byte-level token by id, computed at first use."""
 
-    def __init__(self, tokenizer: "Tokenizer", hidden: frozenset[int] = frozenset()) -> None:
+    def __init__(self, names: TokenNames, hidden: frozenset[int] = frozenset()) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
+        self._names = names
         self._hidden = hidden
 
     def __missing__(self, token_id: int) -> bytes:
-        name = self._tokenizer.id_to_token(token_id)
+        name = self._names.name(token_id)
         if name is None:
-            # Not kept: a worker could name any number of ids that do not exist.
             return b""
         piece = b"" if token_id in self._hidden else byte_level_piece(name)
         self[token_id] = piece
         return piece
 
 
-def _bytes_by_id(tokenizer: "Tokenizer") -> dict[int, bytes]:
-    """Empty where the decoder does not join such tokens."""
-    letter = tokenizer.token_to_id("<0x41>")
-    if letter is None or tokenizer.decode([letter], skip_special_tokens=False) != "A":
-        return {}
-    ids = {byte: tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
-    return {found: bytes([byte]) for byte, found in ids.items() if found is not None}
+def _kind_of(decoder: Any) -> object:
+    return decoder.get("type") if isinstance(decoder, dict) else None
 
 
-def _find_anchor(tokenizer: "Tokenizer") -> list[int]:
-    """An ordinary token to put before another one, so that it is not the first of its text."""
-    for name in ANCHORS:
-        token_id = tokenizer.token_to_id(name)
-        if token_id is not None:
-            return [token_id]
-    return []
+def _joiner(decoder: Any) -> Callable[[list[str]], str]:
+    """Names -> text, by the library's own decoder. Raises ValueError for one it does not know."""
+    if decoder is None:
+        return " ".join
+    from tokenizers import Tokenizer
+
+    # a decoder alone has no text form
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor"))
+    whole = {"version": "1.0", "added_tokens": [], **parts, "decoder": decoder, "model": model}
+    try:
+        found = Tokenizer.from_str(json.dumps(whole)).decoder
+    # tokenizers raises bare Exception
+    except Exception as error:
+        raise ValueError(f"its decoder is unknown: {error}") from error
+    join: Callable[[list[str]], str] = found.decode
+    return join

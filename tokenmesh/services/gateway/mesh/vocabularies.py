@@ -10,6 +10,7 @@ import msgspec
 from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
+from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong, ProtocolError, TokenMeshError
@@ -94,7 +95,7 @@ class Vocabularies:
             markers = await self._encode(model, family.markers)
             # Parsing a large vocabulary takes some tenths of a second.
             vocabulary = await asyncio.to_thread(
-                Vocabulary.load, tokenizer_json, described.special_ids, markers
+                _loaded, model, tokenizer_json, described.special_ids, markers
             )
         text = ModelText(described, vocabulary, _defaults(described), family)
         self._keep(model, text)
@@ -146,7 +147,7 @@ class Vocabularies:
         while len(text) < num_bytes:
             part = await self._calls.request(
                 tokenize_subject(model),
-                ReadTokenizer(model=model, fingerprint=fingerprint, offset=len(text)),
+                ReadTokenizer(model=model, fingerprint=fingerprint, offset=len(text), lean=True),
                 TokenizerRead,
                 timeout_s=timeout_s,
                 deadline_s=now_s() + timeout_s,
@@ -172,3 +173,15 @@ def _defaults(described: Described) -> dict[str, object]:
         return msgspec.json.decode(described.default_sampling_json, type=dict[str, object])
     except msgspec.DecodeError as error:
         raise ProtocolError(f"default_sampling_json is not valid: {error}") from error
+
+
+def _loaded(
+    model: ModelName, text: str, special_ids: Sequence[int], markers: dict[str, list[int]]
+) -> Vocabulary:
+    try:
+        return Vocabulary.load(text, special_ids, markers)
+    except ValueError as error:
+        raise ProtocolError(f"the tokenizer of {model!r} cannot be read: {error}") from error
+    finally:
+        # parsing takes several times the memory of what is kept
+        trim_heap()
