@@ -1,6 +1,6 @@
-"""All five services in this process, on the test's real NATS and Redis."""
+"""All five services, or some of them, in this process, on the test's real NATS and Redis."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
@@ -25,13 +25,14 @@ _BUILDS = {
 
 @asynccontextmanager
 async def five_services(
-    settings: Settings,
+    settings: Settings, without: Collection[str] = ()
 ) -> AsyncIterator[tuple[dict[str, Mesh], httpx.AsyncClient]]:
     """The services by name, and a client of the gateway."""
     async with AsyncExitStack() as stack:
         services = {
             name: await stack.enter_async_context(running(name, settings, build))
             for name, build in _BUILDS.items()
+            if name not in without
         }
         url = f"http://127.0.0.1:{settings.gateway.port}"
         yield services, await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))

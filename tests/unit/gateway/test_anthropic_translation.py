@@ -246,7 +246,12 @@ WRONG: list[tuple[Json, str]] = [
         f"{BLOCK}.source.type",
     ),
     (
-        {"messages": [USER, assistant({"type": "tool_use", "id": "a", "name": "b", "input": "c"})]},
+        {
+            "messages": [
+                USER,
+                assistant({"type": "tool_use", "id": "a", "name": "b", "input": 1}),
+            ]
+        },
         "messages[1].content[0].input",
     ),
     (

@@ -131,22 +131,6 @@ def test_a_call_without_arguments_has_an_empty_object(arguments: object) -> None
         ([{"function": {}}], "messages[1].tool_calls[0].function.name is missing or not a string"),
         ([{"id": 1, "function": {"name": "f"}}], "messages[1].tool_calls[0].id is not a string"),
         (
-            [{"function": {"name": "f", "arguments": "[1]"}}],
-            "messages[1].tool_calls[0].function.arguments is not the JSON text of an object",
-        ),
-        (
-            [{"function": {"name": "f", "arguments": "[" * 100_000}}],
-            "messages[1].tool_calls[0].function.arguments is nested too deeply",
-        ),
-        (
-            [{"function": {"name": "f", "arguments": r'{"a": "\ud83d\ude00", "b": "\ud800"}'}}],
-            "messages[1].tool_calls[0].function.arguments holds one half of a surrogate pair",
-        ),
-        (
-            [{"function": {"name": "f", "arguments": r'{"\uDFFF": 1}'}}],
-            "messages[1].tool_calls[0].function.arguments holds one half of a surrogate pair",
-        ),
-        (
             [{"function": {"name": "f", "arguments": 1}}],
             "messages[1].tool_calls[0].function.arguments is neither a string nor an object",
         ),
@@ -172,11 +156,43 @@ def test_an_empty_list_of_calls_counts_as_none() -> None:
     assert render(template, [USER, message]) == "False;False;"
 
 
-def test_arguments_that_are_not_json_are_refused_with_their_field() -> None:
-    answer = ask(chat_templates.CHATML, [USER, call("{")])
-    assert isinstance(answer, RenderFailed)
-    assert answer.kind == "input"
-    assert "messages[1].tool_calls[0].function.arguments" in answer.reason
+WRONG_ARGUMENTS = {
+    '{"city":': "is not JSON",
+    "{": "is not JSON",
+    '{"city": "Par': "is not JSON",
+    "call me": "is not JSON",
+    '{"a": 1}{"a": 1}': "is not JSON",
+    "{'a': 1}": "is not JSON",
+    '{"a": ' + 5000 * "9" + "}": "is not JSON",
+    "[1]": "is not the JSON text of an object",
+    "null": "is not the JSON text of an object",
+    '"{}"': "is not the JSON text of an object",
+    "[" * 90_000: "is nested too deeply",
+    r'{"a": "\ud83d\ude00", "b": "\ud800"}': "holds one half of a surrogate pair",
+    r'{"\uDFFF": 1}': "holds one half of a surrogate pair",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG_ARGUMENTS, ids=range(len(WRONG_ARGUMENTS)))
+def test_arguments_without_an_object_are_taken_back_with_a_warning(arguments: str) -> None:
+    """A model has written them: `max_tokens` cuts calls, and so do clients and other servers."""
+    conversation = [USER, call(arguments), RESULT, USER]
+    for template, shown in (
+        (chat_templates.CHATML, '"arguments": {}'),
+        (chat_templates.DEEPSEEK, arguments),
+    ):
+        answer = ask(template, conversation)
+        assert isinstance(answer, Rendered)
+        assert shown in answer.text
+        (warning,) = answer.warnings
+        assert warning.path == ("messages", 1, "tool_calls", 0, "function", "arguments")
+        assert warning.problem.startswith(WRONG_ARGUMENTS[arguments])
+
+
+def test_a_conversation_of_wrong_arguments_has_a_bounded_number_of_warnings() -> None:
+    answer = ask(chat_templates.CHATML, [USER, *[call("{")] * 100])
+    assert isinstance(answer, Rendered)
+    assert len(answer.warnings) == 16
 
 
 def test_documents_and_template_variables_render_as_in_transformers(

@@ -70,7 +70,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_shape_of_a_template_is_read_from_its_text(name: str) -> None:
     template, wants_parts, tests_string, tests_none = SHAPES[name]
-    shape = compile_template(template).shape
+    shape = compile_template(template).shape_of("other")
     assert (shape.wants_parts, shape.tests_string, shape.tests_none) == (
         wants_parts,
         tests_string,
@@ -78,8 +78,8 @@ def test_the_shape_of_a_template_is_read_from_its_text(name: str) -> None:
     )
 
 
-def render(template: str, content: object, placeholder: str = "") -> str:
-    message: JsonObject = {"role": "user", "content": content}
+def render(template: str, content: object, placeholder: str = "", role: str = "user") -> str:
+    message: JsonObject = {"role": role, "content": content}
     answer = render_job(
         RenderJob(
             template=template,
@@ -129,3 +129,53 @@ def test_a_string_stays_a_string_where_the_template_asks_for_it() -> None:
 )
 def test_null_content_never_prints_none(name: str, text: str) -> None:
     assert render(SHAPES[name][0], None) == text
+
+
+TEXTS: list[JsonObject] = [{"type": "text", "text": "18"}, {"type": "text", "text": "degrees"}]
+OF_EACH_ROLE = {
+    "asks everyone for a string": (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{% if p.type == 'image' %}<image>{% endif %}{% endfor %}"
+        "{% endif %}{% endfor %}"
+    ),
+    "reads the first part of others": (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+        "{% elif m.role == 'user' %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+        "{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}"
+    ),
+    "loops over the user's": (
+        "{% for m in messages %}{% if m['role'] == 'user' %}"
+        "{% for p in m['content'] %}{{ p.text }}{% endfor %}"
+        "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+    ),
+    "loops in a macro for the user": (
+        "{% macro read(content) %}{% for p in content %}{{ p.text }}{% endfor %}{% endmacro %}"
+        "{% for m in messages %}{% if m.role in ['system', 'developer', 'assistant', 'tool'] %}"
+        "{{ m.content }}{% else %}{{ read(m.content) }}{% endif %}{% endfor %}"
+    ),
+    "loops for all but some": (
+        "{% for m in messages %}{% if not (m.role == 'user' or m.role == 'function') %}"
+        "{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
+        "{% endfor %}"
+    ),
+    "prints content": SHAPES["prints content"][0],
+}
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "assistant", "tool"])
+@pytest.mark.parametrize("name", OF_EACH_ROLE)
+def test_parts_of_text_are_one_string_for_all_but_the_user(name: str, role: str) -> None:
+    template = OF_EACH_ROLE[name]
+    assert render(template, TEXTS, role=role) == "18\ndegrees"
+    assert render(template, "18 degrees", role=role) == "18 degrees"
+
+
+def test_parts_of_text_stay_parts_where_the_role_is_read_in_parts() -> None:
+    assert render(chat_templates.PARTS_ONLY, TEXTS, role="tool") == "TOOL: 18 degrees "
+    loops = OF_EACH_ROLE["loops over the user's"]
+    assert render(loops, TEXTS, role="user") == "18degrees"
+
+
+def test_a_tools_image_stays_a_part() -> None:
+    template = OF_EACH_ROLE["asks everyone for a string"]
+    assert render(template, PARTS, role="tool") == "<image>"

@@ -107,8 +107,8 @@ class ChatRenderer:
         conversation: ChatInput,
         placeholders: dict[str, str],
         tenant: str,
-    ) -> str:
-        """The prompt's text; tenants take turns.
+    ) -> Rendered:
+        """The prompt's text, and warnings; tenants take turns.
 
         Raises InvalidInput, or CheckpointError for a broken template.
         """
@@ -127,7 +127,7 @@ class ChatRenderer:
         renderer = self._foreign if is_foreign else self._own
         answer = await renderer.render(job, tenant, len(prompt.messages_json))
         if isinstance(answer, Rendered):
-            return answer.text
+            return answer
         raise _error(answer, is_foreign)
 
     def _choose(

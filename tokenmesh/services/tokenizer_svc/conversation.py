@@ -5,15 +5,18 @@ for continue_final_message: a mark is appended to the last message, and the rend
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject, RenderJob
 from tokenmesh.services.tokenizer_svc.template import TemplateShape
 from tokenmesh.shared.errors import FieldPath, field_name
+from tokenmesh.shared.messages.tokenize import FieldWarning
 from tokenmesh.shared.text.surrogates import spells_half_of_a_pair
 
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
+_MAX_WARNINGS: Final = 16
+"""Of one conversation; a response shows no more."""
 
 
 class UnusableMessages(Exception):
@@ -27,7 +30,9 @@ class UnusableMessages(Exception):
 class ToolArguments(dict[str, object]):
     """A tool call's arguments: an object that prints and concatenates as the client's JSON text.
 
-    Most templates use the object, a few (DeepSeek's) concatenate the string.
+    Most templates use the object, a few (DeepSeek's) concatenate the string. The text may be one
+    that is not the JSON of an object, such as that of a call that `max_tokens` has cut: then the
+    object is empty.
     """
 
     def __init__(self, value: dict[str, object], text: str) -> None:
@@ -44,21 +49,34 @@ class ToolArguments(dict[str, object]):
         return other + self._text if isinstance(other, str) else NotImplemented
 
 
-def shape_messages(job: RenderJob, shape: TemplateShape) -> list[JsonObject]:
-    """The job's messages for a template of this shape. Raises UnusableMessages."""
+def shape_messages(
+    job: RenderJob, shape_of: Callable[[str], TemplateShape], warnings: list[FieldWarning]
+) -> list[JsonObject]:
+    """The job's messages in the shape that the template expects for their roles.
+
+    Adds warnings about what is not shown as it was sent. Raises UnusableMessages.
+    """
     return [
-        _shape_message(message, index, shape, job.placeholders)
+        _shape_message(message, index, shape_of(str(message.get("role"))), job, warnings)
         for index, message in enumerate(job.messages)
     ]
 
 
 def _shape_message(
-    message: JsonObject, index: int, shape: TemplateShape, placeholders: Mapping[str, str]
+    message: JsonObject,
+    index: int,
+    shape: TemplateShape,
+    job: RenderJob,
+    warnings: list[FieldWarning],
 ) -> JsonObject:
     shaped: JsonObject = {key: value for key, value in message.items() if value is not None}
-    shaped["content"] = _shape_content(message.get("content"), shape, placeholders)
+    content = message.get("content")
+    if message.get("role") != "user" and shape.takes_strings and _is_text(content):
+        # Templates read parts of the user. What others say they print, or read its first part.
+        content = _join_parts(content, {})
+    shaped["content"] = _shape_content(content, shape, job.placeholders)
     if message.get("role") == "assistant":
-        _shape_tool_calls(shaped, ("messages", index))
+        _shape_tool_calls(shaped, ("messages", index), warnings)
     _check_string(message, "tool_call_id", ("messages", index))
     for name in _REASONING_FIELDS:
         if (reasoning := shaped.get(name)) is not None:
@@ -73,12 +91,15 @@ def _shape_content(
     if content is None:
         if shape.tests_none:
             return None
-        return [] if shape.wants_parts and not shape.tests_string else ""
+        return "" if shape.takes_strings else []
     if isinstance(content, str):
-        if shape.wants_parts and not shape.tests_string:
-            return [{"type": "text", "text": content}]
-        return content
+        return content if shape.takes_strings else [{"type": "text", "text": content}]
     return content if shape.wants_parts else _join_parts(content, placeholders)
+
+
+def _is_text(content: object) -> bool:
+    """Whether it is a list of parts that are all text."""
+    return isinstance(content, list) and all(part["type"] == "text" for part in content)
 
 
 def _join_parts(content: object, placeholders: Mapping[str, str]) -> str:
@@ -93,7 +114,7 @@ def _join_parts(content: object, placeholders: Mapping[str, str]) -> str:
     return "\n".join([*missing, text]) if has_items else text
 
 
-def _shape_tool_calls(message: JsonObject, path: FieldPath) -> None:
+def _shape_tool_calls(message: JsonObject, path: FieldPath, warnings: list[FieldWarning]) -> None:
     calls = message.get("tool_calls")
     if calls is None:
         return
@@ -103,18 +124,20 @@ def _shape_tool_calls(message: JsonObject, path: FieldPath) -> None:
         del message["tool_calls"]
         return
     message["tool_calls"] = [
-        _shape_call(call, (*path, "tool_calls", index)) for index, call in enumerate(calls)
+        _shape_call(call, (*path, "tool_calls", index), warnings)
+        for index, call in enumerate(calls)
     ]
 
 
-def _shape_call(call: object, path: FieldPath) -> JsonObject:
+def _shape_call(call: object, path: FieldPath, warnings: list[FieldWarning]) -> JsonObject:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise UnusableMessages((*path, "function"), "is not an object")
     if not isinstance(function.get("name"), str):
         raise UnusableMessages((*path, "function", "name"), "is missing or not a string")
     _check_string(call, "id", path)
-    arguments = _read_arguments(function.get("arguments"), (*path, "function", "arguments"))
+    where = (*path, "function", "arguments")
+    arguments = _read_arguments(function.get("arguments"), where, warnings)
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -123,8 +146,14 @@ def _check_string(value: JsonObject, name: str, path: FieldPath) -> None:
         raise UnusableMessages((*path, name), "is not a string")
 
 
-def _read_arguments(arguments: object, path: FieldPath) -> dict[str, object]:
-    """The arguments as an object; OpenAI's clients send their JSON text."""
+def _read_arguments(
+    arguments: object, path: FieldPath, warnings: list[FieldWarning]
+) -> dict[str, object]:
+    """The arguments as an object; OpenAI's clients send their JSON text.
+
+    A text without an object is taken back, too: a model has written it, and a client that keeps the
+    conversation has nothing else to send. Templates that need an object get an empty one.
+    """
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
     if not isinstance(arguments, str):
@@ -133,15 +162,18 @@ def _read_arguments(arguments: object, path: FieldPath) -> dict[str, object]:
         return {}
     try:
         value = json.loads(arguments)
-    except ValueError as error:
-        raise UnusableMessages(path, f"is not JSON: {error}") from error
-    except RecursionError as error:
-        raise UnusableMessages(path, "is nested too deeply") from error
-    if spells_half_of_a_pair(arguments, value):
-        raise UnusableMessages(path, "holds one half of a surrogate pair")
-    if not isinstance(value, dict):
-        raise UnusableMessages(path, "is not the JSON text of an object")
-    return ToolArguments(value, arguments)
+        problem = None if isinstance(value, dict) else "is not the JSON text of an object"
+        if spells_half_of_a_pair(arguments, value):
+            problem = "holds one half of a surrogate pair"
+    except ValueError:
+        problem = "is not JSON"
+    except RecursionError:
+        problem = "is nested too deeply"
+    if problem is None:
+        return ToolArguments(value, arguments)
+    if len(warnings) < _MAX_WARNINGS:
+        warnings.append(FieldWarning(path, f"{problem}: templates that need an object get {{}}"))
+    return ToolArguments({}, arguments)
 
 
 _MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "

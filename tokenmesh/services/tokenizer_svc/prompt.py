@@ -47,6 +47,7 @@ from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokenize import (
     BAD_WORDS_CHARS,
     ChatPrompt,
+    FieldWarning,
     HeldPrompt,
     IdsPrompt,
     TextPrompt,
@@ -105,7 +106,8 @@ class PromptTokenizer:
         """Tokenize a prompt. Raises InvalidInput and its subclasses, and Overloaded."""
         limit = token_limit(message.truncate_prompt_tokens, self.model.max_model_len)
         banned = await self._bad_words(message)
-        ids, stored = await self._ids(message, limit)
+        warnings: list[FieldWarning] = []
+        ids, stored = await self._ids(message, limit, warnings)
         items: list[MediaItem] = []
         if self._media_model is not None:
             ids, items = self._media_model.expanded(ids, stored)
@@ -127,6 +129,7 @@ class PromptTokenizer:
             media=items,
             bad_words_ids=banned,
             token_strs=strings,
+            warnings=warnings,
         )
 
     async def detokenize(self, ids: list[int], tenant: str) -> str:
@@ -138,7 +141,7 @@ class PromptTokenizer:
         return await self._threads.run_text(tenant, len(ids), work)
 
     async def _ids(
-        self, message: Tokenize, limit: int | None
+        self, message: Tokenize, limit: int | None, warnings: list[FieldWarning]
     ) -> tuple[list[int], list[StoredItem]]:
         """The ids, with one for each run of tokens of an item, and the items."""
         prompt = message.prompt
@@ -155,10 +158,14 @@ class PromptTokenizer:
             return await self._encode(text, special, limit, message), []
         if isinstance(prompt, HeldPrompt):
             raise ProtocolError("the held prompt was not read")
-        return await self._chat_ids(message, prompt, limit)
+        return await self._chat_ids(message, prompt, limit, warnings)
 
     async def _chat_ids(
-        self, message: Tokenize, prompt: ChatPrompt, limit: int | None
+        self,
+        message: Tokenize,
+        prompt: ChatPrompt,
+        limit: int | None,
+        warnings: list[FieldWarning],
     ) -> tuple[list[int], list[StoredItem]]:
         read = partial(read_conversation, prompt, self._limits)
         num_bytes = len(prompt.messages_json)
@@ -169,9 +176,11 @@ class PromptTokenizer:
         )
         stored = await self._load_media(conversation, message, prompt)
         with span("render", {"tokenmesh.messages": len(conversation.messages)}):
-            text = await self._chat.render(
+            rendered = await self._chat.render(
                 self.model, prompt, conversation, self._placeholders, message.tenant
             )
+            text = rendered.text
+            warnings.extend(rendered.warnings)
             if self._guard is not None:
                 hidden, table = await self._hidden(
                     self._guard, text, message.tenant, prompt, conversation
@@ -206,9 +215,9 @@ class PromptTokenizer:
             hide = partial(guard.hidden, conversation, table)
             other = await threads.run_text(tenant, cost, hide)
             hidden = await self._chat.render(self.model, prompt, other, self._placeholders, tenant)
-            show = partial(guard.shown, hidden, table)
+            show = partial(guard.shown, hidden.text, table)
             if await threads.run_text(tenant, cost, show) == text:
-                return hidden, table
+                return hidden.text, table
         raise guard.refusal()
 
     async def _load_media(

@@ -45,6 +45,7 @@ from tokenmesh.services.tokenizer_svc.template import (
     template_line,
 )
 from tokenmesh.shared.child_pool import serve
+from tokenmesh.shared.messages.tokenize import FieldWarning
 
 _CODECS: Final = (
     *("ascii", "latin-1", "utf-7", "utf-8-sig", "cp1252", "idna", "punycode"),
@@ -63,7 +64,8 @@ opened."""
 def render_job(job: RenderJob) -> RenderAnswer:
     """Execute one job; every failure is an answer."""
     try:
-        return Rendered(_render(job))
+        warnings: list[FieldWarning] = []
+        return Rendered(_render(job, warnings), warnings)
     except TemplateSyntaxError as error:
         return RenderFailed("syntax", error.message or "syntax error", error.lineno)
     except RaisedByTemplate as error:
@@ -82,11 +84,11 @@ def render_job(job: RenderJob) -> RenderAnswer:
         return RenderFailed("error", reason, template_line(error))
 
 
-def _render(job: RenderJob) -> str:
+def _render(job: RenderJob, warnings: list[FieldWarning]) -> str:
     template = compile_template(job.template)
     if job.compile_only:
         return ""
-    messages = shape_messages(job, template.shape)
+    messages = shape_messages(job, template.shape_of, warnings)
     final_text = mark_end(messages, job.template) if job.continue_final_message else None
     variables: dict[str, object] = {
         **job.variables,

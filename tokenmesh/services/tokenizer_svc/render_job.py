@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from tokenmesh.shared.errors import FieldPath
+from tokenmesh.shared.messages.tokenize import FieldWarning
 
 JsonObject = dict[str, object]
 
@@ -34,6 +35,7 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Rendered(msgspec.Struct, frozen=True, tag=True):
     text: str
+    warnings: list[FieldWarning] = []
 
 
 FailureKind = Literal["syntax", "raised", "input", "error", "too_long", "memory"]

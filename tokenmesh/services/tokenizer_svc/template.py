@@ -11,7 +11,7 @@ message.content`), slices, filters and macros are followed.
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NoReturn
@@ -38,19 +38,39 @@ class TemplateShape:
     tests_none: bool
     """It tests whether content is none: pass null as null, else as an empty string."""
 
+    @property
+    def takes_strings(self) -> bool:
+        """Whether content may be a string."""
+        return self.tests_string or not self.wants_parts
 
-def template_shape(root: nodes.Template) -> TemplateShape:
-    """The shape of a parsed template."""
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+
+
+def template_shapes(root: nodes.Template) -> dict[str, TemplateShape]:
+    """The shapes of a parsed template by role; that of any other role is under an empty name.
+
+    Many templates loop over what the user says and print what others say: a role's shape is read
+    from the branches that its messages can reach.
+    """
     names = _Names({macro.name: macro for macro in root.find_all(nodes.Macro)})
     while names.learn(root):
         pass
     names.forget_mixed(root)
-    tests = [test for test in root.find_all(nodes.Test) if names.is_content(test.node)]
+    shapes = {role: _shape(list(names.reached(root, role)), names) for role in ROLES}
+    return {"": _shape([root, *root.find_all(nodes.Node)], names), **shapes}
+
+
+def _shape(found: list[nodes.Node], names: "_Names") -> TemplateShape:
+    tests = [each for each in found if isinstance(each, nodes.Test) and names.is_content(each.node)]
+    compares = [each for each in found if isinstance(each, nodes.Compare)]
     return TemplateShape(
-        wants_parts=any(names.is_content(loop.iter) for loop in root.find_all(nodes.For)),
+        wants_parts=any(
+            isinstance(each, nodes.For) and names.is_content(each.iter) for each in found
+        ),
         tests_string=any(test.name == "string" for test in tests),
         tests_none=any(test.name == "none" for test in tests)
-        or any(names.compares_none(compare) for compare in root.find_all(nodes.Compare)),
+        or any(names.compares_none(compare) for compare in compares),
     )
 
 
@@ -124,6 +144,62 @@ class _Names:
             return self.is_message(node.node)
         return _variable(node) in self.contents
 
+    def reached(self, root: nodes.Node, role: str) -> Iterator[nodes.Node]:
+        """All nodes but those in branches, and in macros, that no message of the role reaches."""
+        called: set[str] = set()
+        waiting: list[nodes.Node] = [root]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name):
+                macro = self.macros.get(node.node.name)
+                if macro is not None and macro.name not in called:
+                    called.add(macro.name)
+                    waiting.extend(macro.body)
+            if isinstance(node, nodes.If):
+                waiting.extend(self._branches(node, role))
+            elif not isinstance(node, nodes.Macro):
+                waiting.extend(node.iter_child_nodes())
+
+    def _branches(self, branch: nodes.If, role: str) -> Iterator[nodes.Node]:
+        for each in (branch, *branch.elif_):
+            yield each.test
+            taken = self._is_true(each.test, role)
+            if taken is not False:
+                yield from each.body
+            if taken:
+                return
+        yield from branch.else_
+
+    def _is_true(self, test: nodes.Node, role: str) -> bool | None:
+        """What a test says of messages of a role; None where it depends on something else."""
+        if isinstance(test, nodes.Not):
+            inner = self._is_true(test.node, role)
+            return None if inner is None else not inner
+        if isinstance(test, nodes.And | nodes.Or):
+            decides = isinstance(test, nodes.Or)
+            found = {self._is_true(each, role) for each in (test.left, test.right)}
+            if decides in found:
+                return decides
+            return None if None in found else not decides
+        if not isinstance(test, nodes.Compare) or len(test.ops) != 1:
+            return None
+        if not self._is_role(test.expr):
+            return None
+        (operand,) = test.ops
+        is_list = isinstance(operand.expr, nodes.List | nodes.Tuple)
+        values = operand.expr.items if is_list else [operand.expr]
+        if not all(isinstance(each, nodes.Const) for each in values):
+            return None
+        if operand.op not in (("in", "notin") if is_list else ("eq", "ne")):
+            return None
+        is_among = role in [each.value for each in values]
+        return is_among if operand.op in ("in", "eq") else not is_among
+
+    def _is_role(self, node: nodes.Node) -> bool:
+        is_field = isinstance(node, nodes.Getitem | nodes.Getattr) and _key(node) == "role"
+        return is_field and self.is_message(node.node)
+
     def compares_none(self, compare: nodes.Compare) -> bool:
         return self.is_content(compare.expr) and any(
             isinstance(operand.expr, nodes.Const) and operand.expr.value is None
@@ -154,11 +230,16 @@ COMPILED_TEMPLATES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A compiled template and its shape."""
+    """A compiled template and its shapes."""
 
     source: str
     program: Template
-    shape: TemplateShape
+    shapes: Mapping[str, TemplateShape]
+    """By role; that of any other role is under an empty name."""
+
+    def shape_of(self, role: str) -> TemplateShape:
+        """The form in which it expects the content of messages of a role."""
+        return self.shapes.get(role) or self.shapes[""]
 
 
 class RaisedByTemplate(Exception):
@@ -173,8 +254,8 @@ class TooLong(Exception):
 def compile_template(source: str) -> ChatTemplate:
     """Compile. Raises jinja2.TemplateSyntaxError with the line."""
     environment = _environment()
-    shape = template_shape(environment.parse(source))
-    return ChatTemplate(source, environment.from_string(source), shape)
+    shapes = template_shapes(environment.parse(source))
+    return ChatTemplate(source, environment.from_string(source), shapes)
 
 
 def render(template: ChatTemplate, variables: dict[str, object], max_chars: int) -> str:

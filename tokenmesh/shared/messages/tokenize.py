@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from tokenmesh.shared.errors import FieldPath
 from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId
 from tokenmesh.shared.messages.audio import SpeechFacts
 from tokenmesh.shared.messages.media import MediaItem
@@ -92,6 +93,13 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     tenant only."""
 
 
+class FieldWarning(msgspec.Struct, frozen=True):
+    """A field of a prompt that is used otherwise than it was sent."""
+
+    path: FieldPath
+    problem: str
+
+
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """The ids of a prompt, with media placeholders expanded."""
 
@@ -105,6 +113,7 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     token_strs: list[str] | None = None
     too_many: int = 0
     """Tokens of a prompt with more than `Tokenize.max_tokens`; then all other fields are empty."""
+    warnings: list[FieldWarning] = []
 
 
 class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

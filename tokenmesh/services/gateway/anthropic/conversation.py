@@ -1,6 +1,5 @@
 """A client's system prompt, turns and content blocks as the messages of a chat request."""
 
-import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -11,10 +10,12 @@ from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     Json,
+    arguments_text,
     chat_call,
     chat_content,
     read_object,
 )
+from tokenmesh.shared.errors import FieldPath
 
 
 class _Block(Bounded, extra="allow", strict=True):
@@ -65,7 +66,8 @@ class ToolUseBlock(_Block):
 
     id: str = Field(min_length=1)
     name: str = Field(min_length=1)
-    input: dict[str, Any]
+    input: dict[str, Any] | str
+    """A text is one that a client could not parse, such as that of a call that was cut."""
 
 
 class ToolResultBlock(_Block):
@@ -160,6 +162,8 @@ def _document_text(block: DocumentBlock, path: str) -> str:
     return "\n".join(each for each in (block.title, block.context, block.source.data) if each)
 
 
+INVALID_INPUT: Final = "INVALID_JSON"
+"""Key of the input of a call that the model wrote wrong: it is its value, as text."""
 _CONTENT: Final = ("text", "image", "document", "search_result")
 """Types of blocks in a user's turn or in a tool's result."""
 _ASSISTANT: Final = ("text", "thinking", "redacted_thinking", "tool_use")
@@ -241,10 +245,14 @@ class MessagesConversation(ChatMessages):
     def _add_assistant(self, content: list[Json], path: str) -> None:
         texts, reasoning, calls = list[str](), list[str](), list[Json]()
         for index, value in enumerate(content):
-            block = read_block(value, f"{path}[{index}]", *_ASSISTANT)
+            own = f"{path}[{index}]"
+            block = read_block(value, own, *_ASSISTANT)
             if isinstance(block, ToolUseBlock):
                 self._tool_by_call[block.id] = block.name
-                arguments = json.dumps(block.input, ensure_ascii=False)
+                arguments = arguments_text(block.input, INVALID_INPUT)
+                place: FieldPath = ("messages", len(self.messages), "tool_calls", len(calls))
+                self.sources[place] = own
+                self.sources[*place, "function", "arguments"] = f"{own}.input"
                 calls.append(chat_call(block.id, block.name, arguments))
             elif isinstance(block, ThinkingBlock):
                 reasoning.append(block.thinking)

@@ -11,6 +11,7 @@ import msgspec
 import xxhash
 from pydantic_core import from_json
 
+from tokenmesh.services.gateway.anthropic.conversation import INVALID_INPUT
 from tokenmesh.services.gateway.anthropic.errors import error_body
 from tokenmesh.services.gateway.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.generation.delivery import Delivery
@@ -229,7 +230,7 @@ def _parse_input(text: str) -> dict[str, Any]:
         value = from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
     except ValueError:
         value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": text}
+    return value if isinstance(value, dict) else {INVALID_INPUT: text}
 
 
 def message_usage(usage: Usage) -> MessageUsage:

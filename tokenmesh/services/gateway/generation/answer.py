@@ -110,6 +110,9 @@ class GenerationResponse(Response):
                     services.pipeline, request, settings.max_buffered_tokens, services.admission
                 ) as delivery:
                     context.warnings.extend(_cuts(request, delivery))
+                    for job, prompt in zip(request.jobs, delivery.prompts, strict=True):
+                        texts = prompt.warning_texts(job.path, context.rename_error)
+                        context.warnings.extend(texts)
                     send = self._stream if request.is_stream else self._collect
                     await send(delivery, sender, meter)
                     meter.finish(delivery.prompts, delivery.choices)

@@ -13,15 +13,22 @@ from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
 from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing, ReasoningBudget
 from tokenmesh.services.gateway.parsers.parser import Parser
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Tenant
-from tokenmesh.shared.errors import FieldPath
+from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError, field_name
 from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt, Tokenized
+from tokenmesh.shared.messages.tokenize import (
+    ChatPrompt,
+    FieldWarning,
+    IdsPrompt,
+    TextPrompt,
+    Tokenized,
+)
 from tokenmesh.shared.text.detokenizer import CONTEXT_TOKENS
 from tokenmesh.shared.tokens import BYTES_PER_ID, unpack_ids
 
+RenameError = Callable[[TokenMeshError], TokenMeshError]
 EMPTY_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-empty."
 """vLLM's text, which clients look for."""
 
@@ -142,6 +149,18 @@ class Prompt:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     worker_id: WorkerId | None = None
     """The worker of the first placement."""
+    warnings: tuple[FieldWarning, ...] = ()
+    """About fields that are used otherwise than they were sent."""
+
+    def warning_texts(self, path: FieldPath, rename: RenameError | None) -> list[str]:
+        """Its warnings, which name fields of the client's body; `path` is the prompt's there."""
+        texts = []
+        for each in self.warnings:
+            named: TokenMeshError = InvalidInput(
+                f"{field_name(each.path)} {each.problem}", param="messages", path=each.path
+            ).within(path)
+            texts.append((rename(named) if rename is not None else named).message)
+        return texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

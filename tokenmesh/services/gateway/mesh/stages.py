@@ -70,6 +70,7 @@ class Stages:
             media=tuple(answer.media),
             media_tokens=count_by_modality(answer.media),
             bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
+            warnings=tuple(answer.warnings),
         )
 
     async def encode(self, job: PromptJob, prompt: Prompt) -> Prompt:

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid, invalid_fields
@@ -14,12 +13,14 @@ from tokenmesh.services.gateway.ollama.request import (
     OllamaGeneration,
     OllamaMessage,
 )
+from tokenmesh.services.gateway.ollama.writer import INVALID_ARGUMENTS
 from tokenmesh.services.gateway.openai.request import CompletionRequest, switch_thinking
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
     FieldNames,
     Json,
     TranslatedChat,
+    arguments_text,
     chat_content,
     get_string,
     schema_format,
@@ -221,12 +222,14 @@ class _Conversation(ChatMessages):
             get_string(function, "name", f"{path}.function"),
             function.get("arguments"),
         )
-        if not isinstance(arguments, dict):
+        if not isinstance(arguments, dict | str):
             raise invalid(f"{path}.function.arguments", "must be an object")
         call_id = f"call_{self._num_calls}"
         self._num_calls += 1
         self._open.append((name, call_id))
-        self.add_call(call_id, name, msgspec.json.encode(arguments).decode(), path)
+        self.add_call(
+            call_id, name, arguments_text(arguments, INVALID_ARGUMENTS), f"{path}.function"
+        )
 
     def _add_result(self, message: OllamaMessage, path: str) -> None:
         named = [each for each in self._open if message.tool_name in (None, each[0])]

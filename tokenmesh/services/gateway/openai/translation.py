@@ -4,6 +4,7 @@
 validated chat request; its errors are renamed to the paths of the client's own body (`FieldNames`).
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,6 +104,19 @@ def chat_call(call_id: str, name: str, arguments: str) -> Json:
     """A tool call of an assistant's message; `arguments` is JSON text."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
+
+
+def arguments_text(arguments: Json | str, invalid_key: str) -> str:
+    """The text of a call's arguments in an API that has them as an object.
+
+    `invalid_key`: under which we show a text that is not the JSON of an object.
+    """
+    if isinstance(arguments, str):
+        return arguments
+    text = arguments.get(invalid_key)
+    if isinstance(text, str) and len(arguments) == 1:
+        return text
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def chat_content(parts: list[Json]) -> str | list[Json]:

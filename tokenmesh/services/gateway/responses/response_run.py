@@ -134,6 +134,10 @@ class ResponseRun:
         ):
             self._delivery = turn.delivery
             if number == 0:
+                (prompt,) = turn.delivery.prompts
+                texts = prompt.warning_texts((), self._first.translation.fields.rename)
+                # Before the first event, with which the headers of a stream leave.
+                spec.context.warnings.extend(texts)
                 await self._replay.emit(self._events.begin(is_created=spec.is_background))
                 await self._tools.emit_listings(self._replay, self._events)
             async with aclosing(turn.flushes(recorded)) as flushes:
