@@ -187,18 +187,20 @@ class _Names:
         if not self._is_role(test.expr):
             return None
         (operand,) = test.ops
-        is_list = isinstance(operand.expr, nodes.List | nodes.Tuple)
-        values = operand.expr.items if is_list else [operand.expr]
-        if not all(isinstance(each, nodes.Const) for each in values):
+        named = operand.expr
+        is_list = isinstance(named, nodes.List | nodes.Tuple)
+        values = named.items if isinstance(named, nodes.List | nodes.Tuple) else [named]
+        constants = [each.value for each in values if isinstance(each, nodes.Const)]
+        if len(constants) < len(values):
             return None
         if operand.op not in (("in", "notin") if is_list else ("eq", "ne")):
             return None
-        is_among = role in [each.value for each in values]
-        return is_among if operand.op in ("in", "eq") else not is_among
+        return (role in constants) == (operand.op in ("in", "eq"))
 
     def _is_role(self, node: nodes.Node) -> bool:
-        is_field = isinstance(node, nodes.Getitem | nodes.Getattr) and _key(node) == "role"
-        return is_field and self.is_message(node.node)
+        if not isinstance(node, nodes.Getitem | nodes.Getattr) or _key(node) != "role":
+            return False
+        return self.is_message(node.node)
 
     def compares_none(self, compare: nodes.Compare) -> bool:
         return self.is_content(compare.expr) and any(

@@ -23,7 +23,12 @@ from tokenmesh.services.gateway.openai.request_builder import (
     shows_tokens_as_ids,
     text_options,
 )
-from tokenmesh.services.gateway.openai.tools import ToolUse, call_constraint, read_tools
+from tokenmesh.services.gateway.openai.tools import (
+    ToolUse,
+    add_calls,
+    call_constraint,
+    read_tools,
+)
 from tokenmesh.services.gateway.parsers.formats import FormatFamily, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools import json_calls
@@ -53,10 +58,12 @@ async def build_chat(
         prompt_logprobs=_num_prompt_logprobs(body),
         logprobs_field="top_logprobs",
     )
-    if sampling.structured is None:
-        is_long = len(tools.schemas) > _FEW_TOOLS
+    structured, is_long = sampling.structured, len(tools.schemas) > _FEW_TOOLS
+    if structured is None:
         structured = await off_loop(is_long, call_constraint, body, tools, text, context, settings)
-        sampling = msgspec.structs.replace(sampling, structured=structured)
+    elif tools.mode == "auto":
+        structured = await off_loop(is_long, add_calls, structured, tools, text, context)
+    sampling = msgspec.structs.replace(sampling, structured=structured)
     await builder.check(sampling.structured)
     parsing = _parsing(body, tools, text)
     prompt = await _prompt(builder, body, tools, context.access)

@@ -118,7 +118,9 @@ class RequestBuilder:
     async def check(self, structured: Structured | None) -> None:
         """Raises InvalidInput for a constraint that is over the limits."""
         if structured is not None:
-            is_long = len(structured.text) > _SHORT_CHARS
+            calls = () if structured.calls is None else structured.calls.forms
+            num_chars = sum(len(form.schema or "") for form in calls) + len(structured.text)
+            is_long = num_chars > _SHORT_CHARS
             await off_loop(is_long, check_structured, structured, self.settings)
 
     async def encode(

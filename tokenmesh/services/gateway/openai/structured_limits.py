@@ -106,6 +106,18 @@ def check_structured(structured: Structured, limits: GatewaySettings) -> None:
         _check(structured, limits)
     except ValueError as error:
         raise InvalidInput(f"{structured.field}: {error}", param=structured.field) from error
+    forms = () if structured.calls is None else structured.calls.forms
+    num_bytes = 0
+    for form in forms:
+        text = form.schema or ""
+        num_bytes += len(f"{form.begin}{text}{form.end}".encode())
+        try:
+            if num_bytes > limits.max_grammar_bytes:
+                raise ValueError(f"more than {limits.max_grammar_bytes} bytes of calls")
+            if text:
+                _check_schema(_parse(text), limits)
+        except ValueError as error:
+            raise InvalidInput(f"tools: {error}", param="tools") from error
 
 
 def _check(structured: Structured, limits: GatewaySettings) -> None:
@@ -114,9 +126,7 @@ def _check(structured: Structured, limits: GatewaySettings) -> None:
         check_regex(structured.whitespace_pattern, limits)
     if structured.kind == "json":
         _check_size(text, limits.max_schema_bytes)
-        schema = _parse(text)
-        _check_shape(schema, limits)
-        _check_references(schema)
+        _check_schema(_parse(text), limits)
     elif structured.kind == "regex":
         check_regex(text, limits)
     elif structured.kind == "choice":
@@ -127,6 +137,11 @@ def _check(structured: Structured, limits: GatewaySettings) -> None:
     elif structured.kind == "structural_tag":
         _check_size(text, limits.max_grammar_bytes)
         _check_tag(_parse(text), limits)
+
+
+def _check_schema(schema: dict[str, Any], limits: GatewaySettings) -> None:
+    _check_shape(schema, limits)
+    _check_references(schema)
 
 
 def _check_size(text: str, limit: int) -> None:

@@ -17,11 +17,11 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.parsing import ModelText
 from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.openai.request import ChatRequest, Tool
-from tokenmesh.services.gateway.parsers.formats import CallFrame
+from tokenmesh.services.gateway.parsers.formats import NAME, CallFrame, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
-from tokenmesh.shared.messages.structured import Structured
+from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 
 Mode = Literal["none", "auto", "required", "named"]
 
@@ -200,35 +200,97 @@ def call_constraint(
     return None
 
 
+def add_calls(
+    structured: Structured, tools: ToolUse, text: ModelText, context: RequestContext
+) -> Structured:
+    """The constraint of an answer in place of which the model may make calls.
+
+    Raises InvalidInput for a format of calls whose beginning is not known.
+    """
+    calls = text.family.tools
+    if calls is None:
+        context.warnings.append("tools: the model has no tool_call_parser, it cannot call them")
+        return structured
+    forms = CallForms()
+    has_channels = text.family.reasoning is not None and text.family.reasoning.tools is calls
+    if structured.kind == "structural_tag":
+        # Text outside of the tags is free, calls are as well.
+        if tools.has_strict:
+            context.warnings.append("tools: strict has no effect with a structural tag")
+        return structured
+    if not has_channels:
+        forms = call_forms(calls, tools.schemas)
+        if not forms.forms:
+            raise InvalidInput(
+                f"{structured.field} cannot be combined with tools: this model's format of calls "
+                "cannot be constrained. Set tool_choice",
+                param=structured.field,
+            )
+    if tools.has_strict and all(form.schema is None for form in forms.forms):
+        context.warnings.append("tools: strict has no effect with this model's calls")
+    return msgspec.structs.replace(structured, calls=forms)
+
+
+def call_forms(calls: ToolFormat, schemas: Sequence[ToolSchema]) -> CallForms:
+    """Every way in which the calls of a format begin; none for calls in channels."""
+    if calls.frame is not None:
+        frame = calls.frame
+        forms = [_form(schema, frame) for schema in schemas]
+        return CallForms(forms=forms, opening=frame.opening, closing=frame.closing)
+    forms = []
+    if calls.bare is not None:
+        schema = _any_call(schemas, calls.bare.arguments_key, binds_all=False)
+        if calls.bare.is_list:
+            schema = _list_of(schema)
+        forms.append(CallForm(begin="", schema=msgspec.json.encode(schema).decode()))
+    for begin in calls.begins:
+        names = [schema.name for schema in schemas] if NAME in begin else [""]
+        forms += [CallForm(begin=begin.replace(NAME, name)) for name in names]
+    return CallForms(forms=forms)
+
+
+def _form(tool: ToolSchema, frame: CallFrame) -> CallForm:
+    tag = _tag(tool, frame)
+    schema = msgspec.json.encode(tag["schema"]).decode()
+    return CallForm(begin=tag["begin"], schema=schema, end=tag["end"])
+
+
 def named_call(tool: ToolSchema) -> Structured:
     """The answer is the arguments of this function."""
     return _json(tool.parameters)
 
 
 def required_calls(tools: Sequence[ToolSchema], *, max_calls: int) -> Structured:
-    """The answer is a list of 1 to `max_calls` objects {"name": ..., "parameters": ...}.
+    """The answer is a list of 1 to `max_calls` objects {"name": ..., "parameters": ...}."""
+    return _json(_list_of(_any_call(tools, "parameters"), maxItems=max_calls))
 
-    A schema that refers to its own root moves to the definitions of the whole schema.
+
+def _list_of(items: dict[str, Any], **limits: int) -> dict[str, Any]:
+    definitions = items.pop("$defs", None)
+    schema = {"type": "array", "minItems": 1, **limits, "items": items}
+    return schema if definitions is None else {**schema, "$defs": definitions}
+
+
+def _any_call(
+    tools: Sequence[ToolSchema], arguments_key: str, *, binds_all: bool = True
+) -> dict[str, Any]:
+    """A schema of one call, with the definitions that it refers to.
+
+    A schema that refers to its own root moves to the definitions.
+    `binds_all`: arguments of functions that are not strict follow their schemas, too.
     """
     definitions: dict[str, Any] = {}
     calls = []
     for index, tool in enumerate(tools):
-        parameters: Any = tool.parameters
+        parameters: Any = tool.parameters if binds_all or tool.strict else {"type": "object"}
         key = f"call{index}"
         moved = _move_references(parameters, f"#/$defs/{key}")
         if moved != parameters:
             definitions[key] = moved
             parameters = {"$ref": f"#/$defs/{key}"}
-        calls.append(_call(tool.name, parameters))
-    schema: dict[str, Any] = {
-        "type": "array",
-        "minItems": 1,
-        "maxItems": max_calls,
-        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
-    }
-    if definitions:
-        schema["$defs"] = definitions
-    return _json(schema)
+        calls.append(_call(tool.name, parameters, arguments_key))
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {**schema, "$defs": definitions} if definitions else schema
 
 
 def strict_calls(tools: ToolUse, text: ModelText) -> Structured | None:
@@ -247,11 +309,11 @@ def _json(schema: dict[str, Any]) -> Structured:
     return Structured(kind="json", text=text, any_whitespace=False, field="tools")
 
 
-def _call(name: str, parameters: Any) -> dict[str, Any]:
+def _call(name: str, parameters: Any, arguments_key: str) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"enum": [name]}, "parameters": parameters},
-        "required": ["name", "parameters"],
+        "properties": {"name": {"enum": [name]}, arguments_key: parameters},
+        "required": ["name", arguments_key],
         "additionalProperties": False,
     }
 

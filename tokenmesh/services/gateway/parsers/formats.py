@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
@@ -11,6 +12,8 @@ from tokenmesh.services.gateway.parsers.parser import (
     ParseContext,
     Parser,
 )
+
+NAME: Final = "\0"
 
 MakeId = Callable[[int], str]
 """The id of the n-th call of a choice."""
@@ -70,11 +73,23 @@ class CallFrame:
     after: str
     """Between the name and the arguments."""
     end: str
+    opening: str = ""
+    """May stand before the first call."""
+    closing: str = ""
+    """May stand after the last call."""
 
     @property
     def marks(self) -> tuple[str, str]:
         """What is always written as it is: before the function's name, and behind the call."""
         return self.marker + self.before, self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BareCalls:
+    """Calls that are JSON objects and the whole answer."""
+
+    arguments_key: str
+    is_list: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +105,10 @@ class ToolFormat:
     grammar forces into another format."""
     frame: CallFrame | None = None
     """For calls of strict functions; None: they cannot be constrained to their schemas."""
+    bare: BareCalls | None = None
+    """Calls without markers, which only their place tells from other text."""
+    begins: tuple[str, ...] = ()
+    """Texts one of which every other call begins with; `NAME` stands for the function's name."""
     reads_all: bool = False
     """Answers without calls contain markers as well, for example of channels."""
 

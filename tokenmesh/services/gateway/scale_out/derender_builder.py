@@ -124,6 +124,7 @@ def _facts(sampling: SamplingParams, prompt: Prompt) -> RenderedFacts:
         bad_words_token_ids=[list(ids) for ids in prompt.bad_words_ids] or None,
         reasoning_end_token_ids=None if structured is None else structured.after,
         thinking=None if thinking is None else msgspec.structs.asdict(thinking),
+        calls=None if structured is None else structured.calls,
     )
 
 

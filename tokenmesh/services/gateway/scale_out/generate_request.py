@@ -3,6 +3,7 @@
 import copy
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from pydantic import BaseModel, Field, field_validator
 
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
@@ -21,6 +22,7 @@ from tokenmesh.services.gateway.openai.sampling_fields import (
 )
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages.sampling import ThinkingBudget
+from tokenmesh.shared.messages.structured import CallForms
 
 _MAX_SEQUENCES: Final = 2048
 _MAX_SEQUENCE_TOKENS: Final = 256
@@ -96,6 +98,15 @@ class RenderedPrompt(BaseModel, extra="forbid", strict=True):
     reasoning_end_token_ids: list[_Sequence] | None = Field(default=None, max_length=64)
     """structured_outputs applies after the first of these sequences; empty: at once."""
     thinking: ThinkingRule | None = None
+    calls: dict[str, Any] | None = None
+    """Calls that may be written in place of what structured_outputs says."""
+
+    def call_forms(self) -> CallForms | None:
+        """The calls. Raises InvalidInput."""
+        try:
+            return msgspec.convert(self.calls, CallForms | None)
+        except msgspec.ValidationError as error:
+            raise invalid("rendered.calls", f"is not what render has made: {error}") from None
 
     @property
     def highest_id(self) -> int:

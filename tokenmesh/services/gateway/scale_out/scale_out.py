@@ -190,7 +190,7 @@ def _with_rules(
         ends = rendered.reasoning_end_token_ids
         if ends is None:
             ends = [] if body.reasoning_ended else parsing.reasoning_ends(packed)
-        structured = msgspec.structs.replace(structured, after=ends)
+        structured = msgspec.structs.replace(structured, after=ends, calls=rendered.call_forms())
     thinking = None
     if rendered.thinking is not None:
         thinking = rendered.thinking.budget

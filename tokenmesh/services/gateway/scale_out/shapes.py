@@ -6,6 +6,7 @@ import msgspec
 
 from tokenmesh.services.gateway.generation.usage import Usage
 from tokenmesh.services.gateway.openai.shapes import ChatCompletion, Completion
+from tokenmesh.shared.messages.structured import CallForms
 
 Json = Any
 """A value that is already plain JSON data."""
@@ -117,6 +118,7 @@ class RenderedFacts(msgspec.Struct, kw_only=True):
     bad_words_token_ids: list[list[int]] | None = None
     reasoning_end_token_ids: list[list[int]] | None = None
     thinking: dict[str, Json] | None = None
+    calls: CallForms | None = None
 
 
 class RenderedRequest(msgspec.Struct, kw_only=True):

@@ -19,8 +19,13 @@ class Follower:
         after: Sequence[Sequence[int]],
         step_s: float,
         eos_ids: Iterable[int] = (),
+        *,
+        may_call: bool = False,
     ) -> None:
-        """after: ends of reasoning; empty without reasoning. step_s: CPU time limit of a step."""
+        """after: ends of reasoning; empty without reasoning. step_s: CPU time limit of a step.
+
+        may_call: the model may end with calls that it writes before the constraint begins.
+        """
         self._matcher = matcher
         self._eos_ids = list(eos_ids)
         self._after = [list(each) for each in after]
@@ -30,7 +35,7 @@ class Follower:
         self._error: str | None = None
         self.is_constrained = not self._after
         """Whether the grammar applies to the next token."""
-        self._needs_answer = bool(self._after) and not self._takes_nothing()
+        self._needs_answer = bool(self._after) and not may_call and not self._takes_nothing()
 
     @classmethod
     def of(cls, new: NewRow, step_s: float, eos_ids: Iterable[int] = ()) -> Self | None:
@@ -38,8 +43,9 @@ class Follower:
         if new.grammar is None:
             return None
         assert new.sampling.structured is not None
-        after = new.sampling.structured.after
-        follower = cls(new.grammar.start(), after, step_s, eos_ids)
+        structured = new.sampling.structured
+        may_call = structured.calls is not None
+        follower = cls(new.grammar.start(), structured.after, step_s, eos_ids, may_call=may_call)
         for token_id in new.token_ids[new.num_prompt :]:
             follower.append(token_id)
         return follower

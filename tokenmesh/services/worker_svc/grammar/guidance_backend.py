@@ -7,6 +7,7 @@ from typing import Any, Final
 import llguidance
 from llguidance import LLMatcher, LLTokenizer
 
+from tokenmesh.services.worker_svc.grammar.call_grammar import CallGrammar
 from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, GrammarFailed, Masks
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import Structured
@@ -21,6 +22,7 @@ class GuidanceBackend:
         """has_slices: hold parts of the vocabulary apart, which makes masks of JSON strings faster
         and takes more than twice the memory."""
         self._eos_ids = frozenset(tokens.eos_ids)
+        self._calls = CallGrammar(tokens)
         own = _Tokenizer(tokens)
         wrapper = llguidance.TokenizerWrapper(own)
         self._tokenizer = LLTokenizer(
@@ -36,6 +38,8 @@ class GuidanceBackend:
     def compile(self, structured: Structured) -> bytes:
         try:
             text = _grammar_text(structured)
+            if structured.calls is not None and structured.calls.forms:
+                text = self._calls.with_calls(text, structured.calls)
         except (ValueError, KeyError, TypeError, AssertionError) as error:
             raise CannotCompile(str(error)[:_MAX_REASON]) from error
         self._match(text)

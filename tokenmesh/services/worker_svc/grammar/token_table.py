@@ -1,6 +1,7 @@
 """TokenTable: the bytes of every token of a vocabulary, read from a checkpoint's tokenizer.json."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenmesh.shared.errors import CheckpointError
@@ -18,6 +19,8 @@ class TokenTable:
     """By id, as many as the model has; empty for special tokens and ids without a token."""
     eos_ids: tuple[int, ...]
     """Ascending; they end a text."""
+    special_by_name: Mapping[str, int] = field(default_factory=dict)
+    """Ids of special tokens by their spelling."""
 
     @property
     def special_ids(self) -> list[int]:
@@ -36,15 +39,20 @@ def read_token_table(path: Path, vocab_size: int, eos_ids: frozenset[int]) -> To
 def token_table(names: TokenNames, vocab_size: int, eos_ids: frozenset[int]) -> TokenTable:
     """As long as the model's vocabulary."""
     tokens = [b""] * vocab_size
+    special: dict[str, int] = {}
     spell = byte_level_piece if names.is_byte_level else _sentencepiece_piece
     for token_id in range(min(vocab_size, len(names))):
         name = names.name(token_id)
-        if name is not None and not names.is_special(token_id):
+        if name is None:
+            continue
+        if names.is_special(token_id):
+            special[name] = token_id
+        else:
             tokens[token_id] = name.encode() if names.is_added(token_id) else spell(name)
     known = sorted(eos for eos in eos_ids if eos < vocab_size)
     for eos in known:
         tokens[eos] = b""
-    return TokenTable(tokens, tuple(known))
+    return TokenTable(tokens, tuple(known), special)
 
 
 def _sentencepiece_piece(name: str) -> bytes:

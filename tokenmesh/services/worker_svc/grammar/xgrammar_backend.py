@@ -75,6 +75,8 @@ def _compile(
     compiler: xgrammar.GrammarCompiler, structured: Structured
 ) -> xgrammar.CompiledGrammar:
     text = structured.text
+    if structured.calls is not None and structured.calls.forms:
+        raise CannotCompile("it takes no calls in place of the answer")
     match structured.kind:
         case "json" | "json_object":
             return _compile_json(compiler, structured)

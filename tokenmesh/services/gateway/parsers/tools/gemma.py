@@ -23,7 +23,7 @@ _MAX_DEPTH: Final = 100
 def _gemma(begin: str, end: str, quote: str) -> ToolFormat:
     reader = _Reader(quote)
     script = sections(Layout(calls=(begin,), ends=(end,)), reader.read_call)
-    return tool_format(lambda context: script)
+    return tool_format(lambda context: script, begins=(begin,))
 
 
 class _Reader:

@@ -85,7 +85,9 @@ _KIMI_ID: Final = re.compile(r"(?:functions\.)?([^\s:]+):\d+")
 
 def _headed(headed: HeadedFormat, frame: CallFrame | None = None) -> ToolFormat:
     script = headed_script(headed)
-    return tool_format(lambda context: script, frame=frame)
+    layout = headed.layout
+    begins = (*layout.sections, *layout.calls)
+    return tool_format(lambda context: script, frame=frame, begins=begins)
 
 
 def _one_word(text: str) -> str:
@@ -144,6 +146,8 @@ DEEPSEEK_V3: Final = _headed(
         before=f"function{_token('tool sep')}",
         after="\n```json\n",
         end=f"\n```{_token('tool call end')}",
+        opening=_token("tool calls begin"),
+        closing=_token("tool calls end"),
     ),
 )
 """Has the call's type ("function") before its name, and the arguments in a code fence."""
@@ -159,6 +163,8 @@ DEEPSEEK_V31: Final = _headed(
         before="",
         after=_token("tool sep"),
         end=_token("tool call end"),
+        opening=_token("tool calls begin"),
+        closing=_token("tool calls end"),
     ),
 )
 
@@ -222,4 +228,4 @@ def _header(stream: CharStream) -> Steps[tuple[str, str, bool]]:
     return name, model_id, bool(name and marker)
 
 
-MISTRAL: Final = tool_format(mistral, make_ids=make_ids)
+MISTRAL: Final = tool_format(mistral, make_ids=make_ids, begins=_LAYOUT.calls)

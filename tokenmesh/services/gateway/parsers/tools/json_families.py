@@ -7,7 +7,7 @@ it, and the broken one if its name is complete, are calls: a stream cannot take 
 
 from typing import Final
 
-from tokenmesh.services.gateway.parsers.formats import CallFrame, ToolFormat
+from tokenmesh.services.gateway.parsers.formats import BareCalls, CallFrame, ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.json_calls import (
     CallShape,
@@ -27,6 +27,7 @@ def json_format(
     needs_arguments: bool = False,
     needs_special_tokens: bool = True,
     frame: CallFrame | None = None,
+    bare: BareCalls | None = None,
 ) -> ToolFormat:
     """Calls after a begin marker; without end markers the JSON ends them.
 
@@ -38,7 +39,11 @@ def json_format(
     if first:
         script = _from_start(first, Markers(*begins), script)
     return tool_format(
-        lambda context: script, needs_special_tokens=needs_special_tokens, frame=frame
+        lambda context: script,
+        needs_special_tokens=needs_special_tokens,
+        frame=frame,
+        bare=bare,
+        begins=begins,
     )
 
 
@@ -91,7 +96,11 @@ INTERNLM: Final = json_format("<|action_start|><|plugin|>", ends=("<|action_end|
 
 PHI4_MINI: Final = json_format("functools", needs_special_tokens=False)
 
-LLAMA_JSON: Final = json_format("<|python_tag|>", first="{")
+LLAMA_JSON: Final = json_format(
+    "<|python_tag|>",
+    first="{",
+    bare=BareCalls(arguments_key="parameters"),
+)
 """Llama 3 and 4. A "{" later in the text does not begin a call, as in vLLM's streams."""
 
 XLAM: Final = json_format(
@@ -103,6 +112,7 @@ XLAM: Final = json_format(
     first="[",
     needs_arguments=True,
     needs_special_tokens=False,
+    bare=BareCalls(arguments_key="arguments", is_list=True),
 )
 
 
@@ -154,4 +164,4 @@ def _read_call(stream: CharStream) -> Steps[bool]:
 
 
 _SCRIPT: Final = sections(_LAYOUT, _read_calls)
-APERTUS: Final = tool_format(lambda context: _SCRIPT)
+APERTUS: Final = tool_format(lambda context: _SCRIPT, begins=_LAYOUT.calls)

@@ -115,7 +115,7 @@ _DSML_NAME: Final = re.compile(r"""\s+name="([^"]+)"(?:\s+string="(true|false)")
 
 
 def _markup(markup: MarkupFormat) -> ToolFormat:
-    return tool_format(markup_script(markup))
+    return tool_format(markup_script(markup), begins=(*markup.sections, markup.call))
 
 
 def _qwen_like(prefix: str, trim: Trim = Trim.NEWLINE) -> ToolFormat:
@@ -248,4 +248,4 @@ def _pair(stream: CharStream, arguments: TypedArguments) -> Steps[bool]:
     return bool(end)
 
 
-GLM: Final = tool_format(glm)
+GLM: Final = tool_format(glm, begins=_GLM.calls)

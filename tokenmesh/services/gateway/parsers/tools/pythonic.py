@@ -9,6 +9,7 @@ import json
 import re
 from typing import Final
 
+from tokenmesh.services.gateway.parsers.formats import NAME
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.tools.script import Layout, sections, tool_format
 from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps, copy_content
@@ -226,13 +227,19 @@ def _blocks(begin: str, end: str, *, is_list: bool) -> Script:
 
 
 _PYTHONIC: Final = _starting_with_list(copy_content)
-PYTHONIC: Final = tool_format(lambda context: _PYTHONIC, needs_special_tokens=False)
+PYTHONIC: Final = tool_format(
+    lambda context: _PYTHONIC, needs_special_tokens=False, begins=(f"[{NAME}(",)
+)
 
 _LLAMA4: Final = _starting_with_list(_blocks("<|python_start|>", "<|python_end|>", is_list=True))
-LLAMA4_PYTHONIC: Final = tool_format(lambda context: _LLAMA4)
+LLAMA4_PYTHONIC: Final = tool_format(
+    lambda context: _LLAMA4, begins=("<|python_start|>", f"[{NAME}(")
+)
 
 _LFM2: Final = _blocks("<|tool_call_start|>", "<|tool_call_end|>", is_list=True)
-LFM2: Final = tool_format(lambda context: _LFM2)
+LFM2: Final = tool_format(lambda context: _LFM2, begins=("<|tool_call_start|>",))
 
 _OLMO3: Final = _blocks("<function_calls>", "</function_calls>", is_list=False)
-OLMO3: Final = tool_format(lambda context: _OLMO3, needs_special_tokens=False)
+OLMO3: Final = tool_format(
+    lambda context: _OLMO3, needs_special_tokens=False, begins=("<function_calls>",)
+)

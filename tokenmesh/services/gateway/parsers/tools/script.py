@@ -8,7 +8,7 @@ the end of the text is dropped.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tokenmesh.services.gateway.parsers.formats import CallFrame, MakeId, ToolFormat
+from tokenmesh.services.gateway.parsers.formats import BareCalls, CallFrame, MakeId, ToolFormat
 from tokenmesh.services.gateway.parsers.markers import Markers
 from tokenmesh.services.gateway.parsers.parser import Content, Event, ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools.stream import CharStream, Script, Steps
@@ -122,6 +122,8 @@ def tool_format(
     needs_special_tokens: bool = True,
     make_ids: Callable[[ParseContext], MakeId] | None = None,
     frame: CallFrame | None = None,
+    bare: BareCalls | None = None,
+    begins: tuple[str, ...] = (),
 ) -> ToolFormat:
     """A format from a function that makes the script for a request."""
 
@@ -129,5 +131,10 @@ def tool_format(
         return ScriptParser(script(context)) if context.tools else PlainText()
 
     return ToolFormat(
-        make=make, needs_special_tokens=needs_special_tokens, make_ids=make_ids, frame=frame
+        make=make,
+        needs_special_tokens=needs_special_tokens,
+        make_ids=make_ids,
+        frame=frame,
+        bare=bare,
+        begins=begins,
     )
