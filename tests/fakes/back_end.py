@@ -98,6 +98,7 @@ class FakeTokenizer(Actor):
         self.defaults: dict[str, Any] = {}
         self.reasoning_parser = ""
         self.tool_call_parser = ""
+        self.detects_parsers = False
         self.media: list[MediaItem] = []
         self.texts_received: list[TokenizeTexts] = []
         self.prompts: dict[str, str] = {}
@@ -159,6 +160,7 @@ class FakeTokenizer(Actor):
             reasoning_parser=self.reasoning_parser,
             tool_call_parser=self.tool_call_parser,
             prompts=self.prompts,
+            detects_parsers=self.detects_parsers,
         )
 
     @handles(ReadTokenizer)

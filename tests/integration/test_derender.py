@@ -113,7 +113,7 @@ async def test_wrong_responses_are_refused_by_name(client: httpx.AsyncClient) ->
         ("token_ids", CHAT, {"generate_response": answer([VOCAB])}),
         ("token_ids", CHAT, {"generate_response": answer([1] * (MAX_MODEL_LEN + 1))}),
         ("prompt_token_ids", CHAT, {"generate_response": answer(), "prompt_token_ids": [VOCAB]}),
-        ("logprobs", CHAT, {"generate_response": answer(logprobs={"content": [entry]})}),
+        ("logprobs", COMPLETION, {"generate_responses": [answer(logprobs={"content": [entry]})]}),
         (
             "prompt_tokens",
             COMPLETION,
@@ -164,3 +164,59 @@ async def test_a_long_answer_leaves_the_event_loop_free(
             assert not [each for each in threads if "Derenderer" in each]
             assert await text_of(client, ids=IDS * 3)
         assert len([each for each in threads if "Derenderer" in each]) == 1
+
+
+def entry(token_id: int) -> dict[str, Any]:
+    top = {"token_id": token_id, "logprob": -1.0, "rank": 1}
+    return {"token_id": token_id, "logprob": -1.0, "rank": 1, "top_logprobs": [top]}
+
+
+async def derendered(client: httpx.AsyncClient, **fields: Any) -> Any:
+    response = await client.post(CHAT, json=fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("count", [len(IDS), 1])
+async def test_log_probabilities_are_shown_where_the_answer_has_them(
+    client: httpx.AsyncClient, count: int
+) -> None:
+    given = answer(logprobs={"content": [entry(each) for each in IDS[:count]]})
+    request = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": False}
+    for fields in ({}, {"chat_request": request}):
+        body = await derendered(client, generate_response=given, **fields)
+        [choice] = body["choices"]
+        assert [each["logprob"] for each in choice["logprobs"]["content"]] == [-1.0] * count
+        assert choice["message"]["content"] == "Hello caf\u00e9"
+
+
+async def test_a_stop_reason_and_metrics_are_those_of_the_answer(
+    client: httpx.AsyncClient,
+) -> None:
+    given = answer(finish_reason="stop", stop_reason="absent") | {"metrics": {"x": 1.5}}
+    body = await derendered(client, generate_response=given)
+    assert body["choices"][0]["stop_reason"] == "absent"
+    assert body["choices"][0]["message"]["content"] == "Hello caf\u00e9"
+    assert body["metrics"] == {"x": 1.5}
+    response = await client.post(COMPLETION, json={"generate_responses": [given]})
+    assert response.json()["metrics"] == {"x": 1.5}
+    response = await client.post(COMPLETION, json={"generate_responses": [given, given]})
+    assert "metrics" not in response.json()
+
+
+async def test_a_parser_that_the_template_alone_suggests_does_not_need_the_request(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    mesh.tokenizer.reasoning_parser = "brackets"
+    mesh.tokenizer.detects_parsers = True
+    body = await derendered(client, generate_response=answer())
+    assert body["choices"][0]["message"]["content"] == "Hello caf\u00e9"
+
+
+async def test_what_is_too_large_is_named_before_the_request_that_is_missing(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    mesh.tokenizer.reasoning_parser = "brackets"
+    long = answer([1] * (MAX_MODEL_LEN + 1))
+    response = await client.post(CHAT, json={"generate_response": long})
+    assert response.json()["error"]["param"] == "token_ids"

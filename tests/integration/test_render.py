@@ -142,3 +142,43 @@ async def test_a_tenants_limit_holds_for_rendering(
         assert codes == [200, 200, 429]
         body = {"model": mesh.model, "token_ids": [5], "sampling_params": {}}
         assert (await client.post(GENERATE, json=body)).status_code == 429
+
+
+async def test_ids_have_the_kind_of_the_answer_before_the_clients(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    own = {"x-request-id": "abc"}
+
+    async def ids(path: str, body: dict[str, Any]) -> Any:
+        response = await client.post(path, json=body, headers=own)
+        assert (response.status_code, response.headers["x-request-id"]) == (200, "abc")
+        rendered = response.json()
+        several = rendered if isinstance(rendered, list) else [rendered]
+        return [each["request_id"] for each in several]
+
+    prompts = {"model": mesh.model, "prompt": [[7], [5, 6]], "max_tokens": 3}
+    assert await ids(CHAT, chat(mesh)) == ["chatcmpl-abc"]
+    assert await ids("/v1/completions/render", prompts) == ["cmpl-abc-0", "cmpl-abc-1"]
+    assert await ids("/v1/completions/render", prompts | {"prompt": "x"}) == ["cmpl-abc"]
+    response = {"model": mesh.model, "input": "Hi"}
+    [made] = await ids("/v1/responses/render", response)
+    assert made.startswith("resp_")
+
+
+async def test_what_a_response_would_need_stored_has_vllms_type_of_error(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    body = {"model": mesh.model, "input": "Hi", "previous_response_id": "resp_1"}
+    error = (await client.post("/v1/responses/render", json=body)).json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "not_supported")
+
+
+async def test_hidden_reasoning_is_said_to_have_ended(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    mesh.tokenizer.reasoning_parser = "brackets"
+    body = chat(mesh, response_format={"type": "json_object"})
+    for shown in (True, False):
+        rendered = await render(client, CHAT, body | {"include_reasoning": shown})
+        ends = rendered["rendered"]["reasoning_end_token_ids"]
+        assert rendered["reasoning_ended"] is (not shown or not ends)

@@ -30,6 +30,8 @@ class RequestContext:
     """The tenant and the rights of the client's key."""
     method: str = ""
     path: str = ""
+    kind: str = ""
+    """What ids of its answer begin with, such as `chatcmpl`."""
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     """Those of the request; of several with one name the last."""
     standing: RateLimitStatus | None = None
@@ -58,6 +60,12 @@ class RequestContext:
     has_client_left: bool = False
     rename_error: Callable[[TokenMeshError], TokenMeshError] | None = None
     """Gives an error the field names of the client's API, where the request was translated."""
+
+    @property
+    def answer_id(self) -> str:
+        """The id, with the kind before one that the client chose, as vLLM has it."""
+        is_marked = self.request_id.startswith((f"{self.kind}-", f"{self.kind}_"))
+        return self.request_id if is_marked else f"{self.kind}-{self.request_id}"
 
     async def widen(self, requests: int, sequences: int) -> None:
         """Count as that many requests and sequences. Raises Overloaded or InvalidInput."""

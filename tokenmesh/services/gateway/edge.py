@@ -35,7 +35,7 @@ _PREFIX_BY_PATH: Final = {
     "/inference/v1/generate": "generate-tokens",
     "/v1/embeddings": "embd",
     **dict.fromkeys(("/v1/embed", "/v2/embed"), "embd"),
-    "/pooling": "pool",
+    "/pooling": "pooling",
     "/generative_scoring": "generative-scoring",
     "/classify": "classify",
     "/v1/moderations": "modr",
@@ -129,12 +129,14 @@ class Edge:
 
     def _new_context(self, scope: Scope, headers: dict[bytes, bytes]) -> RequestContext:
         path = scope["path"]
+        kind = _PREFIX_BY_PATH.get(path, "req")
         return RequestContext(
-            new_request_id(_PREFIX_BY_PATH.get(path, "req")),
+            new_request_id(kind),
             False,
             monotonic_s(),
             method=scope.get("method", ""),
             path=path,
+            kind=kind,
             headers=headers,
         )
 

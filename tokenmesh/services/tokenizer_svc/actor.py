@@ -106,6 +106,7 @@ class TokenizerActor(Actor):
             prompts=model.prompts,
             speech=tokenizer.speech,
             reasoning_end=tokenizer.parsers.reasoning_end,
+            detects_parsers=tokenizer.parsers.are_detected,
         )
 
     @handles(PrepareAudio)

@@ -92,6 +92,8 @@ class ParserNames:
     tools: str = ""
     reasoning_end: str = ""
     """See `Described.reasoning_end`."""
+    are_detected: bool = False
+    """Whether the settings name none."""
 
 
 def choose_parsers(
@@ -113,6 +115,7 @@ def choose_parsers(
             _detect(text, _TOOL_SIGNS),
         ),
         reasoning_end=settings.reasoning_end_str,
+        are_detected={settings.reasoning_parser, settings.tool_call_parser} <= {_AUTO, _NONE},
     )
 
 

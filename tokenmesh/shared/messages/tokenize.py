@@ -193,6 +193,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """How it transcribes recordings; None: it does not."""
     reasoning_end: str = ""
     """What the model writes when a budget of reasoning is spent; empty: the parser's marker."""
+    detects_parsers: bool = False
+    """Whether the operator has named no parser, so that those above follow from the template."""
 
 
 class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -153,7 +153,9 @@ class Choice:
             rest = scan.text + (self._matcher.finish() if scan.stop is None else "")
         self._add_text(chunk, rest)
         is_loop = output.finish == "repetition"
-        self._end(chunk, output.finish, _LOOP_REASON if is_loop else output.stop_token)
+        self._end(
+            chunk, output.finish, _LOOP_REASON if is_loop else output.stop_text or output.stop_token
+        )
 
     def _end(self, chunk: OutputChunk, reason: str | None, stop_reason: str | int | None) -> None:
         if self._parser is not None:

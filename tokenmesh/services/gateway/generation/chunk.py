@@ -22,6 +22,8 @@ class Output:
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     stop_token: int | None = None
+    stop_text: str | None = None
+    """What ended it, where another server has read the stream."""
     cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: TokenMeshError | None = None

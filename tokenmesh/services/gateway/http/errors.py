@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from pydantic import ValidationError
@@ -45,6 +45,8 @@ class NotSupported(InvalidInput):
     """A field or value that is known and that this version cannot serve."""
 
     code = "not_supported"
+    kind: ClassVar[str] = ""
+    """The error's `type` where it is not that of its status."""
 
 
 class UnsupportedMediaType(InvalidInput):
@@ -71,7 +73,10 @@ def invalid(path: str, problem: str, kind: type[InvalidInput] = InvalidInput) ->
 
 
 def error_body(error: TokenMeshError) -> ErrorBody:
-    return status_body(error.status, error.message, error.code, error.param)
+    body = status_body(error.status, error.message, error.code, error.param)
+    if isinstance(error, NotSupported) and error.kind:
+        body.error.type = error.kind
+    return body
 
 
 def status_body(

@@ -147,7 +147,7 @@ class CohereAnswer:
         await run.reserve(items)
         found = await run.compute(items)
         body.needs_numpy = not set(self._kinds) <= {"float", "base64"}
-        body.add(b'{"id":' + encode_json(run.context.request_id))
+        body.add(b'{"id":' + encode_json(run.context.answer_id))
         body.add(b',"response_type":"embeddings_by_type","embeddings":{')
         for index, kind in enumerate(self._kinds):
             body.add(b'%b"%b":[' % (b"," if index else b"", kind.encode()))

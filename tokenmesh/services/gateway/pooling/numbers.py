@@ -132,7 +132,7 @@ class NumbersAnswer:
             )
             start = end
         return {
-            "id": run.context.request_id,
+            "id": run.context.answer_id,
             "created": run.job.created,
             "model": run.job.card.requested_name,
             "data": data,
@@ -153,7 +153,7 @@ _SIZES: Final[dict[EmbedDtype, int]] = {
 def frame_of(kind: type[NumberList[Any]], run: PoolRun) -> NumberList[Any]:
     """A list without its rows, for `add_list`."""
     return kind(
-        id=run.context.request_id,
+        id=run.context.answer_id,
         created=run.job.created,
         model=run.job.card.requested_name,
         data=[],

@@ -154,7 +154,7 @@ async def rerank(request: RerankRequest, pairs: Pairs, run: PoolRun, body: Numbe
     order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
     texts = {} if request.return_documents is False else pairs.second.texts
     frame = RerankResponse(
-        id=run.context.request_id,
+        id=run.context.answer_id,
         model=run.job.card.requested_name,
         usage=RerankUsage(run.usage.prompt_tokens, run.usage.total_tokens),
         results=[],

@@ -68,6 +68,12 @@ BODIES: Final[dict[str, type[BaseModel]]] = {
 }
 
 
+class NotStateless(NotSupported):
+    """A field that needs what is stored, in vLLM's words."""
+
+    kind = "invalid_request_error"
+
+
 def _take_transfer(body: SamplingFields) -> dict[str, Any] | None:
     """Remove and return the kv_transfer_params of a body: workers do not read them."""
     transfer, body.kv_transfer_params = body.kv_transfer_params, None
@@ -106,7 +112,9 @@ class _ScaleOutRoutes:
             transfer = _take_transfer(body)
             generation = await build_completion(self._builder, body, context)
             await context.widen(len(generation.jobs), 1)
-        return json_response(await self._requests(Rendering(body, generation, transfer)))
+        return json_response(
+            await self._requests(Rendering(body, generation, transfer, context.answer_id))
+        )
 
     async def message(self, request: Request) -> Response:
         """The token ids and sampling parameters of a conversation in Anthropic's shapes."""
@@ -142,17 +150,20 @@ class _ScaleOutRoutes:
             for name in ("conversation", "previous_response_id"):
                 if getattr(body, name) is not None:
                     problem = "is not supported by the stateless render endpoint"
-                    raise invalid(name, problem, NotSupported)
+                    raise invalid(name, problem, NotStateless)
             transfer, body.kv_transfer_params = body.kv_transfer_params, None
-            made = await prepare(self._builder, body, context, new_response_id())
+            response_id = new_response_id()
+            made = await prepare(self._builder, body, context, response_id)
         with made.translation.client_paths():
-            rendering = Rendering(made.translation.chat, made.generation, transfer)
+            given = body.request_id or response_id
+            rendering = Rendering(made.translation.chat, made.generation, transfer, given)
             return json_response((await self._requests(rendering))[0])
 
     async def _chat(self, body: ChatRequest, context: RequestContext) -> Rendering:
         refuse_not_rendered(body)
         transfer = _take_transfer(body)
-        return Rendering(body, await build_chat(self._builder, body, context), transfer)
+        generation = await build_chat(self._builder, body, context)
+        return Rendering(body, generation, transfer, context.answer_id)
 
     async def _requests(self, rendering: Rendering) -> Sequence[RenderedRequest]:
         generation = rendering.generation

@@ -27,6 +27,7 @@ from tokenmesh.services.gateway.scale_out.derender_request import (
     DerenderRequest,
     TokensChoice,
 )
+from tokenmesh.services.gateway.scale_out.derender_whole import PromptResponse, check_parts
 from tokenmesh.services.gateway.scale_out.shapes import (
     RenderedFacts,
     RenderedRequest,
@@ -46,6 +47,8 @@ class Rendering:
     generation: GenerationRequest
     transfer: dict[str, Any] | None
     """kv_transfer_params, passed through."""
+    request_id: str
+    """Of all prompts together; of several each has its number behind it."""
 
     def request(self, job: PromptJob, prompt: Prompt) -> RenderedRequest:
         """The body for one prompt. Raises NotSupported for a prompt with media."""
@@ -54,7 +57,7 @@ class Rendering:
         body, sampling = self.body, job.sampling_after(prompt.packed_ids)
         structured, options = sampling.structured, body.stream_options
         return RenderedRequest(
-            request_id=job.request_id,
+            request_id=self.request_id + job.request_id.removeprefix(self.generation.head.id),
             token_ids=unpack_ids(prompt.packed_ids),
             sampling_params=self._sampling(sampling, job, prompt),
             model=body.model or job.card.name,
@@ -62,7 +65,7 @@ class Rendering:
             stream_options=None if options is None else options.model_dump(),
             cache_salt=body.cache_salt,
             priority=body.priority,
-            reasoning_ended=None if structured is None else not structured.after,
+            reasoning_ended=None if structured is None else self._has_ended(structured),
             reasoning_parser_kwargs=self._parser_kwargs(),
             kv_transfer_params=self.transfer,
             rendered=_facts(sampling, prompt),
@@ -101,6 +104,11 @@ class Rendering:
             else _outputs(sampling.structured),
             thinking_token_budget=body.thinking_token_budget,
         )
+
+    def _has_ended(self, structured: Structured) -> bool:
+        """What vLLM says; here `rendered` decides, since hidden reasoning is not content."""
+        is_hidden = isinstance(self.body, ChatRequest) and not self.body.include_reasoning
+        return is_hidden or not structured.after
 
     def _parser_kwargs(self) -> dict[str, Any] | None:
         if self.generation.text.family.reasoning is None or not isinstance(self.body, ChatRequest):
@@ -166,6 +174,10 @@ class DerenderBuilder:
     builder: RequestBuilder
     vocabularies: Vocabularies
 
+    async def check(self, parts: Sequence[PromptResponse], model: str | None) -> None:
+        """Raises InvalidInput for what is too large, or not of the model."""
+        check_parts(parts, await self.catalog.find_soon(model))
+
     async def chat(
         self, body: DerenderChatRequest, choices: Sequence[TokensChoice], context: RequestContext
     ) -> GenerationRequest:
@@ -182,9 +194,11 @@ class DerenderBuilder:
         elif body.stream and body.prompt_token_ids is None:
             await self._check_is_known(body.model or given.model)
         fields = _fields(body, given, choices) | {"messages": [_text_of(given.messages[-1])]}
-        return _without_interval(
-            await build_chat(self.builder, given.model_copy(update=fields), context)
-        )
+        request = await build_chat(self.builder, given.model_copy(update=fields), context)
+        if body.chat_request is None:
+            # Without the request it is unknown what the parser that was found would have to read.
+            request = replace(request, jobs=tuple(replace(j, parsing=None) for j in request.jobs))
+        return _without_interval(request)
 
     async def completion(
         self,
@@ -225,9 +239,11 @@ class DerenderBuilder:
             )
 
     async def _has_parser(self, model: str | None) -> bool:
+        """Whether the operator has chosen one; one that is found in the template counts as none."""
         card = await self.catalog.find_soon(model)
-        family = (await self.vocabularies.get(card.name)).family
-        return family.reasoning is not None or family.tools is not None
+        text = await self.vocabularies.get(card.name)
+        has_any = text.family.reasoning is not None or text.family.tools is not None
+        return has_any and not text.described.detects_parsers
 
 
 def _fields(

@@ -93,7 +93,7 @@ class ChunkDerendering:
             )
         choice = self.chunk.choices[0]
         has_logprobs = choice.logprobs is not None and choice.logprobs.content is not None
-        shows = request.chunks.logprobs and (has_logprobs or not choice.token_ids)
+        shows = has_logprobs or (request.chunks.logprobs and not choice.token_ids)
         request = replace(request, chunks=replace(request.chunks, logprobs=shows))
         frames = self._frames(request, choice)
         bare = {"index": choice.index, **self.empty, "logprobs": None, "finish_reason": None}

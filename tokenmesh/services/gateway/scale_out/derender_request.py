@@ -90,6 +90,7 @@ class TokensResponse(TokensChunk):
 
     created: NotNegative | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    metrics: dict[str, Any] | None = None
 
 
 class StreamState(BaseModel, extra="forbid", strict=True):

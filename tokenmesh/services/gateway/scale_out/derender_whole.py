@@ -15,6 +15,7 @@ from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.scale_out.derender_request import (
     LogprobCandidate,
     PromptCell,
+    SampledLogprob,
     TokensChoice,
     TokensResponse,
 )
@@ -44,20 +45,22 @@ class OutputReader:
     """Of the generate request; None: unknown."""
     end_ids: Set[int]
     """Tokens that end an answer and are not part of its text."""
+    needs_each: bool = True
+    """Whether log-probabilities must be those of the tokens, one for each."""
 
     def outputs(self, choice: TokensChoice, *, is_whole: bool) -> Iterator[Output]:
         """In order. `is_whole`: the choice has ended even without a finish reason."""
         ids, finish = choice.token_ids or [], choice.finish_reason
         logprobs = self._logprobs(choice)
         stop = choice.stop_reason
-        stop_token = stop if isinstance(stop, int) else None
+        token, text = (None, stop) if isinstance(stop, str) else (stop, None)
         if finish == "stop" and self._ends_with_stop(ids, stop):
-            yield Output(ids, logprobs, finish, stop_token)
+            yield Output(ids, logprobs, finish, token)
             return
         yield Output(ids, logprobs)
         if finish is not None or is_whole:
             # Apart from the last token, which is part of the text.
-            yield Output(finish=finish or "stop", stop_token=stop_token)
+            yield Output(finish=finish or "stop", stop_token=token, stop_text=text)
 
     def prompt_logprobs(
         self, tables: Sequence[PromptTable], prompt_ids: Sequence[int]
@@ -91,10 +94,16 @@ class OutputReader:
         if content is None:
             return None
         if [each.token_id for each in content] != (choice.token_ids or []):
+            if not self.needs_each:
+                return None
             raise InvalidInput(
                 f"logprobs.content of choice {choice.index} does not match its token_ids",
                 param="logprobs",
             )
+        return self.shown(content)
+
+    def shown(self, content: Sequence[SampledLogprob]) -> list[TokenLogprobs]:
+        """Log-probabilities as the response shows them."""
         count = None if self.sampling is None else self.sampling.logprobs
         named = () if self.sampling is None else self.sampling.logprob_token_ids
         return [
@@ -165,14 +174,19 @@ class PromptResponse:
 
 
 def read_whole(
-    request: GenerationRequest, parts: Sequence[PromptResponse], *, is_request_known: bool
+    request: GenerationRequest,
+    parts: Sequence[PromptResponse],
+    *,
+    is_request_known: bool,
+    needs_each: bool = True,
 ) -> tuple[GenerationRequest, Delivery, list[OutputChunk]]:
-    """The request to show, and what its writer needs. May take long. Raises InvalidInput."""
-    reader = reader_of(request, is_request_known=is_request_known)
+    """The request to show, and what its writer needs. May take long. Raises InvalidInput.
+
+    Log-probabilities are shown where the response has them. `needs_each`: see OutputReader.
+    """
+    reader = reader_of(request, is_request_known=is_request_known, needs_each=needs_each)
     has_logprobs = _have_logprobs([each for part in parts for each in part.response.choices])
-    request = replace(
-        request, chunks=replace(request.chunks, logprobs=request.chunks.logprobs and has_logprobs)
-    )
+    request = replace(request, chunks=replace(request.chunks, logprobs=has_logprobs))
     detokenizing = Tally("detokenize")
     delivery = delivery_of(request, [part.prompt for part in parts], detokenizing)
     chunks: list[OutputChunk] = []
@@ -185,8 +199,13 @@ def read_whole(
             )
         first.cached_tokens = None if response.usage is None else response.usage.cached_tokens
         for choice in response.choices:
+            own: list[OutputChunk] = []
             for output in reader.outputs(choice, is_whole=True):
-                chunks += delivery.push([(index * n + choice.index, output)])
+                own += delivery.push([(index * n + choice.index, output)])
+            content = None if choice.logprobs is None else choice.logprobs.content
+            if own and content is not None and not own[0].logprobs:
+                own[-1].logprobs = reader.shown(content)
+            chunks += own
         check_echo(request, part.prompt_ids, has_prompt_logprobs=first.prompt_logprobs is not None)
     detokenizing.record({REQUEST_ID: request.jobs[0].request_id})
     return request, delivery, chunks
@@ -235,11 +254,13 @@ def check_echo(
         )
 
 
-def reader_of(request: GenerationRequest, *, is_request_known: bool) -> OutputReader:
+def reader_of(
+    request: GenerationRequest, *, is_request_known: bool, needs_each: bool = True
+) -> OutputReader:
     """For the choices of a request."""
     job = request.jobs[0]
     ends = frozenset(job.card.eos_token_ids) | frozenset(request.text.described.special_ids)
-    return OutputReader(job.sampling if is_request_known else None, ends)
+    return OutputReader(job.sampling if is_request_known else None, ends, needs_each)
 
 
 def delivery_of(

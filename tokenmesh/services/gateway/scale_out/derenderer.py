@@ -15,6 +15,7 @@ from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
 from tokenmesh.services.gateway.openai.completion_writer import CompletionWriter
 from tokenmesh.services.gateway.openai.response_parts import CHAT_CHUNK, COMPLETION_CHUNK
+from tokenmesh.services.gateway.openai.sampling_fields import SamplingFields
 from tokenmesh.services.gateway.scale_out.derender_builder import DerenderBuilder
 from tokenmesh.services.gateway.scale_out.derender_chunk import ChunkDerendering
 from tokenmesh.services.gateway.scale_out.derender_request import (
@@ -25,7 +26,6 @@ from tokenmesh.services.gateway.scale_out.derender_request import (
 )
 from tokenmesh.services.gateway.scale_out.derender_whole import (
     PromptResponse,
-    check_parts,
     read_whole,
     with_head,
 )
@@ -53,6 +53,8 @@ class Derenderer:
         part = PromptResponse(
             response, body.prompt_token_ids or response.prompt_token_ids or [], body.prompt_tokens
         )
+        # What is too large is named before what is missing, as in vLLM.
+        await self._builder.check([part], body.model or _model_of(body.chat_request))
         request = await self._builder.chat(body, response.choices, context)
         return await self._whole(request, [part], _chat_body, body.chat_request is not None)
 
@@ -63,6 +65,8 @@ class Derenderer:
         responses = _required(body.generate_responses or None, "generate_responses")
         parts = _parts(body, responses)
         choices = [choice for each in responses for choice in each.choices]
+        asked = body.completion_request
+        await self._builder.check(parts, body.model or _model_of(asked))
         request = await self._builder.completion(body, choices, len(responses), context)
         if len(request.jobs) != len(parts):
             raise InvalidInput(
@@ -80,7 +84,6 @@ class Derenderer:
         write: Callable[[GenerationRequest, Sequence[PromptResponse], bool], bytes],
         is_known: bool,
     ) -> bytes:
-        check_parts(parts, request.jobs[0].card)
         if {len(part.response.choices) for part in parts} != {request.jobs[0].n}:
             raise InvalidInput(
                 "every response must have the same number of choices", param="choices"
@@ -143,10 +146,16 @@ class Derenderer:
         return await asyncio.to_thread(work)
 
 
+def _model_of(request: SamplingFields | None) -> str | None:
+    return None if request is None else request.model
+
+
 def _chat_body(
     request: GenerationRequest, parts: Sequence[PromptResponse], is_known: bool
 ) -> bytes:
-    request, delivery, chunks = read_whole(request, parts, is_request_known=is_known)
+    request, delivery, chunks = read_whole(
+        request, parts, is_request_known=is_known, needs_each=False
+    )
     body = msgspec.structs.asdict(ChatWriter(request).whole(delivery, chunks))
     _set_created(body["usage"], parts)
     return sse.encode_json(DerenderedChat(**body, **_transfer(parts)))
@@ -206,7 +215,11 @@ def _set_created(usage: Usage, parts: Sequence[PromptResponse]) -> None:
 
 
 def _transfer(parts: Sequence[PromptResponse]) -> dict[str, Any]:
-    """kv_transfer_params, if all prompts have the same."""
+    """kv_transfer_params, if all prompts have the same, and the metrics of the only prompt."""
     given = [part.response.kv_transfer_params for part in parts]
     is_one = given[0] is not None and all(each == given[0] for each in given)
-    return {"kv_transfer_params": given[0]} if is_one else {}
+    fields = {"kv_transfer_params": given[0]} if is_one else {}
+    metrics = parts[0].response.metrics
+    if len(parts) == 1 and metrics is not None:
+        fields["metrics"] = metrics
+    return fields

@@ -148,12 +148,16 @@ class DerenderedChat(ChatCompletion, kw_only=True):
     """The response of /v1/chat/completions/derender."""
 
     kv_transfer_params: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
+    metrics: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
+    """As generate has answered them."""
 
 
 class DerenderedCompletion(Completion, kw_only=True):
     """The response of /v1/completions/derender."""
 
     kv_transfer_params: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
+    metrics: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
+    """As generate has answered them."""
 
 
 class DerenderState(msgspec.Struct, kw_only=True):
