@@ -2,6 +2,7 @@
 
 from tokenmesh.services.gateway.mesh.liveness import LivenessTracker
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.recent_most import RecentMost
 
 SETTINGS = GatewaySettings(
     silence_s=0.05,
@@ -17,7 +18,7 @@ SETTINGS = GatewaySettings(
 
 def sending(interval_s: float) -> tuple[LivenessTracker, float]:
     """The tracker of a worker that has sent tokens at an interval for some time, and the time."""
-    tracker, now = LivenessTracker(SETTINGS, 0.0), 0.0
+    tracker, now = LivenessTracker(SETTINGS, 0.0, RecentMost()), 0.0
     for _ in range(100):
         now += interval_s
         tracker.on_tokens(now)
@@ -53,18 +54,26 @@ def test_an_answer_ends_the_silence() -> None:
 
 def test_the_timeout_follows_the_slowest_recent_answer() -> None:
     tracker, now = sending(0.001)
-    assert tracker.ping_timeout_s(0.0) == 0.2
+    assert tracker.ping_timeout_s(now, 0.0) == 0.2
     tracker.on_answer(now, 0.3)
-    assert tracker.ping_timeout_s(0.0) == 1.2
+    assert tracker.ping_timeout_s(now, 0.0) == 1.2
     for _ in range(100):
         tracker.on_answer(now, 0.001)
-    assert tracker.ping_timeout_s(0.0) == 0.2
+    assert tracker.ping_timeout_s(now, 0.0) == 1.2
+    assert tracker.ping_timeout_s(now + 30.0, 0.0) == 0.2
+
+
+def test_a_worker_that_was_idle_is_still_known_to_be_slow() -> None:
+    answers = RecentMost()
+    LivenessTracker(SETTINGS, 0.0, answers).on_answer(1.0, 0.3)
+    again = LivenessTracker(SETTINGS, 2.0, answers)
+    assert 0.9 < again.ping_timeout_s(2.0, 0.0) < 1.2
 
 
 def test_the_timeout_follows_the_lag_of_the_machine_up_to_a_bound() -> None:
-    tracker, _ = sending(0.001)
-    assert tracker.ping_timeout_s(0.1) == 1.0
-    assert tracker.ping_timeout_s(100.0) == 2.0
+    tracker, now = sending(0.001)
+    assert tracker.ping_timeout_s(now, 0.1) == 1.0
+    assert tracker.ping_timeout_s(now, 100.0) == 2.0
 
 
 def test_a_reset_starts_the_silence_again() -> None:

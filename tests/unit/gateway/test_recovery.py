@@ -1,6 +1,7 @@
 """When StreamRecovery checks workers. What it finds is tested with workers that die and hang."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
@@ -53,8 +54,32 @@ class HangingBus(Bus):
         await self._resumed.wait()
 
 
+class SlowBus(Bus):
+    """Answers each ping after a time."""
+
+    async def request(self, *_: object, **__: object) -> Done:
+        await super().request()
+        await asyncio.sleep(2 * SETTINGS.ping_timeout_s)
+        return Done()
+
+    async def flush(self) -> None:
+        return
+
+
+class Launcher:
+    """Where streams of workers that were declared dead go."""
+
+    def __init__(self) -> None:
+        self.moved: list[Stream] = []
+
+    def recover(self, stream: Stream) -> None:
+        self.moved.append(stream)
+
+
 @asynccontextmanager
-async def checking(bus: Bus, checks: "count[int]") -> AsyncIterator[Streams]:
+async def checking(
+    bus: Bus, checks: "count[int]", launcher: Launcher | None = None
+) -> AsyncIterator[Streams]:
     """A StreamRecovery that runs; each check takes a number from `checks`."""
     anything = cast("Any", bus)
     streams = Streams(GATEWAY, anything, SETTINGS, Breaker(SETTINGS))
@@ -62,7 +87,7 @@ async def checking(bus: Bus, checks: "count[int]") -> AsyncIterator[Streams]:
         GATEWAY,
         anything,
         streams,
-        cast("Any", None),
+        cast("Any", launcher),
         SETTINGS,
         Metrics(),
         count_losses=lambda: next(checks) * 0,
@@ -125,3 +150,28 @@ async def test_a_bus_that_hung_during_a_ping_explains_the_silence() -> None:
         assert bus.num_flushes >= 1
         assert stream.session.state is SessionState.RUNNING
         assert streams.on(WORKER) == [stream]
+
+
+async def test_a_worker_that_was_only_slow_has_longer_the_next_time() -> None:
+    bus, launcher = SlowBus(), Launcher()
+    async with checking(bus, count(), launcher) as streams:
+        first = open_stream(streams)
+        await until(lambda: launcher.moved == [first])
+        answers = streams._answers[WORKER]
+        await until(lambda: answers.at(monotonic_s()) > SETTINGS.ping_timeout_s)
+        streams.close(first)
+        second, before = open_stream(streams), len(bus.pinged_s)
+        # each ping is sent twice: the third silence begins when the second was answered
+        await until(lambda: len(bus.pinged_s) >= before + 5)
+        assert launcher.moved == [first]
+        assert streams.on(WORKER) == [second]
+
+
+async def test_a_machine_that_becomes_slow_during_a_ping_leaves_more_time() -> None:
+    bus, launcher = SlowBus(), Launcher()
+    async with checking(bus, count(), launcher) as streams:
+        open_stream(streams)
+        await until(lambda: bool(bus.pinged_s))
+        time.sleep(0.08)  # noqa: ASYNC251 - the event loop is late by it
+        await until(lambda: len(bus.pinged_s) >= 3)
+        assert launcher.moved == []

@@ -10,10 +10,9 @@ from typing import Final
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import WorkerId
+from tokenmesh.shared.recent_most import RecentMost
 
 _SMOOTHING: Final = 0.2
-_FADING: Final = 0.9
-"""Share of the slowest answer's time that is kept after a faster one."""
 _AT_ONCE: Final = frozenset({"worker gone", "worker hung"})
 """Kinds of loss that a ping found: the worker is left out after one of them."""
 _HARMLESS: Final = frozenset({"draining", "refused"})
@@ -27,23 +26,24 @@ class LivenessTracker:
     answer times: a ping costs little, and a slow worker answers it too.
     """
 
-    __slots__ = ("_answer_s", "_heard_s", "_interval_s", "_is_pinged", "_settings")
+    __slots__ = ("_heard_s", "_interval_s", "_is_pinged", "_settings", "answers")
 
-    def __init__(self, settings: GatewaySettings, now: float) -> None:
+    def __init__(self, settings: GatewaySettings, now: float, answers: RecentMost) -> None:
+        """`answers`: the times of the worker's answers, also of those before it was idle."""
+        self.answers = answers
         self._settings = settings
         self._heard_s = now
         self._interval_s = 0.0
-        self._answer_s = 0.0
         self._is_pinged = False
 
-    def ping_timeout_s(self, lag_s: float) -> float:
+    def ping_timeout_s(self, now: float, lag_s: float) -> float:
         """How long a ping may stay unanswered.
 
         `lag_s`: how late this process's own timers were recently. On a machine short of CPU all
         workers are slow and none is dead.
         """
         settings = self._settings
-        usual_s = max(self._answer_s * settings.ping_factor, lag_s * settings.lag_factor)
+        usual_s = max(self.answers.at(now) * settings.ping_factor, lag_s * settings.lag_factor)
         return min(max(settings.ping_timeout_s, usual_s), settings.ping_timeout_max_s)
 
     def on_tokens(self, now: float) -> None:
@@ -54,7 +54,7 @@ class LivenessTracker:
 
     def on_answer(self, now: float, took_s: float) -> None:
         """A ping or another request was answered after `took_s`."""
-        self._answer_s = max(took_s, self._answer_s * _FADING)
+        self.answers.note(now, took_s)
         self._is_pinged = False
         self._heard_s = now
 

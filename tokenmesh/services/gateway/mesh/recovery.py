@@ -24,16 +24,17 @@ from tokenmesh.shared.errors import (
     TokenMeshError,
 )
 from tokenmesh.shared.ids import GatewayId, WorkerId
-from tokenmesh.shared.messages import Ping, Resend, StreamUnknown, Tokens
+from tokenmesh.shared.messages import Message, Ping, Resend, StreamUnknown, Tokens
 from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.recent_most import RecentMost
 from tokenmesh.shared.subjects import worker_control
 
 logger = logging.getLogger(__name__)
 
 _MAX_LAG = 20
 """Intervals of delay after which silence counts as this process's own fault."""
-_LAG_FADING = 0.9975
-"""Share of a delay that is kept after an interval: about a third after four hundred."""
+_LATE_S = 1.0
+"""A worker that answers within it was slow, not hung: the next time it has longer."""
 _IDLE_S = 0.25
 """Interval of checking the bus while no worker runs a stream."""
 _TIMER_S = 0.001
@@ -73,8 +74,7 @@ class StreamRecovery:
         self._count_losses = count_losses
         self._last_beat_s = last_beat_s
         self._num_losses = 0
-        self._lag_s = 0.0
-        self._checked_s = 0.0
+        self._lag = RecentMost()
         self._grace_until_s = 0.0
         self._requests: set[asyncio.Task[None]] = set()
         self._probing: asyncio.Task[bool] | None = None
@@ -102,11 +102,14 @@ class StreamRecovery:
         """Until a worker runs a stream. Losses of the bus are counted meanwhile, so that an old one
         does not extend the grace period."""
         while not self._streams.has_workers.is_set():
+            began_s = monotonic_s()
             try:
                 async with asyncio.timeout(_IDLE_S):
                     await self._streams.has_workers.wait()
             except TimeoutError:
-                self._note_losses(monotonic_s())
+                now = monotonic_s()
+                self._lag.note(now, now - began_s - _IDLE_S)
+                self._note_losses(now)
 
     async def _sleep(self) -> float:
         """Sleep until a worker's silence may be too long; returns the time then.
@@ -119,9 +122,7 @@ class StreamRecovery:
         await asyncio.sleep(pause_s)
         now = monotonic_s()
         lag_s = now - began_s - pause_s
-        num_intervals = (now - self._checked_s) / interval_s
-        self._lag_s = max(lag_s, self._lag_s * _LAG_FADING**num_intervals)
-        self._checked_s = now
+        self._lag.note(now, lag_s)
         if lag_s > _MAX_LAG * interval_s:
             for tracker in self._streams.trackers.values():
                 tracker.reset_silence(now)
@@ -154,29 +155,33 @@ class StreamRecovery:
 
     async def _ping(self, worker_id: WorkerId, tracker: LivenessTracker) -> None:
         started_s = monotonic_s()
-        timeout_s = tracker.ping_timeout_s(self._lag_s)
         # Probed at the same time: NATS may hang now and answer just before the ping's deadline.
-        bus_answered = self._probe_bus(timeout_s)
-        limit_s = now_s() + timeout_s
-        try:
-            await repeated_request(
+        bus_answered = self._probe_bus(self._patience_s(tracker))
+        limit_s = now_s() + self._settings.ping_timeout_max_s
+        asking = asyncio.create_task(
+            repeated_request(
                 lambda: self._bus.request(worker_control(worker_id), Ping(), deadline_s=limit_s),
                 repeat_after_s=self._settings.ping_again_s,
             )
+        )
+        try:
+            if timeout_s := await self._wait(asking, tracker, started_s):
+                await self._judge(worker_id, tracker, started_s, timeout_s, bus_answered)
+                await asyncio.wait((asking,), timeout=started_s + _LATE_S - monotonic_s())
+                if asking.done() and asking.exception() is None:
+                    tracker.answers.note(now := monotonic_s(), now - started_s)
+            else:
+                asking.result()
+                now = monotonic_s()
+                tracker.on_answer(now, now - started_s)
         except NoResponders:
             if self._is_in_grace():
                 tracker.reset_silence(monotonic_s())
             else:
                 self._mark_dead(worker_id, "worker gone", "it does not listen any more")
         except DeadlineExceeded:
-            did_bus_answer = await bus_answered and await self._probe_bus(timeout_s)
-            beat_s = self._last_beat_s(worker_id)
-            if tracker.was_heard_after(started_s) or beat_s > started_s:
-                tracker.reset_silence(beat_s)
-            elif not did_bus_answer or self._is_in_grace():
-                tracker.reset_silence(monotonic_s())
-            else:
-                self._mark_dead(worker_id, "worker hung", f"no response for {timeout_s:.2f} s")
+            timeout_s = monotonic_s() - started_s
+            await self._judge(worker_id, tracker, started_s, timeout_s, bus_answered)
         except TokenMeshError as error:
             logger.warning("cannot ping %s: %s", worker_id, error)
             now = monotonic_s()
@@ -184,9 +189,44 @@ class StreamRecovery:
             if isinstance(error, BusLost):
                 # Workers may reconnect later than this process.
                 self._grace_until_s = now + self._settings.bus_grace_s
+        finally:
+            if not asking.cancel() and not asking.cancelled():
+                asking.exception()
+
+    def _patience_s(self, tracker: LivenessTracker) -> float:
+        now = monotonic_s()
+        return tracker.ping_timeout_s(now, self._lag.at(now))
+
+    async def _wait(
+        self, asking: asyncio.Task[Message], tracker: LivenessTracker, started_s: float
+    ) -> float:
+        """Wait for the answer to a ping; 0, or after how long without one it is overdue.
+
+        A machine that has become slow meanwhile leaves it more time.
+        """
+        timeout_s = 0.0
+        while not asking.done() and timeout_s < (patience_s := self._patience_s(tracker)):
+            timeout_s = patience_s
+            await asyncio.wait((asking,), timeout=started_s + timeout_s - monotonic_s())
+        return 0.0 if asking.done() else timeout_s
+
+    async def _judge(
+        self,
+        worker_id: WorkerId,
+        tracker: LivenessTracker,
+        started_s: float,
+        timeout_s: float,
+        bus_answered: asyncio.Future[bool],
+    ) -> None:
+        """A ping was not answered: the worker hangs, unless something else explains it."""
+        did_bus_answer = await bus_answered and await self._probe_bus(timeout_s)
+        beat_s = self._last_beat_s(worker_id)
+        if tracker.was_heard_after(started_s) or beat_s > started_s:
+            tracker.reset_silence(beat_s)
+        elif not did_bus_answer or self._is_in_grace():
+            tracker.reset_silence(monotonic_s())
         else:
-            now = monotonic_s()
-            tracker.on_answer(now, now - started_s)
+            self._mark_dead(worker_id, "worker hung", f"no response for {timeout_s:.2f} s")
 
     async def _request_resend(self, stream: Stream) -> None:
         session = stream.session

@@ -24,6 +24,7 @@ from tokenmesh.shared.ids import GatewayId, WorkerId
 from tokenmesh.shared.messages import Cancel, Tokens
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.recent_most import RecentMost
 from tokenmesh.shared.subjects import worker_control
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class Streams:
         """When a stream was last cancelled on a worker."""
         self._calls: dict[WorkerId, set[asyncio.Future[str]]] = {}
         """Open calls of workers; each gets the reason when its worker is declared dead."""
+        self._answers: OrderedDict[WorkerId, RecentMost] = OrderedDict()
+        """Times of answers, also of workers that are idle; the oldest go first."""
         self.trackers: dict[WorkerId, LivenessTracker] = {}
         """Of workers that run a stream or an open call."""
         self.has_workers = asyncio.Event()
@@ -109,7 +112,11 @@ class Streams:
 
     def _watch(self, worker_id: WorkerId, now: float) -> None:
         if worker_id not in self.trackers:
-            self.trackers[worker_id] = LivenessTracker(self._settings, now)
+            answers = self._answers.setdefault(worker_id, RecentMost())
+            self._answers.move_to_end(worker_id)
+            if len(self._answers) > self._settings.breaker_workers:
+                self._answers.popitem(last=False)
+            self.trackers[worker_id] = LivenessTracker(self._settings, now, answers)
             self.has_workers.set()
 
     @contextmanager

@@ -32,6 +32,7 @@ from tokenmesh.shared.ids import ModelName, WorkerId, new_reservation
 from tokenmesh.shared.messages.place import Candidate, Place
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.prefix_index import IndexKeys, name_reservation
+from tokenmesh.shared.recent_most import RecentMost
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ COST: Final = "cost"
 """Another worker holds more of it, and would still take longer."""
 LOAD: Final = "load"
 """No worker holds any of it."""
+
+_USUAL_ANSWERS: Final = 4.0
+"""A lookup may take so many times as long as the slowest recent one: the machine may be busy."""
+_MOST_PATIENCE: Final = 5.0
+"""In multiples of `prefix_index.lookup_timeout_s`."""
 
 _MAX_TOKENS: Final = 1 << 34
 _MAX_STREAMS: Final = 1 << 18
@@ -63,6 +69,8 @@ class IndexedPlacement:
         self._metrics = metrics
         self._by_load = LoadPlacement(settings)
         self._retry_at_s = 0.0
+        self._answers = RecentMost()
+        self._was_late = False
         self._is_away = False
         self._decisions = DecisionMetrics(metrics, index_settings.sample_every)
         self._repairs = metrics.counter("prefix_index_mends")
@@ -86,8 +94,7 @@ class IndexedPlacement:
             return Decision(None, [])
         loads = [self._load(request, worker) for worker in eligible]
         try:
-            async with asyncio.timeout(self._index_settings.lookup_timeout_s):
-                chosen, scores = await self._index.place(request, loads, name)
+            chosen, scores = await self._look_up(request, loads, name)
         except (TokenMeshError, TimeoutError) as error:
             self._note_outage(error)
             if isinstance(error, TokenMeshError) and not isinstance(error, Unavailable):
@@ -113,6 +120,18 @@ class IndexedPlacement:
         )
         reservation = name_reservation(name, worker.worker_id, worker.epoch)
         return Decision(worker, candidates, _reason(scores, chosen), reservation)
+
+    async def _look_up(
+        self, request: Place, loads: list[CandidateLoad], name: str
+    ) -> tuple[int | None, list[CandidateScore]]:
+        began_s, limit_s = monotonic_s(), self._index_settings.lookup_timeout_s
+        usual_s = _USUAL_ANSWERS * self._answers.at(began_s)
+        try:
+            async with asyncio.timeout(min(max(limit_s, usual_s), _MOST_PATIENCE * limit_s)):
+                return await self._index.place(request, loads, name)
+        finally:
+            now = monotonic_s()
+            self._answers.note(now, now - began_s)
 
     def _load(self, request: Place, worker: Worker) -> CandidateLoad:
         load, recent = worker.load, self._by_load.reservations
@@ -156,15 +175,18 @@ class IndexedPlacement:
     def _note_outage(self, error: Exception) -> None:
         self._retry_at_s = monotonic_s() + self._index_settings.retry_s
         self._metrics.counter("prefix_index_failures").inc()
-        if not self._is_away:
+        # after one late answer the next lookup is given more time
+        is_outage = self._was_late or not isinstance(error, TimeoutError)
+        self._was_late = True
+        if is_outage and not self._is_away:
             reason = str(error) or "the prefix index did not answer in time"
             logger.warning("placing by load alone: %s", reason)
-        self._is_away = True
+            self._is_away = True
 
     def _note_recovery(self) -> None:
         if self._is_away:
             logger.info("placing by the prefix index again")
-        self._is_away = False
+        self._is_away = self._was_late = False
 
 
 def _is_corrupted(scores: Sequence[CandidateScore]) -> bool:
