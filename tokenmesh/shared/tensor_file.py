@@ -8,6 +8,7 @@ mapped and only headers are kept. Layout: u64 little-endian header length, a JSO
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Annotated, Final
 import msgspec
 
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.placeholder_files import placeholder_problem
 
 MAX_HEADER_BYTES: Final = 100 << 20
 """The same bound as in the safetensors library."""
@@ -76,9 +78,8 @@ class TensorFile:
         try:
             self._entry_by_name = dict(_read_header(path, max_header_bytes))
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: cannot be read as safetensors: {error}; is the file complete?"
-            ) from error
+            problem = placeholder_problem(path) or f"{error}; is the file complete?"
+            raise CheckpointError(f"{path}: cannot be read as safetensors: {problem}") from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._entry_by_name
@@ -144,6 +145,9 @@ def _check(name: str, entry: _Entry, expected_begin: int) -> int:
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
+_SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_PICKLES: Final = (".bin", ".pt", ".pth")
+_SHOWN_FILES: Final = 5
 
 
 class TensorShards:
@@ -163,10 +167,7 @@ class TensorShards:
             file = TensorFile(directory / SINGLE_FILE)
             self._file_by_name = {name: file for name in file if wants(name)}
         else:
-            raise CheckpointError(
-                f"{directory}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; "
-                "only safetensors checkpoints can be loaded"
-            )
+            self._open_all(shards_in(directory), wants)
 
     def __contains__(self, name: object) -> bool:
         return name in self._file_by_name
@@ -180,6 +181,15 @@ class TensorShards:
     def file_of(self, name: str) -> TensorFile:
         """The file that holds a tensor. Raises KeyError."""
         return self._file_by_name[name]
+
+    def _open_all(self, shards: list[Path], wants: Callable[[str], bool]) -> None:
+        """Without an index each file says what it holds."""
+        for file in map(TensorFile, shards):
+            twice = next((name for name in file if name in self._file_by_name), None)
+            if twice is not None:
+                other = self._file_by_name[twice].path.name
+                raise CheckpointError(f"{file.path}: tensor {twice} is in {other} as well")
+            self._file_by_name |= {name: file for name in file if wants(name)}
 
     def _open_indexed(self, index: Path, wants: Callable[[str], bool]) -> None:
         all_shards = _read_index(index)
@@ -202,6 +212,35 @@ class TensorShards:
             file = self._file_by_name[name] = file_by_shard[shard]
             if name not in file:
                 raise CheckpointError(f"{file.path}: tensor {name} is missing")
+
+
+def shards_in(directory: Path) -> list[Path]:
+    """All shards of a directory without an index. Raises CheckpointError where some are missing."""
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    shards = [found for name in names if (found := _SHARD.fullmatch(name))]
+    sets = {(found[1], int(found[3])) for found in shards}
+    if len(sets) != 1:
+        raise CheckpointError(f"{directory}: {_missing_text(names, len(sets))}")
+    ((stem, count),) = sets
+    wanted = [f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    if missing := sorted(set(wanted) - set(names)):
+        shown = ", ".join(missing[:_SHOWN_FILES])
+        raise CheckpointError(f"{directory}: {len(missing)} of {count} shards are missing: {shown}")
+    return [directory / name for name in wanted]
+
+
+def _missing_text(names: list[str], num_sets: int) -> str:
+    """Why a directory cannot be loaded, by the files that it has."""
+    if num_sets > 1:
+        return f"holds shards of {num_sets} checkpoints and no {INDEX_FILE}, which would say which"
+    found = [name for name in names if name.endswith(".safetensors")]
+    if found:
+        shown = ", ".join(found[:_SHOWN_FILES])
+        return f"holds neither {SINGLE_FILE} nor {INDEX_FILE}, only {shown}"
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return f"holds pickled weights only ({pickles[0]}); safetensors are read"
+    return f"holds no weights: neither {SINGLE_FILE}, nor shards"
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -185,3 +185,41 @@ def test_an_index_of_other_files_next_to_a_single_file_is_refused(tmp_path: Path
     weight_map = {"a": SINGLE_FILE, "b": "one.safetensors"}
     (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
     assert "a" in TensorShards(tmp_path)
+
+
+def shards(folder: Path, *numbers: int, stem: str = "model", count: int = 2) -> Path:
+    for number in numbers:
+        arrays = {f"{stem}.{number}": np.arange(number, dtype=np.float32)}
+        save_file(arrays, folder / f"{stem}-{number:05}-of-{count:05}.safetensors")
+    return folder
+
+
+def test_shards_need_no_index(tmp_path: Path) -> None:
+    found = TensorShards(shards(tmp_path, 1, 2))
+    assert set(found) == {"model.1", "model.2"}
+    assert read(found.file_of("model.2"), "model.2") == np.arange(2, dtype=np.float32).tobytes()
+    assert set(TensorShards(tmp_path, lambda name: name == "model.2")) == {"model.2"}
+
+
+def test_what_a_directory_without_weights_lacks_is_named(tmp_path: Path) -> None:
+    def problem() -> str:
+        with pytest.raises(CheckpointError) as raised:
+            TensorShards(tmp_path)
+        return raised.value.message
+
+    assert "holds no weights" in problem()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert "pickled weights only (pytorch_model.bin)" in problem()
+    save_file({"a": np.zeros(1)}, tmp_path / "weights.safetensors")
+    assert "only weights.safetensors" in problem()
+    shards(tmp_path, 2, count=3)
+    assert "2 of 3 shards are missing: model-00001-of-00003.safetensors, model-00003" in problem()
+    shards(tmp_path, 1, 2, stem="other")
+    assert "shards of 2 checkpoints" in problem()
+
+
+def test_a_tensor_of_two_shards_is_refused(tmp_path: Path) -> None:
+    for number in (1, 2):
+        save_file({"a": np.zeros(1)}, tmp_path / f"model-{number:05}-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match="tensor a is in model-00001-of-00002"):
+        TensorShards(tmp_path)

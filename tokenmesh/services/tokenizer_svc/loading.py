@@ -23,6 +23,7 @@ from tokenmesh.shared.config_overrides import overridden
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.gguf import is_gguf
 from tokenmesh.shared.model_files import locate_model, sentence_config_path, served_part
+from tokenmesh.shared.placeholder_files import placeholder_problem
 
 DEFAULT_TEMPLATE = "default"
 
@@ -295,7 +296,8 @@ def read_json(path: Path) -> JsonObject:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        problem = placeholder_problem(path) or error
+        raise CheckpointError(f"{path} cannot be read: {problem}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
     return value

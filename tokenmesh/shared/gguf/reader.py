@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.placeholder_files import placeholder_problem
 
 MAGIC: Final = b"GGUF"
 MAX_HEADER_BYTES: Final = 256 << 20
@@ -131,7 +132,7 @@ def _read_header(path: Path) -> GgufFile:
         with path.open("rb") as file:
             return _Header(path, file).read()
     except (OSError, ValueError, struct.error) as error:
-        problem = f"cannot be read as GGUF: {error}"
+        problem = f"cannot be read as GGUF: {placeholder_problem(path) or error}"
         raise CheckpointError(f"{path}: {problem}", param="model") from error
 
 

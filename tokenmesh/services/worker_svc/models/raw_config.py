@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.model_files import served_part
+from tokenmesh.shared.placeholder_files import placeholder_problem
 
 REFUSED_IN_CONFIG: Final[Mapping[str, Any]] = {
     "is_causal": True,
@@ -179,7 +180,8 @@ def read_json(path: Path) -> RawConfig:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise CheckpointError(f"{path}: is not valid JSON ({error})") from error
+        problem = placeholder_problem(path) or f"is not valid JSON ({error})"
+        raise CheckpointError(f"{path}: {problem}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: is not a JSON object")
     return RawConfig(values, str(path))
