@@ -4,13 +4,14 @@ import json
 import random
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import pytest
 from pydantic import ValidationError
 
 from tokenmesh.services.gateway.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.batches.lines import split_lines
 from tokenmesh.services.gateway.http.body import check_bounds, check_bounds_now, parse_body
 from tokenmesh.services.gateway.http.fields import Bounded, Conversions
 from tokenmesh.services.gateway.openai.request import (
@@ -225,3 +226,17 @@ async def test_a_wrong_id_in_a_long_list_is_refused(wrong: str) -> None:
     data = '{"prompt":[' + "5," * 50_000 + wrong + ",5" * 50_000 + "]}"
     with pytest.raises(InvalidInput):
         await parsed(CompletionRequest, data.encode())
+
+
+@pytest.mark.parametrize("padding", ["", " " * 200_000])
+async def test_a_mark_of_byte_order_before_a_body_is_left_out(padding: str) -> None:
+    text = json.dumps({"model": "m", "tokens": [1, 2]}) + padding
+    body = await parsed(DetokenizeRequest, text.encode("utf-8-sig"))
+    assert body.tokens == [1, 2]
+
+
+async def test_a_mark_of_byte_order_before_a_batch_is_left_out() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"\xef\xbb\xbf{}\n{}"
+
+    assert [line.data async for line in split_lines(chunks(), 100)] == [b"{}", b"{}"]

@@ -1,5 +1,6 @@
 """Lines of a batch: those of its input, checked one by one, and those of its output and errors."""
 
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -34,6 +35,8 @@ async def split_lines(
         for line in lines:
             await turns.rest()
             whole, rest = rest + line, b""
+            if index == 0:
+                whole = whole.removeprefix(BOM_UTF8)  # some programs begin a file with it
             if is_long or len(whole) > max_bytes:
                 yield InputLine(index, None)
             elif not whole.isspace() and whole:
@@ -45,7 +48,7 @@ async def split_lines(
     if is_long:
         yield InputLine(index, None)
     elif rest and not rest.isspace():
-        yield InputLine(index, rest)
+        yield InputLine(index, rest.removeprefix(BOM_UTF8) if index == 0 else rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Routes read their bodies themselves; `body_schema` describes them in the OpenAPI
 """
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import accumulate
@@ -59,6 +60,8 @@ async def parse_body(
     data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
 ) -> _Body:
     """Check the bounds, then the fields; a large body yields to other requests in between."""
+    # Some programs on Windows begin every text with a mark, which RFC 8259 lets a parser ignore.
+    data = data.removeprefix(BOM_UTF8)
     if len(data) <= SHORT_BYTES:
         check_bounds_now(data, limits)
         return _validated(model, data, converted)

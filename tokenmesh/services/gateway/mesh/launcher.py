@@ -126,7 +126,7 @@ class Launcher:
         """Limits the workers that a request which crashes each of them can reach."""
         num, reason = stream.session.num_fruitless, stream.session.lost_because
         if num >= self._settings.fruitless_attempts:
-            raise Unavailable(f"{num} workers in a row have lost the stream, the last: {reason}")
+            raise Unavailable(f"{num} attempts in a row have lost the stream, the last: {reason}")
 
     def _pause_s(self, failures: int) -> float:
         """0 after the first failure, then growing exponentially."""
