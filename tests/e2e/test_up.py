@@ -1,5 +1,6 @@
 """`tokenmesh up` starts a mesh that answers, survives deaths, and leaves nothing behind."""
 
+import json
 import os
 import pty
 import select
@@ -300,6 +301,21 @@ def test_a_model_that_is_none_is_explained_without_a_traceback(tmp_path: Path, k
     assert str(model) in shown
     assert "Traceback" not in shown
     assert "ready" not in shown
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_other_to_serve(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(DEMO_MODEL, broken)
+    (broken / "model.safetensors").write_bytes(b"truncated")
+    with mesh(free_port(), str(DEMO_MODEL), str(broken)) as process:
+        assert f"{broken} is not served: {broken}/model.safetensors" in process.output
+        served = httpx.get(f"{process.url}/v1/models").json()["data"]
+        assert [each["id"] for each in served] == [str(DEMO_MODEL)]
+        command = process.output[process.output.index("curl ") :].partition("\n\n")[0]
+        answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+        assert "42" in json.loads(answer.stdout)["choices"][0]["message"]["content"]
+    strict = cli("up", "--strict", str(DEMO_MODEL), str(broken), "--port", str(free_port()))
+    assert strict.returncode == 2
 
 
 def test_local_runner_starts_the_commands_of_the_compose_file() -> None:

@@ -246,6 +246,7 @@ UP_FLAGS: Final = (
         for spec in SERVICES
     ),
     Flag("--max-awake-models", ("up", "max_awake_models")),
+    Flag("--strict", ("up", "strict"), is_switch=True),
 )
 
 

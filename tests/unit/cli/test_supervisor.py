@@ -46,6 +46,32 @@ class Watched:
             await asyncio.sleep(0.005)
 
 
+async def test_the_others_go_on_without_a_model_that_cannot_run() -> None:
+    wrong = f"raise SystemExit({int(ExitCode.BAD_CONFIG)})"
+    specs = [
+        ChildSpec(f"worker {n}", (sys.executable, "-c", code), Phase.MESH, model=model)
+        for n, (code, model) in enumerate(((SLEEP, "A"), (wrong, "B"), (wrong, "C")))
+    ]
+    asked = asyncio.Event()
+
+    def goes_on(spec: ChildSpec) -> bool:
+        asyncio.get_running_loop().call_soon(asked.set)
+        return spec.model == "B"
+
+    supervisor = ProcessSupervisor(
+        LIMITS, lambda _name, _line: None, lambda _death, _pause: None, goes_on_without=goes_on
+    )
+    try:
+        await supervisor.start(specs[:2])
+        await asked.wait()
+        assert [spec.model for spec in supervisor.failed] == ["B"]
+        assert not supervisor.dead.done()
+        await supervisor.start(specs[2:])
+        assert (await supervisor.dead).name == "worker 2"
+    finally:
+        await supervisor.stop(0.0, asyncio.Event())
+
+
 def new_children(known: set[psutil.Process]) -> set[psutil.Process]:
     """What runs now and did not before; the session's own servers are children too."""
     return set(psutil.Process().children(recursive=True)) - known

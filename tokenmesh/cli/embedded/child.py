@@ -35,9 +35,16 @@ class ChildSpec:
     """Added to the environment of `up`."""
     port: int | None = None
     """Loopback port that it accepts on once it has started."""
+    model: str | None = None
+    """The one that this process alone serves, where there are several."""
     greeting: bytes | None = None
     """What a client writes to `port` so that a server which works answers with a line; None: it
     is not probed."""
+
+    @property
+    def service(self) -> str:
+        """The name without the number."""
+        return self.name.partition(" ")[0]
 
     @property
     def is_watched(self) -> bool:

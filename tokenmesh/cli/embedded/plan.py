@@ -25,6 +25,7 @@ from tokenmesh.shared.config.loader import changed, plain_values
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.gguf import is_gguf
 from tokenmesh.shared.gguf.reader import MAGIC
+from tokenmesh.shared.placeholder_files import placeholder_problem
 from tokenmesh.shared.rights import ADMIN, EVENTS, SERVICE_USERS, UP
 from tokenmesh.shared.services import SERVICES
 
@@ -66,6 +67,7 @@ def check_file(name: str, path: Path) -> None:
         is_ours = is_gguf(path) and file.read(len(MAGIC)) == MAGIC
     if not is_ours:
         what = "a model is a directory, a GGUF file (.gguf) or a hub id"
+        what = placeholder_problem(path) or what
         raise ConfigError(f"{name} is not a GGUF file; {what}", param="--model")
 
 
@@ -138,7 +140,7 @@ class MeshPlan:
     @property
     def counts(self) -> dict[str, int]:
         """How many processes each service has."""
-        return dict(Counter(spec.name.partition(" ")[0] for spec in self.services))
+        return dict(Counter(spec.service for spec in self.services))
 
 
 def make_plan(settings: Settings, folder: Path, *, with_admin: bool = False) -> MeshPlan:
@@ -151,7 +153,10 @@ def make_plan(settings: Settings, folder: Path, *, with_admin: bool = False) -> 
     servers: list[ChildSpec] = []
     events_url: Path | None = None
     store: Path | None = None
-    changes: dict[str, dict[str, object]] = {"service": {"exit_with_parent": True}}
+    skips = len(settings.models) > 1 and not settings.up.strict
+    changes: dict[str, dict[str, object]] = {
+        "service": {"exit_with_parent": True, "skip_broken_models": skips}
+    }
     passwords = {user: secrets.token_hex(_PASSWORD_BYTES) for user in (*SERVICE_USERS, own)}
     credentials: dict[str, dict[str, object]] = {user: {} for user in passwords}
     if "url" not in settings.bus.model_fields_set:
@@ -227,11 +232,12 @@ def _services(
             if spec.computes:  # these share the cores
                 environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
             environment |= notify_environment(str(folder / NOTIFY_SOCKET), up.hung_s)
-            if service == "worker":
-                environment |= _model_of_worker(settings, number - 1)
+            model = _model_of_worker(settings, number - 1) if service == "worker" else None
+            if model is not None:
+                environment[environment_name(("worker", "model"))] = model
             if service in gpus:
                 environment |= gpus[service][number - 1]
-            yield ChildSpec(name, command, phase, environment)
+            yield ChildSpec(name, command, phase, environment, model=model)
 
 
 def models_run(settings: Settings) -> tuple[str, ...]:
@@ -248,9 +254,7 @@ def _num_awake(settings: Settings) -> int:
     return max(1, len(names) - on_demand + min(on_demand, settings.up.max_awake_models))
 
 
-def _model_of_worker(settings: Settings, index: int) -> dict[str, str]:
-    """A worker runs one model: the models take turns."""
+def _model_of_worker(settings: Settings, index: int) -> str | None:
+    """A worker runs one model: the models take turns. None where there is one."""
     names = models_run(settings)
-    if len(settings.models) == 1:
-        return {}
-    return {environment_name(("worker", "model")): names[index % len(names)]}
+    return None if len(settings.models) == 1 else names[index % len(names)]

@@ -1,10 +1,12 @@
 """When an embedded mesh is ready: every process sends heartbeats and the gateways report ready."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 
 import httpx
 
+from tokenmesh.cli.embedded.child import ChildSpec
 from tokenmesh.cli.embedded.plan import MeshPlan
 from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -41,10 +43,12 @@ def _probe(settings: GatewaySettings) -> httpx.AsyncClient:
     )
 
 
-async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> ModelCard | None:
+async def wait_ready(
+    plan: MeshPlan, on_progress: OnProgress, failed: Collection[ChildSpec] = ()
+) -> ModelCard | None:
     """Return when the mesh answers requests, with a card of the first model; None: it has none.
 
-    The caller bounds the wait.
+    The caller bounds the wait. failed: processes that will not come, more of them in time.
     """
     settings = plan.settings
     limits = settings.service
@@ -56,10 +60,11 @@ async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> ModelCard | Non
             while True:
                 # a gateway that requires client certificates would refuse the probe
                 is_closed = settings.gateway.ssl_ca_certs is not None
-                if _all_alive(plan, members, on_progress) and (
+                if _all_alive(plan, members, on_progress, failed) and (
                     is_closed or await _all_ready(client, plan.counts["gateway"])
                 ):
-                    workers = members.workers(ModelName(settings.models[0].name))
+                    names = (ModelName(each.name) for each in settings.models)
+                    workers = (each for name in names for each in members.workers(name))
                     return next((each.beat.models[0] for each in workers), None)
                 await asyncio.sleep(settings.up.poll_s)
     finally:
@@ -67,10 +72,13 @@ async def wait_ready(plan: MeshPlan, on_progress: OnProgress) -> ModelCard | Non
         await bus.close()
 
 
-def _all_alive(plan: MeshPlan, members: Members, on_progress: OnProgress) -> bool:
+def _all_alive(
+    plan: MeshPlan, members: Members, on_progress: OnProgress, failed: Collection[ChildSpec]
+) -> bool:
     counts = {service: len(members.service(service)) for service in plan.counts}
     on_progress(counts)
-    return all(counts[service] >= wanted for service, wanted in plan.counts.items())
+    gone = Counter(spec.service for spec in failed)
+    return all(counts[service] >= wanted - gone[service] for service, wanted in plan.counts.items())
 
 
 async def _all_ready(client: httpx.AsyncClient, num_gateways: int) -> bool:

@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
 from tokenmesh.cli.api import DEFAULT_URL
+from tokenmesh.cli.embedded.child import ChildSpec
 from tokenmesh.cli.embedded.plan import (
     NOTIFY_SOCKET,
     MeshPlan,
@@ -55,8 +56,20 @@ async def run_mesh(settings: Settings, screen: Screen, ready_fd: int | None = No
     with private_folder() as folder, stops.installed():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stops.stop, "SIGHUP")
         plan = make_plan(settings, folder)
+
+        def goes_on_without(spec: ChildSpec) -> bool:
+            """Whether the worker is of one model of several, of which another may still run."""
+            others = {each.model for each in plan.services} - {None, spec.model}
+            failed = {each.model for each in supervisor.failed}
+            return spec.model is not None and not settings.up.strict and bool(others - failed)
+
         supervisor = ProcessSupervisor(
-            settings.up, screen.line, screen.restarting, screen.drained, screen.recovered
+            settings.up,
+            screen.line,
+            screen.restarting,
+            screen.drained,
+            screen.recovered,
+            goes_on_without,
         )
         watch = ProcessWatch(settings.up, lambda: supervisor.children)
         with watch.listening(folder / NOTIFY_SOCKET):
@@ -104,11 +117,14 @@ async def _live(
         if starting in done:
             card = starting.result()
             supervisor.never_give_up()
+            failed = {spec.model: death for spec, death in supervisor.failed.items() if spec.model}
             if ready_fd is None:
-                _show_ready(plan, screen, card)
+                _show_ready(plan, screen, card, failed)
             else:
                 screen.end_progress()
                 os.write(ready_fd, b"1")
+            for model, death in failed.items():
+                screen.failed(model, death)
             watching = _watch_store(plan, supervisor, screen)
             async with running("the watch over JetStream", watching, screen):
                 done = await _first_of(None, stop, supervisor.dead)
@@ -130,7 +146,7 @@ async def _live(
 async def _start(plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen) -> ModelCard | None:
     await supervisor.start(plan.servers)
     await supervisor.start(plan.services)
-    return await wait_ready(plan, screen.progress)
+    return await wait_ready(plan, screen.progress, supervisor.failed)
 
 
 async def _watch_store(plan: MeshPlan, supervisor: ProcessSupervisor, screen: Screen) -> None:
@@ -174,15 +190,18 @@ _CHAT: Final[tuple[str, dict[str, object]]] = (
 )
 
 
-def _show_ready(plan: MeshPlan, screen: Screen, card: ModelCard | None) -> None:
+def _show_ready(
+    plan: MeshPlan, screen: Screen, card: ModelCard | None, failed: Collection[str]
+) -> None:
     settings = plan.settings
     url = base_url(settings.gateway)
     where = "" if url == DEFAULT_URL else f" --url {url}"
     generates = card is None or card.generates
+    served = [model.name for model in settings.models if model.name not in failed]
     facts = {
         "API": f"{url}/v1",
         "Docs": f"{url}/docs",
-        "Model": ", ".join(model.name for model in settings.models),
+        "Model": ", ".join(served),
         **({"Chat": f"tokenmesh chat{where}"} if generates else {}),
         "Console": f"{url}/console  (in a browser: chat, and where the time of each request goes)",
         "Trace": f"tokenmesh trace{where}",
@@ -199,7 +218,7 @@ def _show_ready(plan: MeshPlan, screen: Screen, card: ModelCard | None) -> None:
     program = "curl" if uds is None else f"curl --unix-socket {uds}"
     tasks = () if card is None or card.generates else card.tasks
     path, body = next((_EXAMPLES[task] for task in tasks), _CHAT)
-    request = json.dumps({"model": settings.models[0].name, **body})
+    request = json.dumps({"model": served[0], **body})
     curl = (
         f"{program} {url}{path} \\\n{key}  -H 'Content-Type: application/json' \\\n  -d '{request}'"
     )

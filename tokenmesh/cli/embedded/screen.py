@@ -156,6 +156,11 @@ class Screen:
     def warn(self, text: str) -> None:
         self._say(text, "yellow")
 
+    def failed(self, model: str, death: Death) -> None:
+        """Show why a model is not served, while the others are."""
+        reason = explanation(death.tail).rpartition("\n")[2] or "its worker wrote nothing"
+        self._say(f"{model} is not served: {reason}", "bold red")
+
     def dead(self, death: Death) -> None:
         """Show why a child is not restarted."""
         self.end_progress()

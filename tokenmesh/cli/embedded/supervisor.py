@@ -43,13 +43,20 @@ class ProcessSupervisor:
         on_restart: OnRestart,
         on_drained: Callable[[str], None] = lambda _name: None,
         on_recovered: OnRecovered = lambda _name, _deaths: None,
+        goes_on_without: Callable[[ChildSpec], bool] = lambda _spec: False,
     ) -> None:
-        """`on_drained` is called with the name of a drained child that has ended."""
+        """`on_drained` is called with the name of a drained child that has ended.
+
+        goes_on_without: asked of a child that cannot run, after those in `failed`.
+        """
         self._limits = limits
         self._on_line = on_line
         self._on_restart = on_restart
         self._on_drained = on_drained
         self._on_recovered = on_recovered
+        self._goes_on_without = goes_on_without
+        self.failed: dict[ChildSpec, Death] = {}
+        """Children that cannot run, without which the others do."""
         self._never_gives_up = False
         self._children: dict[ChildSpec, Child] = {}
         self._keepers: dict[ChildSpec, asyncio.Task[None]] = {}
@@ -131,7 +138,9 @@ class ProcessSupervisor:
             deaths = 1 if is_recovered else deaths + 1
             death = Death(spec.name, code, tuple(self._children[spec].tail), deaths)
             if self._is_final(death):
-                if not self.dead.done():
+                if self._goes_on_without(spec):
+                    self.failed[spec] = death
+                elif not self.dead.done():
                     self.dead.set_result(death)
                 return
             wait_s = pause_s(self._limits, deaths)

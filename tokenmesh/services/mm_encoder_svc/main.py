@@ -11,6 +11,7 @@ from tokenmesh.services.mm_encoder_svc.embeddings import EmbeddingCache, Embeddi
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import EncoderSettings, ModelSettings
+from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.service import Mesh, run_service
 
@@ -28,7 +29,13 @@ async def build(mesh: Mesh) -> None:
     models: dict[ModelName, Embeddings] = {}
     batchers: list[Batcher] = []
     for settings in mesh.settings.models:
-        tower = await asyncio.to_thread(_load, settings, limits)
+        try:
+            tower = await asyncio.to_thread(_load, settings, limits)
+        except (CheckpointError, ConfigError) as error:
+            if not mesh.settings.service.skip_broken_models:
+                raise
+            logger.error("%s is not served: %s", settings.name, error)
+            continue
         if tower is None:
             logger.info("%s accepts text only", settings.name)
             continue

@@ -21,6 +21,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.parser_names import names_in
@@ -36,7 +37,13 @@ async def build(mesh: Mesh) -> None:
         stack.push_async_callback(shared.stop)
         models, cards = {}, []
         for settings in mesh.settings.models:
-            tokenizer = await shared.prompt_tokenizer(settings)
+            try:
+                tokenizer = await shared.prompt_tokenizer(settings)
+            except (CheckpointError, ConfigError) as error:
+                if not mesh.settings.service.skip_broken_models:
+                    raise
+                logger.error("%s is not served: %s", settings.name, error)
+                continue
             models.update(dict.fromkeys(_names(settings), tokenizer))
             cards += cards_of(settings, tokenizer.model)
         actor = TokenizerActor(models, shared.stop, mesh.bus)

@@ -160,6 +160,11 @@ class ServiceSettings(BaseModel):
     exit_with_parent: bool = Field(
         default=False, description="Leave when the parent process dies (embedded runs)."
     )
+    skip_broken_models: bool = Field(
+        default=False,
+        description="A process of several models goes on without those it cannot load (embedded "
+        "runs).",
+    )
     parent_poll_s: float = Field(
         default=0.5, gt=0, description="How often the parent is looked for."
     )

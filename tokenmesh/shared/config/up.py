@@ -20,6 +20,10 @@ class UpSettings(BaseModel):
     gateways: int = Field(
         default=1, ge=1, le=64, description="Gateway processes, all of them on the one port."
     )
+    strict: bool = Field(
+        default=False,
+        description="End when one of several models cannot be loaded, and do not serve the others.",
+    )
     max_awake_models: int = Field(
         default=1,
         ge=1,
