@@ -72,6 +72,13 @@ def test_prompts_and_answers_are_those_of_transformers(
     omni.check_answers(prompts)
 
 
+def test_sound_is_placed_by_the_positions_a_second_that_config_json_states(
+    tmp_path: Path,
+) -> None:
+    made = Omni.load(tmp_path, 25)
+    made.check_answers([PROMPTS["films"]])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixed", "films"])
 def test_logits_are_near_those_of_transformers(omni: Omni, name: str) -> None:
@@ -142,9 +149,9 @@ def test_settings_that_transformers_counts_otherwise_are_refused(
     shutil.copytree(omni.directory, directory, ignore=ignored)
     config = json.loads((directory / "config.json").read_text())
     thinker = config["thinker_config"]
-    thinker["audio_config"]["n_window"], thinker["position_id_per_seconds"] = 30, 25
+    thinker["audio_config"]["n_window"], thinker["position_id_per_seconds"] = 30, 0
     write_json(directory / "config.json", config)
     with pytest.raises(CheckpointError, match=r"audio_config\.n_window is 30"):
         RecordingProcessor(directory)
-    with pytest.raises(CheckpointError, match="position_id_per_seconds is 25"):
+    with pytest.raises(CheckpointError, match="position_id_per_seconds is 0, not a positive"):
         ItemProcessor(directory)

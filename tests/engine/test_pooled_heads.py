@@ -194,13 +194,14 @@ def test_activation_may_be_left_out(tmp_path: Path) -> None:
     np.testing.assert_allclose(plain, states_of(model, prompt).mean(dim=0).numpy(), atol=2e-5)
 
 
-def test_colbert_embeds_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stated", [{"dim": 24}, {"colbert_dim": 24}, {}])
+def test_colbert_embeds_tokens(tmp_path: Path, stated: dict[str, int]) -> None:
     model = make_pooler(ENCODERS["bert"], "ForMaskedLM")
     model.save_pretrained(tmp_path)
     weight = torch.randn(24, HIDDEN)
     body = {f"bert.{k}": v.clone() for k, v in model.base_model.state_dict().items()}
     save_file({**body, "linear.weight": weight}, tmp_path / "model.safetensors")
-    config = {**model.config.to_dict(), "architectures": ["HF_ColBERT"], "dim": 24}
+    config = {**model.config.to_dict(), "architectures": ["HF_ColBERT"], **stated}
     write_json(tmp_path / "config.json", config)
     driver = PoolDriver(tmp_path)
     assert driver.loaded.pooling.tasks == ("token_embed",)

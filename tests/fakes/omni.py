@@ -36,6 +36,7 @@ from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO
 NAME: Final = "qwen3_omni_moe_thinker"
 FILM: Final = "film"
 """A video with its sound."""
+SECONDS: Final = "position_id_per_seconds"
 OPTIONS: Final = {"fps": 3, "size": {"shortest_edge": 256, "longest_edge": 2048}}
 _ALONE: Final = {"padding": True, "truncation": False}
 
@@ -50,10 +51,12 @@ class Omni(MediaFamily):
     recordings: RecordingProcessor
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
+    def load(cls, directory: Path, positions_a_second: int = 13) -> Self:
         """Make the checkpoint below a directory."""
         (directory / "thinker").mkdir()
         plain = media_checkpoint(directory / "thinker", NAME)
+        config = json.loads((plain / "config.json").read_text())
+        write_json(plain / "config.json", {**config, SECONDS: positions_a_second})
         whole = whole_checkpoint(directory / "whole", plain)
         processor, recordings = ItemProcessor(whole), RecordingProcessor(whole)
         use_numpy(processor._processor.feature_extractor)
@@ -109,6 +112,7 @@ class Omni(MediaFamily):
             named["audio_from_video_indices"] = [
                 films.index(each) if each[0] == FILM else None for each in heard
             ]
+        named[SECONDS] = self.model.config.position_id_per_seconds
         made = self.processor._processor(
             text=[self.text(items)], return_tensors="np", **OPTIONS, **named
         )

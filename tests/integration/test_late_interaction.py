@@ -71,6 +71,19 @@ def close(found: Any, expected: torch.Tensor) -> None:
     torch.testing.assert_close(torch.tensor(found), expected, atol=2e-5, rtol=0)
 
 
+async def test_without_activation_tokens_have_what_the_projection_makes(
+    client: httpx.AsyncClient, oracle: Oracle
+) -> None:
+    made: list[torch.Tensor] = []
+    hook = oracle.model.embedding_proj_layer.register_forward_hook(
+        lambda _module, _given, found: made.append(found[0])
+    )
+    oracle.embeddings(QUERY)
+    hook.remove()
+    answer = await post(client, "/pooling", model=MODEL, input=QUERY, use_activation=False)
+    close(answer["data"][0]["data"], made[0])
+
+
 async def test_tokens_of_texts_and_images_have_the_embeddings_of_transformers(
     client: httpx.AsyncClient, oracle: Oracle
 ) -> None:

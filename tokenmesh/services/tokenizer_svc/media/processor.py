@@ -119,10 +119,10 @@ class ItemProcessor:
         self._embeds = [text for text in texts if text]
         self.placeholder: str = self._processor.image_token
         images = self._processor.image_processor
+        self.hears = _place_sound(directory, self._config, self._processor)
+        """Whether a video may be taken with its sound."""
         rest = {name: _plain(value) for name, value in vars(self._processor).items()}
         rest = {name: value for name, value in rest.items() if name not in PARTS}
-        self.hears = _hears(directory, self._config, self._processor)
-        """Whether a video may be taken with its sound."""
         sound = self._processor.feature_extractor.to_dict() if self.hears else {}
         self.options = msgspec.json.encode([images.to_dict(), rest, sound], order="sorted")
         """All options that change a result."""
@@ -229,15 +229,17 @@ class ItemProcessor:
         return "".join([*pieces, text[at:]]), runs
 
 
-def _hears(directory: Path, config: JsonObject, processor: Any) -> bool:
-    """Whether a processor's class takes videos with their sound. Raises CheckpointError."""
+def _place_sound(directory: Path, config: JsonObject, processor: Any) -> bool:
+    """Whether a processor's class takes videos with their sound; then it places tokens of the
+    sound by config.json, as the model counts positions. Raises CheckpointError."""
     name = "position_id_per_seconds"
-    placed = getattr(processor, name, None)
-    if placed is None:
+    if getattr(processor, name, None) is None:
         return False
-    if config.get(name) != placed:
-        problem = f"is {config.get(name)!r}; the processor of transformers places sound by {placed}"
+    stated = config.get(name)  # the classes of config and processor have two defaults
+    if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
+        problem = f"is {stated!r}, not a positive whole number"
         raise CheckpointError(f"{directory}: config.json: {name} {problem}", param=name)
+    setattr(processor, name, stated)
     return True
 
 

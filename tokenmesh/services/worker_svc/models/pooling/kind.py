@@ -19,12 +19,15 @@ from tokenmesh.services.worker_svc.models.pooling.modules import (
 )
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig, architecture_of, read_json
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.messages.pooling import PoolTask
 from tokenmesh.shared.model_files import sentence_config_path
+from tokenmesh.shared.tensor_file import TensorShards
 
 COLBERT: Final = "HF_ColBERT"
 """The architecture of Stanford's ColBERT checkpoints, which transformers has no class for."""
+PROJECTION: Final = "linear.weight"
+"""The tensor that makes ColBERT's token embeddings of states."""
 COLQWEN2: Final = "ColQwen2ForRetrieval"
 """Late interaction by Qwen2-VL: a vector for each token of a text or of an image."""
 _RETRIEVERS: Final = "ForRetrieval"
@@ -139,13 +142,25 @@ def _read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> Pool
         problem = f"convert is classify, and {architecture} has no classifier"
         raise ConfigError(problem, param="convert")
     if architecture == COLBERT:
-        size = raw.integer("colbert_dim", raw.integer("dim", 128))
+        size = _colbert_size(raw, directory)
         return PoolingFacts(("token_embed",), size, (), is_causal, num_types)
     if architecture == COLQWEN2:
         return PoolingFacts(("token_embed",), raw.integer("embedding_dim", 128), (), True)
     size = text.integer("hidden_size", _other_width(text))
     facts = _embeds(raw, modules, size, is_causal, num_types)
     return replace(facts, instruction=read_rule(directory)) if is_gritlm(raw) else facts
+
+
+def _colbert_size(raw: RawConfig, directory: Path) -> int:
+    """As config.json states it, else of the projection itself."""
+    for key in ("colbert_dim", "dim"):
+        if raw.get(key) is not None:
+            return raw.integer(key)
+    try:
+        shards = TensorShards(directory, lambda name: name == PROJECTION)
+    except CheckpointError:  # a simulated worker has no weights
+        return 128
+    return shards.file_of(PROJECTION)[PROJECTION].shape[0] if PROJECTION in shards else 128
 
 
 def text_part(raw: RawConfig) -> RawConfig:

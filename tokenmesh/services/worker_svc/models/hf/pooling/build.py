@@ -26,7 +26,7 @@ from tokenmesh.services.worker_svc.models.hf.facts import (
 )
 from tokenmesh.services.worker_svc.models.hf.media.language import has_towers, media_facts
 from tokenmesh.services.worker_svc.models.hf.pooling.causal import causal_pooler
-from tokenmesh.services.worker_svc.models.hf.pooling.heads import PROJECTION, make_head
+from tokenmesh.services.worker_svc.models.hf.pooling.heads import make_head
 from tokenmesh.services.worker_svc.models.hf.pooling.layers import round_products, take_layers
 from tokenmesh.services.worker_svc.models.hf.pooling.model import Pooler
 from tokenmesh.services.worker_svc.models.hf.pooling.native_parts import take_over
@@ -44,6 +44,7 @@ from tokenmesh.services.worker_svc.models.pooling.kind import (
     COLBERT,
     COLQWEN2,
     ENCODERS,
+    PROJECTION,
     modules_of,
 )
 from tokenmesh.services.worker_svc.models.quantization import read_quantization

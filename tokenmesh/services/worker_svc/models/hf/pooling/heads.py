@@ -18,7 +18,12 @@ from tokenmesh.services.worker_svc.models.pooling.heads import (
     TokenLogits,
     VectorHead,
 )
-from tokenmesh.services.worker_svc.models.pooling.kind import COLBERT, COLQWEN2, modules_of
+from tokenmesh.services.worker_svc.models.pooling.kind import (
+    COLBERT,
+    COLQWEN2,
+    PROJECTION,
+    modules_of,
+)
 from tokenmesh.services.worker_svc.models.pooling.modules import (
     NORMALIZE,
     Dense,
@@ -29,8 +34,6 @@ from tokenmesh.shared.errors import CheckpointError
 
 _SAME: Final = 1e-2
 _ZERO: Final = 1e-4
-PROJECTION: Final = "linear.weight"
-"""The tensor that makes ColBERT's token embeddings of states."""
 
 
 def make_head(
