@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 import torch
+import transformers
 
 from tests.fakes.any_architecture import CannotMake, kinds, make_checkpoint
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
@@ -55,10 +56,13 @@ def test_an_architecture_at_random_is_exact_or_refused(tmp_path: Path, number: i
     assert outcome(tmp_path, kinds()[names[number]]) in ("exact", "refused")
 
 
+@pytest.mark.parametrize("name", ["afmoe", "flex_olmo", "glm_moe_dsa", "mimo_v2_flash"])
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(120)
-def test_a_module_that_passes_the_mask_by_its_name_is_exact(tmp_path: Path) -> None:
-    assert outcome(tmp_path, kinds()["afmoe"]) == "exact"
+def test_an_architecture_that_the_page_names_is_exact(tmp_path: Path, name: str) -> None:
+    assert outcome(tmp_path, kinds()[name]) == "exact"
+    page = Path("docs/models.md").read_text()
+    assert f"`{transformers.MODEL_FOR_CAUSAL_LM_MAPPING[kinds()[name]].__name__}`" in page
 
 
 @pytest.mark.parametrize(

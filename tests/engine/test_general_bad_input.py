@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
-from tests.fakes.general_models import GENERAL, HEADS
+from tests.fakes.general_models import GENERAL, HEADS, make_general
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.services.worker_svc.models.load import read_model_facts
@@ -277,3 +277,13 @@ def test_what_a_gpu_does_not_run_is_named_before_weights_are_read(
     found = read_model_facts(read_json(tmp_path / "config.json"), tmp_path, settings).gpu_problem()
     assert found is not None
     assert found.startswith(problem)
+
+
+def test_ties_of_an_indexer_are_named_where_they_change_what_chunks_compute(tmp_path: Path) -> None:
+    model = make_general("deepseek_v32", {"index_topk": 8})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "indexer.weights_proj" in name:
+                parameter.zero_()  # all tokens score the same
+    model.save_pretrained(tmp_path)
+    assert "its indexer may score tokens equally, and which of such ties" in refusal(tmp_path)

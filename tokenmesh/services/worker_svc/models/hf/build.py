@@ -186,6 +186,7 @@ def _check(model: HfModel | Decoder, compute: Compute, expected: Reference) -> s
             return compute(ids, step, store)
 
     states = states_for_check(model.facts, model.dtype, device)
-    error = check(expected, paged_results(watched, model, device, states))
+    has_indexers = isinstance(model, HfModel) and bool(model.tree.indexers)
+    error = check(expected, paged_results(watched, model, device, states), has_indexers)
     logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)
     return waits.seen
