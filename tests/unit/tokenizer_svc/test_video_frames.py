@@ -19,6 +19,7 @@ from tests.fakes.media_models import without_weights
 from tests.fakes.tokenizers import write_json
 from tests.fakes.videos import pictures
 from tokenmesh.services.tokenizer_svc.loading import read_json
+from tokenmesh.services.tokenizer_svc.media.processor import read_options
 from tokenmesh.services.tokenizer_svc.media.video_file import VideoFacts, VideoLimits
 from tokenmesh.services.tokenizer_svc.media.video_frames import (
     FrameProcessor,
@@ -197,3 +198,8 @@ def test_a_processor_of_other_rules_takes_no_videos(tmp_path: Path) -> None:
         without_weights(directory, name)
         write_json(directory / "video_preprocessor_config.json", stated)
         assert video_rules(directory, read_json(directory / "config.json")) is None
+
+
+def test_options_are_bounded_in_bytes() -> None:
+    with pytest.raises(InvalidInput, match="at most 16384"):
+        read_options(b'{"size": "' + b"x" * 16_384 + b'"}')

@@ -55,7 +55,7 @@ from tokenmesh.shared.messages.tokenize import (
     Tokenized,
 )
 from tokenmesh.shared.telemetry.span import span
-from tokenmesh.shared.tokens import pack_ids
+from tokenmesh.shared.tokens import count_ids, pack_ids
 
 _INLINE_JSON_BYTES: Final = 64 * 1024
 """Messages up to this length are decoded on the event loop, in less than a millisecond."""
@@ -110,7 +110,8 @@ class PromptTokenizer:
         ids, stored = await self._ids(message, limit, warnings)
         items: list[MediaItem] = []
         if self._media_model is not None:
-            ids, items = self._media_model.expanded(ids, stored)
+            expand = partial(self._media_model.expanded, ids, stored)
+            ids, items = await self._threads.run_text(message.tenant, len(ids), expand)
         kept = truncate_ids(ids, limit, message.truncation_side)
         if message.max_tokens is not None and len(kept) > message.max_tokens:
             return Tokenized(token_ids=b"", too_many=len(kept))
@@ -146,7 +147,9 @@ class PromptTokenizer:
         """The ids, with one for each run of tokens of an item, and the items."""
         prompt = message.prompt
         if isinstance(prompt, IdsPrompt):
-            return given_ids(prompt.token_ids, self.model.vocab_size), []
+            read = partial(given_ids, prompt.token_ids, self.model.vocab_size)
+            num_ids = count_ids(prompt.token_ids)
+            return await self._threads.run_text(message.tenant, num_ids, read), []
         if isinstance(prompt, TextPrompt):
             if len(prompt.text) > self._limits.max_prompt_chars:
                 raise PayloadTooLarge(
@@ -187,7 +190,8 @@ class PromptTokenizer:
                 )
         if self._media_model is not None:
             text = text if self._guard is None else hidden
-            text, stored = self._media_model.inserted(text, stored)
+            insert = partial(self._media_model.inserted, text, stored)
+            text, stored = await self._threads.run_text(message.tenant, len(text), insert)
             hidden = text
         # Truncation follows after the placeholders are expanded.
         limit = None if self._media_model is not None else limit

@@ -47,6 +47,7 @@ _ALTERNATIVES: Final = frozenset(
 )
 """Parts of patterns that match no space behind another character, no mark but an apostrophe behind
 a letter or digit, and look at nothing before."""
+_SYNTAX: Final = re.compile(r"\\.|[()\[\]|]")
 _ANY_SPACES: Final = r"\s+"
 _NORMALIZERS: Final = frozenset(
     (
@@ -215,7 +216,7 @@ def _alternatives(split: Any) -> frozenset[str]:
 
 def _divided(pattern: str) -> frozenset[str]:
     found, start, depth, in_class = [], 0, 0, False
-    for match in re.finditer(r"\\.|[()\[\]|]", pattern):
+    for match in _SYNTAX.finditer(pattern):
         char = match.group()
         if in_class or char in "[]":
             in_class = char == "[" or (in_class and char != "]")

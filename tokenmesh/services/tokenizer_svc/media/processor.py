@@ -253,8 +253,17 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | list) else None
 
 
+MOST_OPTION_BYTES: Final = 1 << 14
+"""Of all options of a request: they are numbers and names."""
+
+
 def read_options(data: bytes) -> dict[str, Any]:
     """The options of a request; raises InvalidInput."""
+    if len(data) > MOST_OPTION_BYTES:
+        raise InvalidInput(
+            f"mm_processor_kwargs is {len(data)} bytes of JSON, at most {MOST_OPTION_BYTES}",
+            param="mm_processor_kwargs",
+        )
     try:
         options = json.loads(data) if data else {}
     except (ValueError, RecursionError) as error:
