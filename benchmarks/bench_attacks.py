@@ -3,7 +3,7 @@
 `python -m benchmarks.bench_attacks --seconds 60`. Each attack runs from 8 connections, without a
 key and with that of a tenant of 60 requests a minute; meanwhile `/livez` is asked and another
 tenant has 8 streams. Exits 1 where a bar of `attacks_run/score.py` is not held.
-The attack on TLS has a mesh of its own.
+The attack on TLS has a mesh of its own, and so have those by texts and reads.
 """
 
 import argparse
@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.attacks_run.model import long_model
 from benchmarks.attacks_run.phase import Phase, Target
-from benchmarks.attacks_run.requests import NAMES, SILENT_TLS
+from benchmarks.attacks_run.requests import NAMES, READS, SILENT_TLS, TEXTS
 from benchmarks.attacks_run.score import Noticed, Score, score, table
 from benchmarks.serve.memory import MemoryWatch, mesh_processes
 from benchmarks.serve.own_mesh import own_mesh
@@ -29,6 +30,11 @@ from tests.fakes.certificates import FIRST
 
 INNOCENT, ATTACKER, ADMIN = "innocent-key", "attacker-key", "admin-key"
 _SETTLE_S = 1.0
+_LONG, _TLS = "long", "tls"
+
+
+def _kind_of(name: str) -> str:
+    return _TLS if name == SILENT_TLS else _LONG if name in TEXTS or name in READS else ""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -38,6 +44,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--connections", type=int, default=8, help="of the attacker")
     parser.add_argument("--attack", action="append", choices=NAMES, help="default: all")
     parser.add_argument("--out", type=Path, help="add the numbers to the runs in this JSON")
+    parser.add_argument("--key-only", action="store_true", help="no attacks without a key")
     return parser.parse_args(arguments)
 
 
@@ -58,9 +65,14 @@ class Run:
         self.scores.append(score("none", quiet, quiet, 0))
         print(table(self.scores), flush=True)
         for name in names:
-            for key in ("",) if name == SILENT_TLS else ("", ATTACKER):
+            for key in self._keys_of(name):
                 self.scores.append(await self._one(name, key, quiet))
                 print(table(self.scores[-1:]).splitlines()[1], flush=True)
+
+    def _keys_of(self, name: str) -> tuple[str, ...]:
+        if name == SILENT_TLS:
+            return ("",)
+        return (ATTACKER,) if self.options.key_only or name in READS else ("", ATTACKER)
 
     async def _one(self, name: str, key: str, quiet: Noticed) -> Score:
         attack = asyncio.create_task(self._attacked(name, key))
@@ -84,20 +96,23 @@ class Run:
         return found["answered"], found["cpu_s"] / options.seconds
 
 
-async def run(options: argparse.Namespace, names: Sequence[str], *, tls: bool) -> list[Score]:
-    """Attack a mesh of one's own, behind a certificate or not."""
+async def run(options: argparse.Namespace, names: Sequence[str], kind: str) -> list[Score]:
+    """Attack a mesh of one's own: a plain one, behind a certificate, or with a long model."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "keys.toml").write_text(_keys())
         arguments = ["--engine", "sim", "--keys-file", str(folder / "keys.toml")]
         context: ssl.SSLContext | None = None
-        if tls:
+        if kind == _LONG:
+            model = long_model(folder / "model")
+            arguments += ["--model", str(model), "--no-allow-special-tokens-in-content"]
+        if kind == _TLS:
             certificate = folder / "certificate.pem"
             certificate.write_text(FIRST)
             arguments += ["--ssl-certfile", str(certificate)]
             os.environ["SSL_CERT_FILE"] = str(certificate)
             context = ssl.create_default_context()
-        scheme = "https" if tls else "http"
+        scheme = "https" if kind == _TLS else "http"
         async with own_mesh(arguments, {}, folder / "mesh.log", scheme) as url:
             port = urlsplit(url).port
             assert port is not None
@@ -126,10 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     chosen = options.attack or NAMES
     scores: list[Score] = []
-    for tls in (False, True):
-        names = [each for each in chosen if (each == SILENT_TLS) == tls]
+    for kind in ("", _LONG, _TLS):
+        names = [each for each in chosen if _kind_of(each) == kind]
         if names:
-            scores += asyncio.run(run(options, names, tls=tls))
+            scores += asyncio.run(run(options, names, kind))
     if options.out:
         earlier = json.loads(options.out.read_bytes())["runs"] if options.out.exists() else []
         facts = {"seconds": options.seconds, "connections": options.connections}

@@ -4,16 +4,18 @@ import argparse
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Final
 
-from benchmarks.attacks_run.requests import NAMES, SILENT_TLS, request
+from benchmarks.attacks_run.requests import NAMES, SILENT_TLS, STORED, post, request
 
 _ANSWER_S: Final = 30.0
 _FIRST_BYTES: Final = 4096
+_ID: Final = re.compile(rb"resp_[A-Za-z0-9]{1,64}")
 _SILENT_EACH: Final = 375
 """Connections that each of the attacker's eight keeps open: 3,000 together."""
 
@@ -51,6 +53,21 @@ class Requests:
             return bool(await reader.read(_FIRST_BYTES))
         finally:
             writer.transport.abort()
+
+
+async def stored_id(port: int, model: str, key: str | None) -> bytes:
+    """A response that is stored with this key."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        path, make = STORED
+        writer.write(post(path, make(model), key))
+        answer = b""
+        async with asyncio.timeout(_ANSWER_S):
+            while (found := _ID.search(answer)) is None:
+                answer += await reader.readexactly(1)
+        return found[0]
+    finally:
+        writer.transport.abort()
 
 
 class SilentConnections:
@@ -91,7 +108,11 @@ def main() -> int:
     if options.name == SILENT_TLS:
         attacker = SilentConnections(options.port)
     else:
-        attacker = Requests(options.port, request(options.name, options.model, options.key))
+        data = request(options.name, options.model, options.key)
+        if b"{id}" in data:
+            found = asyncio.run(stored_id(options.port, options.model, options.key))
+            data = data.replace(b"{id}", found)
+        attacker = Requests(options.port, data)
     asyncio.run(attack(attacker.again, options.connections, options.seconds))
     print(json.dumps({"answered": attacker.num_answered, "cpu_s": time.process_time()}))
     return 0

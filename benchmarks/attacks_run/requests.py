@@ -101,15 +101,54 @@ BARE: Final = {
         "/livez HTTP/1.1\r\n\r\n" + "GET /livez HTTP/1.1\r\n\r\n" * 10_000 + "GET /",
     ),
 }
+TEXTS: Final[Mapping[str, tuple[str, Make]]] = {
+    "suffix": (
+        _PLAIN,
+        _repeat(b'"prompt":[100,101],"max_tokens":1,"suffix":"', b"aZ9 _", b'"}', 2_500_000),
+    ),
+    "suffixes": (_PLAIN, lambda model: _suffixes(model)),
+    "bad words": (_CHAT, _repeat(_HI + b'"bad_words":["', b"w", b'"]}', 3_000_000)),
+    "special tokens": (
+        _CHAT,
+        _repeat(b'"messages":[{"role":"user","content":"', b"<|im_end|>aZ9 _", b'"}]}', MEBIBYTE),
+    ),
+    "one long word": (
+        _CHAT,
+        _repeat(b'"messages":[{"role":"user","content":"', b"aZ9_", b'"}]}', MEBIBYTE),
+    ),
+    "truncated": (
+        _PLAIN,
+        _repeat(b'"truncate_prompt_tokens":1,"prompt":"', b"aZ9 _", b'"}', 3_900_000),
+    ),
+}
+"""Against a model of 131,072 tokens with markers for a suffix, whose special tokens are guarded."""
+READS: Final[Mapping[str, str]] = {
+    "GET document": "/openapi.json",
+    "GET models": "/v1/models",
+    "GET usage": "/v1/usage",
+    "GET traces": "/traces?limit=500",
+    "GET response": "/v1/responses/{id}",
+    "GET response's events": "/v1/responses/{id}?stream=true",
+    "GET response's input": "/v1/responses/{id}/input_items?limit=100",
+}
+"""With the tenant's key; `{id}` is a response that it has stored."""
+STORED: Final = ("/v1/responses", _repeat(b'"store":true,"input":"', b"word ", b'"}', 200_000))
 SILENT_TLS: Final = "silent TLS"
 """Connections to a TLS port that never begin a handshake."""
-NAMES: Final = (*BARE, *BODIES, SILENT_TLS)
+NAMES: Final = (*BARE, *BODIES, *TEXTS, *READS, SILENT_TLS)
+
+
+def _suffixes(model: str) -> bytes:
+    body = {"prompt": [[100, 101]] * 64, "max_tokens": 1, "suffix": "aZ9 _" * 4000}
+    return json.dumps({"model": model, **body}).encode()
 
 
 def request(name: str, model: str, key: str | None) -> bytes:
     """One request of an attack."""
     if name in BARE:
         return bare(*BARE[name], key)
-    path, make = BODIES[name]
+    if name in READS:
+        return bare("GET", READS[name], key)
+    path, make = {**BODIES, **TEXTS}[name]
     kind = "multipart/form-data; boundary=b" if name == "uploads" else "application/json"
     return post(path, make(model), key, kind)

@@ -176,7 +176,8 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
     assert (found, error["param"]) == (400, "input[1]"), error
     many = [content(part(IMAGES[0]))] * 4
     found, error = await refused(client, "/score", model=MODEL, text_1=QUERY, text_2=many)
-    assert (found, error["message"]) == (413, "the request holds 4 images or videos, at most 3")
+    text = "the request holds 4 images or videos, at most 3 (gateway.max_pool_media)"
+    assert (found, error["message"]) == (413, text)
     chat = [{"role": "user", "content": [part(IMAGES[0])] * 2}]
     found, error = await refused(client, "/pooling", model=MODEL, messages=chat)
     assert found == 400

@@ -185,7 +185,7 @@ REFUSED: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
     ),
     ([part_of(FILM, 1)], {"use_audio_in_video": True, "num_frames": 4}, "exclude each other"),
     ([part_of(FILM, 1)], {"use_audio_in_video": 1}, "is not true or false"),
-    ([part_of(AUDIO, 1)] * 40, {}, "40 recordings, at most"),
+    ([part_of(AUDIO, 1)] * 101, {}, "101 recordings, at most"),
 ]
 
 

@@ -44,7 +44,9 @@ class Blobs:
         """
         limit = self._settings.max_blob_bytes
         if len(data) > limit:
-            raise PayloadTooLarge(f"a blob of {len(data)} bytes is over the limit of {limit}")
+            raise PayloadTooLarge(
+                f"a blob of {len(data)} bytes is over the limit of {limit} (redis.max_blob_bytes)"
+            )
         if key is None:
             key = content_key(data)
         ttl = self._settings.blob_ttl_s if ttl_s is None else ttl_s

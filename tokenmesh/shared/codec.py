@@ -31,7 +31,8 @@ def encode(message: Message | Tokens, max_bytes: int = MAX_MESSAGE_BYTES) -> byt
     if len(data) > max_bytes:
         name = type(message).__name__
         raise PayloadTooLarge(
-            f"{name} takes {len(data)} bytes, more than the {max_bytes} that a message may hold"
+            f"{name} takes {len(data)} bytes, more than the {max_bytes} that a message may hold "
+            "(bus.max_message_bytes)"
         )
     return data
 

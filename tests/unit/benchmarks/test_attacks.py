@@ -9,30 +9,31 @@ import pytest
 
 from benchmarks.attacks_run.attacker import Requests, SilentConnections, attack
 from benchmarks.attacks_run.lag import LagBuckets, lag_buckets
-from benchmarks.attacks_run.requests import BARE, BODIES, request
+from benchmarks.attacks_run.requests import BARE, BODIES, READS, TEXTS, request
 from benchmarks.attacks_run.score import Noticed, p99, score, table
 from benchmarks.serve.memory import title_of
 
 QUIET = Noticed([0.01] * 100, [0.02] * 100 + [0.6], {"a 1": 100.0, "b 2": 50.0})
 
 
-@pytest.mark.parametrize("name", [*BARE, *BODIES])
+@pytest.mark.parametrize("name", [*BARE, *BODIES, *TEXTS, *READS])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_request_has_its_key_and_the_length_it_tells(name: str, key: str | None) -> None:
     head, _, body = request(name, "m", key).partition(b"\r\n\r\n")
-    if name in BODIES:
+    if name in BODIES or name in TEXTS:
         assert b"Content-Length: %d" % len(body) in head
         assert len(body) <= 25 * 2**20
         assert (b"Authorization: Bearer k" in head) == (key is not None)
     else:
-        assert name in BARE
+        assert name in BARE or head.startswith(b"GET /")
 
 
 @pytest.mark.parametrize(
-    "name", ["prompt of -1", "regex bombs", "batch of regex bombs", "8 MiB text", "4 MB chat"]
+    "name",
+    ["prompt of -1", "regex bombs", "batch of regex bombs", "8 MiB text", *TEXTS],
 )
 def test_bodies_that_shall_be_json_are_json(name: str) -> None:
-    assert json.loads(BODIES[name][1]("m"))["model"] == "m"
+    assert json.loads({**BODIES, **TEXTS}[name][1]("m"))["model"] == "m"
 
 
 def test_what_holds_all_bars_has_no_failures() -> None:

@@ -19,7 +19,10 @@ from tokenmesh.shared.ids import BlobKey
 
 IMAGE = 9
 MODEL = MediaModel(
-    {"image": MediaKind("<image>", b"", 4), "audio": MediaKind("<audio>", b"", 4, "[<audio>]")},
+    {
+        "image": MediaKind("<image>", b"", 4, ""),
+        "audio": MediaKind("<audio>", b"", 4, "", "[<audio>]"),
+    },
     frozenset({IMAGE, 8}),
     Path(),
 )

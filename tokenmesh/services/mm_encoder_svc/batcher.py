@@ -61,7 +61,9 @@ class Batcher:
     async def submit(self, features: Features) -> TensorBlob:
         """The embeddings of one item. Raises Overloaded when the queue is full."""
         if len(self._queue) >= self._limits.queue:
-            raise Overloaded("too many media wait to be encoded", retry_after_s=_RETRY_AFTER_S)
+            raise Overloaded(
+                "too many media wait to be encoded (encoder.queue)", retry_after_s=_RETRY_AFTER_S
+            )
         waiting = _Waiting(features, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._arrival.set()

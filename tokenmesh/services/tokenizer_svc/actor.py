@@ -173,7 +173,9 @@ async def with_prompt(bus: Bus, message: Tokenize, deadline_s: float) -> Tokeniz
         return message
     limit = bus.max_message_bytes
     if held.num_bytes > limit:
-        raise PayloadTooLarge(f"the prompt is larger than the {limit} bytes of a message")
+        raise PayloadTooLarge(
+            f"the prompt is larger than the {limit} bytes of a message (bus.max_message_bytes)"
+        )
     data = await _read(bus, held, deadline_s)
     try:
         return msgspec.structs.replace(message, prompt=_decoder.decode(data))

@@ -157,7 +157,8 @@ class ChatRenderer:
             )
         if len(template) > self._limits.max_template_chars:
             raise InvalidInput(
-                f"chat_template is longer than {self._limits.max_template_chars} characters",
+                f"chat_template is longer than {self._limits.max_template_chars} characters "
+                "(tokenizer.max_template_chars)",
                 param="chat_template",
             )
         return template

@@ -96,7 +96,10 @@ def _decode_list(data: bytes, name: str, limit: int) -> list[JsonObject]:
     if not isinstance(values, list):
         raise InvalidInput(f"{name} is not a list", param=name)
     if len(values) > limit:
-        raise InvalidInput(f"{name} holds {len(values)} entries, at most {limit}", param=name)
+        raise InvalidInput(
+            f"{name} holds {len(values)} entries, at most {limit} (tokenizer.max_{name})",
+            param=name,
+        )
     for index, value in enumerate(values):
         if not isinstance(value, dict):
             path = (name, index)
@@ -206,7 +209,8 @@ def _bound_parts(messages: list[JsonObject], limit: int) -> None:
     )
     if (total := sum(counts)) > limit:
         raise InvalidInput(
-            f"messages hold {total} content parts, at most {limit}", param="messages"
+            f"messages hold {total} content parts, at most {limit} (tokenizer.max_content_parts)",
+            param="messages",
         )
 
 

@@ -154,7 +154,7 @@ class PromptTokenizer:
             if len(prompt.text) > self._limits.max_prompt_chars:
                 raise PayloadTooLarge(
                     f"the prompt has {len(prompt.text)} characters, at most "
-                    f"{self._limits.max_prompt_chars}",
+                    f"{self._limits.max_prompt_chars} (tokenizer.max_prompt_chars)",
                     param="prompt",
                 )
             text, special = prompt.text, prompt.add_special_tokens
@@ -286,7 +286,8 @@ class PromptTokenizer:
             return []
         if len(words) > self._limits.max_bad_words:
             raise InvalidInput(
-                f"bad_words holds {len(words)} entries, at most {self._limits.max_bad_words}",
+                f"bad_words holds {len(words)} entries, at most {self._limits.max_bad_words} "
+                "(tokenizer.max_bad_words)",
                 param="bad_words",
             )
         num_chars = sum(map(len, words))

@@ -267,7 +267,9 @@ def render(template: ChatTemplate, variables: dict[str, object], max_chars: int)
     for piece in template.program.generate(variables):
         num_chars += len(piece)
         if num_chars > max_chars:
-            raise TooLong(f"it renders more than {max_chars} characters")
+            raise TooLong(
+                f"it renders more than {max_chars} characters (tokenizer.max_prompt_chars)"
+            )
         pieces.append(piece)
     return "".join(pieces)
 

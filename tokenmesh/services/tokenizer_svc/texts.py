@@ -81,7 +81,8 @@ class TextBatch:
             for index, text in enumerate(given):
                 if len(text) > limits.max_prompt_chars:
                     raise PayloadTooLarge(
-                        f"the text has {len(text)} characters, at most {limits.max_prompt_chars}",
+                        f"the text has {len(text)} characters, at most {limits.max_prompt_chars} "
+                        "(tokenizer.max_prompt_chars)",
                         param=str(index),
                         path=(field, index),
                     )

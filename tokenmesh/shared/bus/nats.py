@@ -121,7 +121,9 @@ class NatsLink:
         except TimeoutError as error:
             raise BusLost(f"cannot send on {subject}: the NATS server does not read") from error
         except nats.errors.MaxPayloadError as error:
-            raise PayloadTooLarge(f"{len(data)} bytes are too many for the NATS server") from error
+            raise PayloadTooLarge(
+                f"{len(data)} bytes are too many for the NATS server (its max_payload)"
+            ) from error
         except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
             raise ProtocolError(f"{subject!r}, {reply_to!r}: {error}") from error
         except nats.errors.Error as error:

@@ -156,7 +156,7 @@ class MediaSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_images: int = Field(default=16, ge=0, description="Images in one prompt.")
+    max_images: int = Field(default=100, ge=0, description="Images in one prompt.")
     max_bytes: int = Field(
         default=20 * 1024 * 1024, ge=1, description="Size of one image file as it is fetched."
     )

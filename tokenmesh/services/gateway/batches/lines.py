@@ -98,7 +98,11 @@ class LineChecker:
     def check(self, line: InputLine) -> LineRequest | BadLine:
         """What the line is."""
         if line.data is None:
-            return BadLine(None, "line_too_long", f"the line has more than {self._max_bytes} bytes")
+            return BadLine(
+                None,
+                "line_too_long",
+                f"the line has more than batches.max_line_bytes = {self._max_bytes}",
+            )
         try:
             request = _line_decoder.decode(line.data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -221,7 +221,10 @@ class BatchRun:
         try:
             most = self._settings.max_output_bytes // _ERRORS_SHARE
             if self._writer.state.error_bytes > most:
-                raise StoreFull(f"the errors of the batch are over their limit of {most} bytes")
+                raise StoreFull(
+                    f"the errors of the batch are over {most} bytes, "
+                    "a quarter of batches.max_output_bytes"
+                )
             if isinstance(found, LineRequest):
                 await self._run_line(line, found)
             else:

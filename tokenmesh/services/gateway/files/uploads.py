@@ -226,7 +226,10 @@ class Uploads:
         file = await self._find(file_id, access)
         limit, key = self.settings.max_media_bytes, data_key(file_id)
         if file.bytes > limit:
-            raise PayloadTooLarge(f"the file has {file.bytes} bytes, an image at most {limit}")
+            raise PayloadTooLarge(
+                f"the file has {file.bytes} bytes, an image at most {limit} "
+                "(gateway.max_media_bytes)"
+            )
         if await self.blobs.renew(key, self.settings.media_ttl_s):
             return
         async with self._lending.turn():

@@ -59,7 +59,12 @@ class Inbox:
         self._outputs.append((choice, output))
         self._num_tokens += len(output.token_ids)
         if self._num_tokens > self._max_tokens:
-            self.fail(Overloaded(f"{self._reader} is more than {self._max_tokens} tokens behind"))
+            self.fail(
+                Overloaded(
+                    f"{self._reader} is more than {self._max_tokens} tokens behind "
+                    "(gateway.max_buffered_tokens)"
+                )
+            )
         self._wake()
 
     def complete(self, outputs: Iterable[tuple[int, Output]]) -> None:

@@ -31,7 +31,7 @@ GARBAGE: Final = Refusal("garbage", HTTPStatus.BAD_REQUEST, "this is not an HTTP
 LARGE: Final = Refusal(
     "large header",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    "the request's header is larger than the limit of this server",
+    "the request's header is larger than the limit of this server (gateway.max_header_bytes)",
 )
 SLOW: Final = Refusal(
     "slow header", HTTPStatus.REQUEST_TIMEOUT, "the request's header did not arrive in time"
@@ -39,7 +39,7 @@ SLOW: Final = Refusal(
 MANY: Final = Refusal(
     "too many connections",
     HTTPStatus.SERVICE_UNAVAILABLE,
-    "this server has reached its limit of connections",
+    "this server has reached its limit of connections (gateway.max_connections)",
 )
 TUNNEL: Final = Refusal(
     "tunnel", HTTPStatus.METHOD_NOT_ALLOWED, "CONNECT: this server is not a proxy"

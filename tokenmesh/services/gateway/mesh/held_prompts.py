@@ -48,7 +48,9 @@ class HeldPrompts:
         # Packing a prompt that is refused anyway would double its memory.
         data = b"" if num_bytes > most else _packed(message, num_bytes)
         if max(len(data), num_bytes) > most:
-            raise PayloadTooLarge(f"the prompt is larger than the {most} bytes of a message")
+            raise PayloadTooLarge(
+                f"the prompt is larger than the {most} bytes of a message (bus.max_message_bytes)"
+            )
         if len(data) <= PROMPT_PART_BYTES:
             yield message
             return

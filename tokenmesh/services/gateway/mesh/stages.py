@@ -194,7 +194,8 @@ def check_fits(num_logprobs: int | None, num_tokens: int, max_bytes: int) -> Non
     if num_bytes > max_bytes:
         raise PayloadTooLarge(
             f"prompt_logprobs: {num_logprobs} for each of {num_tokens} prompt tokens are at least "
-            f"{num_bytes} bytes, more than the {max_bytes} of a message: request fewer, or send a "
+            f"{num_bytes} bytes, more than the {max_bytes} of a message "
+            "(bus.max_message_bytes): request fewer, or send a "
             "shorter prompt",
             param="prompt_logprobs",
         )

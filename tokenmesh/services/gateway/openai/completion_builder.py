@@ -68,7 +68,7 @@ async def read_embeds(
         return []
     _check_others(body, limits)
     if len(given) > limits.max_choices:
-        raise invalid(_NAME, f"holds more than {limits.max_choices} tensors")
+        raise invalid(_NAME, f"holds more than {limits.max_choices} tensors (gateway.max_choices)")
     found = []
     for index, text in enumerate(given):
         where = f"{_NAME}[{index}]" if len(given) > 1 else _NAME
@@ -269,7 +269,9 @@ def _check_number(body: CompletionRequest, num_embeds: int, limit: int) -> None:
         raise InvalidInput(EMPTY_PROMPT, param="prompt")
     if count * n > limit:
         raise InvalidInput(
-            f"{count} prompts times n = {n} are over the limit of {limit} choices", param="prompt"
+            f"{count} prompts times n = {n} are over the limit of {limit} choices "
+            "(gateway.max_choices)",
+            param="prompt",
         )
 
 

@@ -96,7 +96,9 @@ async def _decode(url: str, path: FieldPath, max_bytes: int) -> bytes:
         raise _invalid(path, "a data URI must be of the form data:<type>;base64,...")
     if len(body) > max_bytes * _BASE64_CHARS_PER_BYTE + 4:
         raise PayloadTooLarge(
-            f"{field_name(path)}: the file has more than {max_bytes} bytes", path=path
+            f"{field_name(path)}: the file has more than {max_bytes} bytes "
+            "(gateway.max_media_bytes)",
+            path=path,
         )
     try:
         return await asyncio.to_thread(base64.b64decode, body, validate=True)

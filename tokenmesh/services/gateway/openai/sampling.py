@@ -67,7 +67,7 @@ def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
     """Check what does not depend on the model. Raises InvalidInput."""
     refuse_not_served(body)
     if body.n is not None and body.n > limits.max_n:
-        raise invalid("n", f"is {body.n}, at most {limits.max_n}")
+        raise invalid("n", f"is {body.n}, at most {limits.max_n} (gateway.max_n)")
     if max_tokens is not None and body.min_tokens > max_tokens:
         raise invalid("min_tokens", f"is {body.min_tokens}, more than max_tokens ({max_tokens})")
     if body.stream_options is not None and not body.stream:
@@ -89,13 +89,18 @@ def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
 
 def _check_stops(body: SamplingFields, limits: GatewaySettings) -> None:
     if len(body.stops) > limits.max_stop_strings:
-        raise invalid("stop", f"holds {len(body.stops)} strings, at most {limits.max_stop_strings}")
+        raise invalid(
+            "stop",
+            f"holds {len(body.stops)} strings, at most {limits.max_stop_strings} "
+            "(gateway.max_stop_strings)",
+        )
     for index, stop in enumerate(body.stops):
         if not stop:
             raise InvalidInput(f"stop[{index}] is empty", param="stop")
         if len(stop) > limits.max_stop_chars:
             raise InvalidInput(
-                f"stop[{index}] has {len(stop)} characters, at most {limits.max_stop_chars}",
+                f"stop[{index}] has {len(stop)} characters, at most {limits.max_stop_chars} "
+                "(gateway.max_stop_chars)",
                 param="stop",
             )
 
@@ -141,7 +146,9 @@ def beam_options(
     _check_goes_with_beams(body)
     width, widest = body.n or 1, min(limits.max_beam_width, card.vocab_size)
     if width > widest:
-        raise invalid("n", f"is {width}, at most {widest} with use_beam_search (the beam width)")
+        raise invalid(
+            "n", f"is {width}, at most {widest} with use_beam_search (gateway.max_beam_width)"
+        )
     return BeamOptions(
         width=width,
         length_penalty=body.length_penalty,

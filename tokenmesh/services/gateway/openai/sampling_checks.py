@@ -49,7 +49,7 @@ def read_repetition(given: RepetitionDetection, scope: SamplingScope) -> Repetit
     if given.max_pattern_size == 0:
         return None
     if given.max_pattern_size > limit:
-        raise _wrong_rule("max_pattern_size", f"is over the limit of {limit}")
+        raise _wrong_rule("max_pattern_size", f"is over gateway.max_repetition_pattern = {limit}")
     if given.min_count < 2:
         raise _wrong_rule("min_count", f"is {given.min_count}, at least 2")
     return RepetitionRule(
@@ -68,7 +68,9 @@ def read_logit_bias(entries: dict[str, float], scope: SamplingScope) -> dict[int
     """By token id, within -100 and 100. Raises InvalidInput."""
     limit, vocab_size = scope.settings.max_logit_bias, scope.vocab_size
     if len(entries) > limit:
-        raise invalid("logit_bias", f"holds {len(entries)} entries, at most {limit}")
+        raise invalid(
+            "logit_bias", f"holds {len(entries)} entries, at most {limit} (gateway.max_logit_bias)"
+        )
     wrong = [key for key in entries if not _is_id(key, vocab_size)]
     if wrong:
         shown = ", ".join(key[:_MAX_KEY_CHARS] for key in wrong[:_MAX_KEYS])
@@ -101,7 +103,7 @@ def check_stop_ids(ids: list[int], scope: SamplingScope) -> list[int]:
     """Check `stop_token_ids`; they stay unchanged. Raises InvalidInput."""
     name, limit = "stop_token_ids", scope.settings.max_stop_token_ids
     if len(ids) > limit:
-        raise invalid(name, f"holds {len(ids)} ids, at most {limit}")
+        raise invalid(name, f"holds {len(ids)} ids, at most {limit} (gateway.max_stop_token_ids)")
     check_vocabulary(name, ids, scope.vocab_size)
     return ids
 
@@ -112,7 +114,9 @@ def check_named_ids(ids: list[int], scope: SamplingScope) -> list[int]:
     if not scope.has_logprobs:
         raise invalid(name, "needs logprobs")
     if len(ids) > limit:
-        raise invalid(name, f"holds {len(ids)} ids, at most {limit}")
+        raise invalid(
+            name, f"holds {len(ids)} ids, at most {limit} (gateway.max_logprob_token_ids)"
+        )
     check_vocabulary(name, ids, scope.vocab_size)
     return ids
 
@@ -136,5 +140,5 @@ def count_logprobs(name: str, given: int | None, scope: SamplingScope) -> int | 
     count, limit = scope.vocab_size if given == -1 else given, scope.settings.max_logprobs
     if limit != -1 and count > limit:
         shown = f"-1, all {count} tokens" if given == -1 else str(count)
-        raise invalid(name, f"is {shown}, at most {limit}")
+        raise invalid(name, f"is {shown}, at most {limit} (gateway.max_logprobs)")
     return min(count, scope.vocab_size)

@@ -24,14 +24,19 @@ _MOST: Final = 10**18
 def check_regex(pattern: str, limits: GatewaySettings) -> None:
     """Raise ValueError for an expression that exceeds a limit."""
     if len(pattern) > limits.max_regex_chars:
-        raise ValueError(f"{len(pattern)} characters, at most {limits.max_regex_chars}")
+        raise ValueError(
+            f"{len(pattern)} characters, at most {limits.max_regex_chars} (gateway.max_regex_chars)"
+        )
     scan = _Scan(pattern)
     if scan.depth > limits.max_regex_depth:
-        raise ValueError(f"its groups are {scan.depth} deep, at most {limits.max_regex_depth}")
+        raise ValueError(
+            f"its groups are {scan.depth} deep, at most {limits.max_regex_depth} "
+            "(gateway.max_regex_depth)"
+        )
     if scan.repetitions > limits.max_regex_repetitions:
         raise ValueError(
             f"its repetitions multiply to {scan.repetitions}, at most "
-            f"{limits.max_regex_repetitions}"
+            f"{limits.max_regex_repetitions} (gateway.max_regex_repetitions)"
         )
 
 
@@ -125,17 +130,17 @@ def _check(structured: Structured, limits: GatewaySettings) -> None:
     if structured.whitespace_pattern is not None:
         check_regex(structured.whitespace_pattern, limits)
     if structured.kind == "json":
-        _check_size(text, limits.max_schema_bytes)
+        _check_size(text, "max_schema_bytes", limits)
         _check_schema(_parse(text), limits)
     elif structured.kind == "regex":
         check_regex(text, limits)
     elif structured.kind == "choice":
-        _check_size(text, limits.max_schema_bytes)
+        _check_size(text, "max_schema_bytes", limits)
         _check_choices(json.loads(text), limits)
     elif structured.kind == "grammar":
-        _check_size(text, limits.max_grammar_bytes)
+        _check_size(text, "max_grammar_bytes", limits)
     elif structured.kind == "structural_tag":
-        _check_size(text, limits.max_grammar_bytes)
+        _check_size(text, "max_grammar_bytes", limits)
         _check_tag(_parse(text), limits)
 
 
@@ -144,10 +149,10 @@ def _check_schema(schema: dict[str, Any], limits: GatewaySettings) -> None:
     _check_references(schema)
 
 
-def _check_size(text: str, limit: int) -> None:
-    num_bytes = len(text.encode())
+def _check_size(text: str, setting: str, limits: GatewaySettings) -> None:
+    num_bytes, limit = len(text.encode()), getattr(limits, setting)
     if num_bytes > limit:
-        raise ValueError(f"{num_bytes} bytes, at most {limit}")
+        raise ValueError(f"{num_bytes} bytes, at most {limit} (gateway.{setting})")
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -168,9 +173,13 @@ def _check_shape(value: object, limits: GatewaySettings) -> None:
     while level:
         num_nodes += len(level)
         if num_nodes > limits.max_schema_nodes:
-            raise ValueError(f"it has more than {limits.max_schema_nodes} parts")
+            raise ValueError(
+                f"it has more than {limits.max_schema_nodes} parts (gateway.max_schema_nodes)"
+            )
         if depth > limits.max_schema_depth:
-            raise ValueError(f"it is nested more than {limits.max_schema_depth} deep")
+            raise ValueError(
+                f"it is nested more than {limits.max_schema_depth} deep (gateway.max_schema_depth)"
+            )
         depth += 1
         below: list[object] = []
         for each in level:
@@ -192,7 +201,10 @@ def _check_pattern(pattern: object, limits: GatewaySettings) -> None:
 
 def _check_choices(choices: list[str], limits: GatewaySettings) -> None:
     if len(choices) > limits.max_structured_choices:
-        raise ValueError(f"{len(choices)} choices, at most {limits.max_structured_choices}")
+        raise ValueError(
+            f"{len(choices)} choices, at most {limits.max_structured_choices} "
+            "(gateway.max_structured_choices)"
+        )
     if not all(choices):
         raise ValueError("a choice is empty")
 

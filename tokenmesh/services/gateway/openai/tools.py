@@ -135,10 +135,16 @@ def _find(name: str, schemas: Sequence[ToolSchema], place: str) -> int:
 
 def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSchema]:
     if len(tools) > limits.max_tools:
-        raise invalid("tools", f"holds {len(tools)} functions, at most {limits.max_tools}")
+        raise invalid(
+            "tools", f"holds {len(tools)} functions, at most {limits.max_tools} (gateway.max_tools)"
+        )
     num_bytes = len(msgspec.json.encode(tools)) if tools else 0
     if num_bytes > limits.max_tools_bytes:
-        raise invalid("tools", f"is {num_bytes} bytes of JSON, at most {limits.max_tools_bytes}")
+        raise invalid(
+            "tools",
+            f"is {num_bytes} bytes of JSON, at most {limits.max_tools_bytes} "
+            "(gateway.max_tools_bytes)",
+        )
     schemas = [
         _read_function(tool["function"], ("tools", index, "function"))
         for index, tool in enumerate(tools)

@@ -61,7 +61,9 @@ async def _chats(run: PoolRun, body: InputFields) -> list[PoolItem]:
     chats: list[Messages] = messages if is_batch else [messages]
     limit = run.services.settings.max_pool_inputs
     if len(chats) > limit:
-        raise InvalidInput(f"messages holds {len(chats)} conversations, at most {limit}")
+        raise InvalidInput(
+            f"messages holds {len(chats)} conversations, at most {limit} (gateway.max_pool_inputs)"
+        )
     prompts = []
     for index, chat in enumerate(chats):
         if not chat:

@@ -170,7 +170,8 @@ def check_number_of_media(chats: Sequence[Messages], settings: GatewaySettings) 
     num_media = sum(isinstance(part, dict) and part.get("type") != "text" for part in parts)
     if num_media > settings.max_pool_media:
         raise PayloadTooLarge(
-            f"the request holds {num_media} images or videos, at most {settings.max_pool_media}"
+            f"the request holds {num_media} images or videos, at most {settings.max_pool_media} "
+            "(gateway.max_pool_media)"
         )
 
 

@@ -181,7 +181,9 @@ class PoolTokenizer:
         if not number:
             raise invalid(field, "is empty")
         if number > limit:
-            raise invalid(field, f"holds {number} prompts, at most {limit}")
+            raise invalid(
+                field, f"holds {number} prompts, at most {limit} (gateway.max_pool_inputs)"
+            )
 
     def _check_texts(self, texts: Sequence[str], pairs: Sequence[str], path_of: PathOf) -> None:
         """What is too much before a tokenizer gets it."""
@@ -195,7 +197,9 @@ class PoolTokenizer:
             index = next(i for i, text in enumerate(given) if len(text) > limit)
             name = field_name(path_of(kind, index))
             raise PayloadTooLarge(
-                f"{name} has {len(given[index])} characters, at most {limit}", param=name
+                f"{name} has {len(given[index])} characters, at most {limit} "
+                "(gateway.max_pool_text_chars)",
+                param=name,
             )
 
 
@@ -211,7 +215,8 @@ class _TokenTotal:
         self.num_tokens += sum(count_ids(item.prompt_ids) for item in items)
         if self.num_tokens > self._limit:
             raise PayloadTooLarge(
-                f"the request has more than {self._limit} tokens: send fewer prompts at a time"
+                f"the request has more than {self._limit} tokens "
+                "(gateway.max_pool_tokens): send fewer prompts at a time"
             )
 
 

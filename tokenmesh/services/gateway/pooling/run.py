@@ -88,7 +88,8 @@ class PoolRun:
         num_values = self.num_values(items)
         if num_values > limit:
             raise PayloadTooLarge(
-                f"the answer has {num_values} numbers, at most {limit}: send fewer prompts at a "
+                f"the answer has {num_values} numbers, at most {limit} "
+                "(gateway.max_pool_values): send fewer prompts at a "
                 "time, or ask for fewer dimensions"
             )
         num_bytes = num_values * FLOAT_BYTES

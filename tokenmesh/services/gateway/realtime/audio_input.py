@@ -92,7 +92,8 @@ class InputBuffer:
         most = int(self.max_s * self.rate) * BYTES_PER_SAMPLE
         if len(data) > most or (self.detection is None and len(self._data) + len(data) > most):
             raise InvalidInput(
-                f"the input audio buffer holds at most {self.max_s:g} s: commit or clear it",
+                f"the input audio buffer holds at most {self.max_s:g} s "
+                "(gateway.realtime_max_audio_s): commit or clear it",
                 param="audio",
             )
         self._data += data

@@ -119,7 +119,8 @@ class RealtimeConversation:
         total = sum(item.num_bytes for item in self._items) + num_bytes
         if total > max_bytes:
             raise InvalidInput(
-                f"the conversation would have {total} bytes, at most {max_bytes} are allowed",
+                f"the conversation would have {total} bytes, at most {max_bytes} are allowed "
+                "(gateway.realtime_max_session_bytes)",
                 param="item",
             )
 
@@ -134,7 +135,7 @@ class RealtimeConversation:
         if total > limit:
             raise InvalidInput(
                 f"the recordings of the conversation would have {total} bytes, at most {limit} are "
-                "allowed: delete items with audio",
+                "allowed (gateway.realtime_max_recordings_bytes): delete items with audio",
                 param="audio",
             )
 

@@ -132,7 +132,10 @@ class RealtimeSession:
         now = monotonic_s()
         if now >= self._ends_s:
             limit_s = self._settings.realtime_session_timeout_s
-            raise SessionOver(f"the session has reached its limit of {limit_s:g} s")
+            raise SessionOver(
+                f"the session has reached its limit of {limit_s:g} s "
+                "(gateway.realtime_session_timeout_s)"
+            )
         if self._response is not None and self._response.is_active:
             self._active_s = now
         if now - self._active_s >= self._settings.realtime_idle_timeout_s:

@@ -177,7 +177,10 @@ class Conversations:
         data = _encoder.encode(conversation)
         limit = min(self.settings.max_conversation_bytes, self.journal.max_entry_bytes)
         if len(data) > limit:
-            text = f"the conversation has {len(data)} bytes, at most {limit}"
+            text = (
+                f"the conversation has {len(data)} bytes, at most {limit} "
+                "(responses.max_conversation_bytes)"
+            )
             raise PayloadTooLarge(text, param="conversation")
         return data
 

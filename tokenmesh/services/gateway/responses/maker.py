@@ -54,13 +54,13 @@ async def previous_items(logs: ResponseLogs, previous_id: str | None, access: Ac
     num_bytes = 0
     while previous_id is not None:
         if len(newest_first) >= settings.max_chain:
-            raise _chain_too_long(f"{settings.max_chain} responses")
+            raise _chain_too_long(f"{settings.max_chain} responses (responses.max_chain)")
         ends = await logs.ends(previous_id, access, _PREVIOUS)
         if ends.ended is None:
             raise invalid(_PREVIOUS, f"{previous_id!r} has not ended yet")
         num_bytes += len(ends.begun.body) + len(ends.ended.response)
         if num_bytes > settings.max_chain_bytes:
-            raise _chain_too_long(f"{settings.max_chain_bytes} bytes")
+            raise _chain_too_long(f"{settings.max_chain_bytes} bytes (responses.max_chain_bytes)")
         body = ends.begun.request()
         response = msgspec.json.decode(ends.ended.response, type=Json)
         newest_first.append([*body.items, *response["output"]])
@@ -96,7 +96,7 @@ async def resolve_references(
         response_id = response_of_item(item_id)
         if response_id is not None and response_id not in found:
             if len(found) >= (limit := logs.settings.max_chain):
-                text = f"input refers to more than {limit} responses"
+                text = f"input refers to more than {limit} responses (responses.max_chain)"
                 raise PayloadTooLarge(text, param="input")
             found[response_id] = await _items_of(logs, response_id, access)
         if response_id is None or item_id not in found[response_id]:
@@ -264,8 +264,8 @@ class ResponseMaker:
         limit = self.logs.journal.max_entry_bytes // 2
         if len(spec.body_json) > limit:
             raise PayloadTooLarge(
-                f"a stored request may have {limit} bytes, this one has "
-                f"{len(spec.body_json)}: send store: false",
+                f"a stored request may have {limit} bytes (half of responses.max_record_bytes), "
+                f"this one has {len(spec.body_json)}: send store: false",
                 param="store",
             )
 

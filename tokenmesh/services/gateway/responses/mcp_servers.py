@@ -115,7 +115,8 @@ class McpServers:
         if len(tools) > self._settings.max_mcp_tools:
             limit = self._settings.max_mcp_tools
             raise PayloadTooLarge(
-                f"MCP server {server.label} has more than {limit} tools: choose with allowed_tools",
+                f"MCP server {server.label} has more than {limit} tools "
+                "(responses.max_mcp_tools): choose with allowed_tools",
                 param=f"{server.place}.allowed_tools",
             )
         return tools
@@ -129,7 +130,9 @@ class McpServers:
         text = _text_of(result.content)
         limit = self._settings.max_mcp_result_bytes
         if len(text.encode()) > limit:
-            raise ToolFailed(f"the result is over the limit of {limit} bytes")
+            raise ToolFailed(
+                f"the result is over the limit of {limit} bytes (responses.max_mcp_result_bytes)"
+            )
         if result.is_error:
             raise ToolFailed(text)
         return text

@@ -103,7 +103,9 @@ async def _receive(
 ) -> FormData:
     """Read the form. Its bytes are reserved before they are read, if their number is known."""
     max_bytes = limits.max_file_bytes + _FORM_BYTES
-    too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes", param="file")
+    too_large = PayloadTooLarge(
+        f"the body is larger than {max_bytes} bytes (gateway.max_file_bytes)", param="file"
+    )
 
     async def reserve(num_bytes: int) -> None:
         await reservation.grow(max(1, num_bytes - _USUAL_FORM_BYTES))
@@ -120,10 +122,12 @@ async def _parts(file: UploadFile) -> AsyncIterator[bytes]:
 
 
 def _check_size(num_bytes: int, purpose: str, limits: GatewaySettings) -> None:
-    limit = limits.max_media_bytes if purpose in _IMAGE_PURPOSES else limits.max_file_bytes
+    setting = "max_media_bytes" if purpose in _IMAGE_PURPOSES else "max_file_bytes"
+    limit = getattr(limits, setting)
     if num_bytes > limit:
         raise PayloadTooLarge(
-            f"the file has {num_bytes} bytes, with the purpose {purpose} at most {limit}",
+            f"the file has {num_bytes} bytes, with the purpose {purpose} at most {limit} "
+            f"(gateway.{setting})",
             param="file",
         )
 
@@ -271,7 +275,9 @@ async def _read_speech(
     """The file of a form, and all other fields in their order. Raises InvalidInput."""
     _check_is_form(request, "recording")
     limit = limits.max_audio_bytes
-    too_large = PayloadTooLarge(f"file: the file is larger than {limit} bytes", param="file")
+    too_large = PayloadTooLarge(
+        f"file: the file is larger than {limit} bytes (gateway.max_audio_bytes)", param="file"
+    )
     form = await _read_form(
         request,
         limit + _FORM_BYTES,

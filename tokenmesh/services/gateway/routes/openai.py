@@ -199,7 +199,7 @@ async def build_batch(
     if num_conversations * n > limit:
         raise InvalidInput(
             f"{num_conversations} conversations times n = {n} are over the limit of "
-            f"{limit} choices",
+            f"{limit} choices (gateway.max_choices)",
             param="messages",
         )
     requests: list[GenerationRequest] = []

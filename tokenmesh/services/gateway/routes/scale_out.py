@@ -198,7 +198,10 @@ class _ScaleOutRoutes:
         body = await read_json(request, AbortRequest, self._settings)
         limit = self._settings.max_abort_requests
         if len(body.request_ids) > limit:
-            raise invalid("request_ids", f"holds {len(body.request_ids)} ids, at most {limit}")
+            raise invalid(
+                "request_ids",
+                f"holds {len(body.request_ids)} ids, at most {limit} (gateway.max_abort_requests)",
+            )
         tenant = access_of(request).tenant
         await self._scale_out.aborts.abort(tenant.name, body.request_ids)
         return Response()

@@ -53,7 +53,7 @@ class UploadQuota:
         if counted > quota:
             raise PayloadTooLarge(
                 f"the file has {num_bytes} bytes, all uploads of the tenant {tenant.name} may have "
-                f"{quota}",
+                f"{quota} (gateway.upload_bytes_per_tenant, or max_upload_bytes of the key file)",
                 param="file",
             )
         found = await self._count(tenant.name, quota, upload, counted, ttl_s)

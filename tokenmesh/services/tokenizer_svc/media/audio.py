@@ -74,7 +74,8 @@ class AudioPreparer:
         data = await self._blobs.get(message.source)
         if len(data) > self._limits.max_audio_bytes:
             raise PayloadTooLarge(
-                f"the file has {len(data)} bytes, at most {self._limits.max_audio_bytes}"
+                f"the file has {len(data)} bytes, at most {self._limits.max_audio_bytes} "
+                "(tokenizer.media.max_audio_bytes)"
             )
         found = await self._decode(
             AudioJob(data, message.first, message.count, message.rate), message.tenant
@@ -116,9 +117,13 @@ class AudioPreparer:
         try:
             answer = await self._pool.ask(msgspec.msgpack.encode(job), tenant, len(job.data))
         except ChildLate as error:
-            raise PayloadTooLarge(f"the audio cannot be decoded: {error.message}") from error
+            raise PayloadTooLarge(
+                f"the audio cannot be decoded: {error.message} (tokenizer.media.audio_timeout_s)"
+            ) from error
         except ChildDied as error:
-            raise PayloadTooLarge("the audio exceeds the limits of decoding") from error
+            raise PayloadTooLarge(
+                "the audio exceeds the limits of decoding (tokenizer.media.decode_memory_bytes)"
+            ) from error
         kind, rest = answer[:1], answer[1:]
         if kind == DONE:
             return msgspec.msgpack.decode(rest, type=Clips)

@@ -138,7 +138,9 @@ def _samples_of(job: AudioJob, rate: int, limits: AudioLimits) -> Samples:
     if not len(raw):
         raise InvalidInput("the audio holds no samples")
     if len(raw) / job.rate > limits.max_s:
-        raise PayloadTooLarge(f"the audio is longer than {limits.max_s:g} s")
+        raise PayloadTooLarge(
+            f"the audio is longer than {limits.max_s:g} s (tokenizer.media.max_audio_s)"
+        )
     samples: Samples = raw.astype(numpy.float32)
     samples /= 32768
     if job.rate == rate:

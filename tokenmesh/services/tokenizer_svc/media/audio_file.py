@@ -230,5 +230,6 @@ def check_shape(rate: int, channels: int) -> None:
 def _check_length(seconds: float, limits: AudioLimits) -> None:
     if seconds > limits.max_s:
         raise PayloadTooLarge(
-            f"the audio is {seconds:.0f} s long or longer, at most {limits.max_s:g} s"
+            f"the audio is {seconds:.0f} s long or longer, at most {limits.max_s:g} s "
+            "(tokenizer.media.max_audio_s)"
         )

@@ -65,7 +65,8 @@ class Fetcher:
                 return await self._follow(url, tenant, max_bytes or self._limits.max_bytes)
         except TimeoutError as error:
             raise InvalidInput(
-                f"the URL took longer than {self._limits.fetch_timeout_s:g} s"
+                f"the URL took longer than {self._limits.fetch_timeout_s:g} s "
+                "(tokenizer.media.fetch_timeout_s)"
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             # httpx parses the target of a redirect too, although it does not follow it.
@@ -78,7 +79,10 @@ class Fetcher:
             if isinstance(answer, bytes):
                 return answer
             target = self._checked(answer, target)
-        raise InvalidInput(f"the URL redirects more than {self._limits.max_redirects} times")
+        raise InvalidInput(
+            f"the URL redirects more than {self._limits.max_redirects} times "
+            "(tokenizer.media.max_redirects)"
+        )
 
     async def _get(self, url: httpx.URL, tenant: str, max_bytes: int) -> bytes | str:
         """The body, or the target of a redirect."""
@@ -103,7 +107,10 @@ class Fetcher:
     def _checked(self, text: str, base: httpx.URL | None = None) -> httpx.URL:
         """The URL, relative to `base`. One parser reads it, so what is checked is what is used."""
         if len(text) > self._limits.max_url_chars:
-            raise InvalidInput(f"the URL is longer than {self._limits.max_url_chars} characters")
+            raise InvalidInput(
+                f"the URL is longer than {self._limits.max_url_chars} characters "
+                "(tokenizer.media.max_url_chars)"
+            )
         try:
             url = httpx.URL(text) if base is None else base.join(text)
             names = {url.host, url.raw_host.decode("ascii")}

@@ -48,7 +48,8 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
             width, height = image.size
             if width * height > max_pixels:
                 raise PayloadTooLarge(
-                    f"the image has {width}x{height} pixels, at most {max_pixels} in all"
+                    f"the image has {width}x{height} pixels, at most {max_pixels} in all "
+                    "(tokenizer.media.max_pixels)"
                 )
             if image.format in _JPEGS and data.count(_SCAN) > _MAX_SCANS:
                 raise PayloadTooLarge(f"the image has more than {_MAX_SCANS} scans")

@@ -33,6 +33,8 @@ _CHILDREN: Final[dict[str, Callable[[MediaSettings], tuple[str, float, object]]]
 }
 """By kind: the module of the process, the seconds of a job, and the most that a file may hold."""
 
+_TIME_SETTING: Final = {VIDEO: "video_timeout_s", AUDIO: "audio_timeout_s"}
+
 
 def _video_limits(limits: MediaSettings) -> VideoLimits:
     """What a video may hold, by the settings."""
@@ -51,6 +53,7 @@ class ItemDecoder:
 
     def __init__(self, kind: str, limits: MediaSettings, checkpoint: Path) -> None:
         self._noun = NOUN[kind]
+        self._time = f"tokenizer.media.{_TIME_SETTING.get(kind, 'decode_timeout_s')}"
         child, time_s, most = _CHILDREN[kind](limits)
         self._pool = ChildPool(
             f"{NOUNS[kind]} to be decoded",
@@ -73,9 +76,13 @@ class ItemDecoder:
         try:
             answer = await self._pool.ask(job_of(data, options), tenant, len(data))
         except ChildLate as error:
-            raise PayloadTooLarge(f"{self._noun} cannot be decoded: {error.message}") from error
+            raise PayloadTooLarge(
+                f"{self._noun} cannot be decoded: {error.message} ({self._time})"
+            ) from error
         except ChildDied as error:
-            raise PayloadTooLarge(f"{self._noun} exceeds the limits of decoding") from error
+            raise PayloadTooLarge(
+                f"{self._noun} exceeds the limits of decoding (tokenizer.media.decode_memory_bytes)"
+            ) from error
         kind, rest = answer[:1], answer[1:]
         if kind == PREPARED:
             return PreparedItem.decode(rest)

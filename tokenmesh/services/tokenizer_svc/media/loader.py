@@ -34,6 +34,7 @@ from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import (
     InvalidInput,
     NotFound,
+    PayloadTooLarge,
     field_name,
 )
 from tokenmesh.shared.ids import BlobKey
@@ -45,6 +46,9 @@ _FEATURES: Final = "features:"
 _PREPARED: Final = "prepared:"
 _ALIAS: Final = "media-uuid:"
 _MAX_RECENT: Final = 1024
+_AT_A_TIME: Final = 16
+"""Items of one prompt that are read and decoded."""
+_BYTES_SETTING: Final = {AUDIO: "max_audio_bytes", VIDEO: "max_video_bytes"}
 _BYTES_PER_CHAR: Final = 100
 """Bytes that are hashed, or decoded from base64, in the time of encoding one character."""
 
@@ -101,13 +105,21 @@ class MediaLoader:
         for name, kind in model.kinds.items():
             if counts[name] > kind.max_items:
                 raise InvalidInput(
-                    f"the prompt holds {counts[name]} {NOUNS[name]}, at most {kind.max_items}",
+                    f"the prompt holds {counts[name]} {NOUNS[name]}, at most {kind.max_items} "
+                    f"({kind.setting})",
                     param="messages",
                 )
         with span("media", {f"tokenmesh.{NOUNS[name]}": count for name, count in counts.items()}):
             first_by_source = {(part.kind, part.url, part.uuid): part for part in reversed(parts)}
+            # The files of a prompt are held in memory until they are decoded.
+            places = asyncio.Semaphore(_AT_A_TIME)
+
+            async def load_part(part: MediaPart) -> StoredItem:
+                async with places:
+                    return await self._load_part(part, model, scope, tenant, options)
+
             tasks = {
-                source: asyncio.create_task(self._load_part(part, model, scope, tenant, options))
+                source: asyncio.create_task(load_part(part))
                 for source, part in first_by_source.items()
             }
             try:
@@ -156,7 +168,12 @@ class MediaLoader:
     async def _fetched(self, url: str, kind: str, tenant: str) -> bytes:
         with span("fetch") as current:
             work = partial(self._read, url, kind, tenant)
-            data, is_own = await self._fetching.run((tenant, kind, url), work)
+            try:
+                data, is_own = await self._fetching.run((tenant, kind, url), work)
+            except PayloadTooLarge as error:
+                setting = _BYTES_SETTING.get(kind, "max_bytes")
+                text = f"{error.message} (tokenizer.media.{setting})"
+                raise PayloadTooLarge(text) from error
             if not is_own:
                 current.set_attribute("tokenmesh.shared", 1)
             return data
@@ -244,7 +261,9 @@ class MediaLoader:
     def _alias(self, part: MediaPart, scope: str) -> BlobKey:
         uuid, limit = part.uuid or "", self._limits.max_uuid_chars
         if len(uuid) > limit:
-            raise InvalidInput(f"the uuid is longer than {limit} characters")
+            raise InvalidInput(
+                f"the uuid is longer than {limit} characters (tokenizer.media.max_uuid_chars)"
+            )
         digest = hashlib.sha256(
             b"\0".join((scope.encode(), part.kind.encode(), uuid.encode()))
         ).hexdigest()

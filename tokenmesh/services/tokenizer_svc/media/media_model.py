@@ -22,6 +22,7 @@ from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO, MediaItem
 
 NOUNS: Final = {IMAGE: "images", VIDEO: "videos", AUDIO: "recordings"}
 """Items of a kind, as errors name them."""
+_MOST: Final = "model.limit_mm_per_prompt, or tokenizer.media.max_{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class MediaKind:
     """All options of the preprocessing that change its result."""
     max_items: int
     """In one prompt."""
+    setting: str
+    """Where `max_items` comes from."""
     in_text: str = ""
     """What stands for an item before the text, where a template takes contents as text only;
     empty: the placeholder."""
@@ -206,11 +209,13 @@ def _pictures(
     """Images, and videos where `FrameProcessor` has the rules of the checkpoint."""
     processor = ItemProcessor(loaded.directory)
     most = settings.limit_mm_per_prompt.get(IMAGE, limits.max_images)
-    kinds = {IMAGE: MediaKind(processor.placeholder, processor.options, most)}
+    kinds = {
+        IMAGE: MediaKind(processor.placeholder, processor.options, most, _MOST.format("images"))
+    }
     if processor.frames is not None:
         options = processor.frames.options + processor.options
         most = settings.limit_mm_per_prompt.get(VIDEO, limits.max_videos)
-        kinds[VIDEO] = MediaKind(processor.video_placeholder, options, most)
+        kinds[VIDEO] = MediaKind(processor.video_placeholder, options, most, _MOST.format("videos"))
     return kinds
 
 
@@ -222,4 +227,6 @@ def _recordings(
     if token is None:
         raise CheckpointError(f"{loaded.directory}: config.json names no token of a recording")
     most = settings.limit_mm_per_prompt.get(AUDIO, limits.max_images)
-    return MediaKind(token, processor.options, most, token.join(processor.around))
+    return MediaKind(
+        token, processor.options, most, _MOST.format("images"), token.join(processor.around)
+    )

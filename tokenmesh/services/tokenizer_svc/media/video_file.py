@@ -126,7 +126,8 @@ def _facts_of(
         raise InvalidInput("the video declares no size")
     if width * height > limits.max_pixels:
         raise PayloadTooLarge(
-            f"a frame of the video has {width}x{height} pixels, at most {limits.max_pixels} in all"
+            f"a frame of the video has {width}x{height} pixels, at most {limits.max_pixels} in all "
+            "(tokenizer.media.max_pixels)"
         )
     fps = float(stream.average_rate or 0)
     if not 0 < fps <= _MAX_RATE:
@@ -136,7 +137,10 @@ def _facts_of(
         raise InvalidInput("the file holds no frames")
     seconds = num_frames / fps
     if seconds > limits.max_s:
-        raise PayloadTooLarge(f"the video is {seconds:.0f} s long, at most {limits.max_s:g} s")
+        raise PayloadTooLarge(
+            f"the video is {seconds:.0f} s long, at most {limits.max_s:g} s "
+            "(tokenizer.media.max_video_s)"
+        )
     return VideoFacts(num_frames, fps, height, width)
 
 

@@ -76,13 +76,15 @@ class FrameProcessor:
         if len(indices) > limits.max_frames:
             raise PayloadTooLarge(
                 f"the model would get {len(indices)} frames of the video, at most "
-                f"{limits.max_frames}: set a smaller fps or num_frames in {_PARAM}"
+                f"{limits.max_frames} "
+                f"(tokenizer.media.max_video_frames): set a smaller fps or num_frames in {_PARAM}"
             )
         height, width = self.target(facts, len(indices), rules)
         if len(indices) * height * width > limits.max_total_pixels:
             raise PayloadTooLarge(
                 f"the model would get {len(indices)} frames of {width}x{height} pixels, at most "
-                f"{limits.max_total_pixels} pixels in all: set a smaller fps or size in {_PARAM}"
+                f"{limits.max_total_pixels} pixels in all "
+                f"(tokenizer.media.max_video_pixels): set a smaller fps or size in {_PARAM}"
             )
         resized = (
             resized_frame(frame, height, width, rules.resample)

@@ -61,7 +61,8 @@ class Bench:
             data = backend.compile(structured)
             if len(data) > self._setup.grammar_bytes:
                 raise CannotCompile(
-                    f"it compiles to {len(data)} bytes, more than {self._setup.grammar_bytes}"
+                    f"it compiles to {len(data)} bytes, more than {self._setup.grammar_bytes} "
+                    "(worker.grammar_max_bytes)"
                 )
             self._try_out(backend, data)
         except (CannotCompile, GrammarFailed) as error:

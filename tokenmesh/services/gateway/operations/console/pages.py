@@ -142,7 +142,10 @@ class ConsolePages:
         if own >= limits.max_console_pages_per_tenant or (
             len(self._pages) >= limits.max_console_pages
         ):
-            raise Overloaded("too many pages of the console are open", retry_after_s=_RETRY_S)
+            raise Overloaded(
+                "too many pages of the console are open (gateway.max_console_pages)",
+                retry_after_s=_RETRY_S,
+            )
         page = Page(access)
         self._pages[page] = None
         if self._task is None:

@@ -1,0 +1,107 @@
+"""Every refusal of something that is too large or too much names the setting that bounds it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.model import ModelSettings
+
+ROOT = Path(__file__).parents[3] / "tokenmesh"
+SCANNED = ("services/gateway", "services/tokenizer_svc", "shared/blobs.py", "shared/codec.py")
+ERRORS = (
+    "PayloadTooLarge",
+    "InvalidInput",
+    "invalid",
+    "ValueError",
+    "TooLong",
+    "BadLine",
+    "Refusal",
+)
+SIZE = re.compile(r"at most|more than|longer than|larger than|limit|over the|too many|too large")
+SETTING = re.compile(
+    r"\b(?:gateway|tokenizer|model|responses|batches|bus|redis|worker|encoder)"
+    r"(?:\.[a-z_]+)*\.([a-z_]+)?"
+)
+OTHERS = {
+    # by another field of the request, or by the model
+    "max_tokens ()",
+    "max_pattern_size",
+    "max_model_len",
+    "more than max_tokens",
+    "the model takes at most",
+    "the model's context holds",
+    "the limit of the tenant",
+    "it holds more than one tensor",
+    "at most one choice",
+    # the caller adds the name
+    "leads to more than ",
+    "the file has more than  bytes",
+    "the file has  bytes, at most ",
+    "the prompt holds  , at most  ()",
+    # by how a file is made, which no setting changes
+    "scans",
+    "channels, at most",
+    "it is too large",
+    "one side is more than",
+    "the image is too large:",
+    "a field's name is longer than",
+    "a message holds more than",
+    "the chat template exceeds a limit: ",
+    "tokens holds  ids, at most ",
+    "it is larger than  bytes",
+    "sent  times",
+}
+"""Parts of texts about bounds that are no setting."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Place and text of each error that speaks of a size; what is put into a text is left out."""
+    for place in SCANNED:
+        found = ROOT / place
+        for path in sorted(found.rglob("*.py")) if found.is_dir() else [found]:
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if not isinstance(node, ast.Call) or not node.args:
+                    continue
+                if ast.unparse(node.func) not in ERRORS:
+                    continue
+                words = [
+                    part.value
+                    for argument in node.args
+                    for part in ast.walk(argument)
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                ]
+                text = "".join(words)
+                if SIZE.search(text):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+
+
+def names(kind: type[BaseModel]) -> Iterator[str]:
+    """All settings, without the names of what holds them."""
+    for name, field in kind.model_fields.items():
+        yield name
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from names(inner)
+
+
+def test_a_refusal_by_a_size_names_its_setting() -> None:
+    found = list(texts())
+    assert len(found) > 60
+    unnamed = [
+        f"{place}: {text}"
+        for place, text in found
+        if not SETTING.search(text) and not any(other in text for other in OTHERS)
+    ]
+    assert unnamed == []
+
+
+def test_the_settings_that_refusals_name_exist() -> None:
+    known = {*names(Settings), *names(ModelSettings)}
+    named = {name for _, text in texts() for name in SETTING.findall(text) if name}
+    assert "max_json_values" in named or "max_json_" in named
+    # names that are put together begin with what is common
+    assert {each for each in named if each not in known and not each.endswith("_")} == set()
