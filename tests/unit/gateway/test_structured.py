@@ -238,6 +238,13 @@ LIST: dict[str, Any] = {
         ({"$ref": "http://example.com/schema"}, "outside"),
         ({"properties": {"x": {"$ref": "#/$defs/a~1b"}}, "$defs": {"a/b": {"type": "null"}}}, None),
         ({"properties": {"x": {"$ref": "#/prefixItems/1"}}, "prefixItems": [{}, {}]}, None),
+        *(
+            ({"properties": {"x": {word: {"$ref": "#/nowhere"}}}}, None)
+            for word in ("default", "const", "example")
+        ),
+        *(({word: [{"$ref": "#/nowhere"}]}, None) for word in ("enum", "examples")),
+        ({"properties": {"default": {"$ref": "#/nowhere"}}}, "nowhere"),
+        ({"$defs": {"const": {"$ref": "#/nowhere"}}}, "nowhere"),
     ],
 )
 def test_references(schema: dict[str, Any], reason: str | None) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.json_schema import schema_nodes
 from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.text.surrogates import spells_half_of_a_pair
 
@@ -225,15 +226,9 @@ def _check_tag(tag: dict[str, Any], limits: GatewaySettings) -> None:
 
 def _check_references(schema: dict[str, Any]) -> None:
     """Raise ValueError for a reference without a target, and for an infinitely nested value."""
-    nodes: list[Any] = [schema]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, dict):
-            if isinstance(node.get("$ref"), str):
-                _resolve(schema, node["$ref"])
-            nodes.extend(node.values())
-        elif isinstance(node, list):
-            nodes.extend(node)
+    for node in schema_nodes(schema):
+        if isinstance(node.get("$ref"), str):
+            _resolve(schema, node["$ref"])
     _check_finite(schema)
 
 

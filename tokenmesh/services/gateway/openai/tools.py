@@ -21,6 +21,7 @@ from tokenmesh.services.gateway.parsers.formats import NAME, CallFrame, ToolForm
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
+from tokenmesh.shared.json_schema import changed_schema
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 
 Mode = Literal["none", "auto", "required", "named"]
@@ -326,15 +327,14 @@ def _call(name: str, parameters: Any, arguments_key: str) -> dict[str, Any]:
 
 def _move_references(value: Any, root: str) -> Any:
     """A copy of the schema whose references to its own root point to `root`."""
-    if isinstance(value, list):
-        return [_move_references(each, root) for each in value]
-    if not isinstance(value, dict):
-        return value
-    moved = {key: _move_references(each, root) for key, each in value.items()}
-    target = value.get("$ref")
-    if isinstance(target, str) and target.startswith("#"):
-        moved["$ref"] = root + target[1:]
-    return moved
+
+    def move(node: dict[str, Any]) -> dict[str, Any]:
+        target = node.get("$ref")
+        if not isinstance(target, str) or not target.startswith("#"):
+            return node
+        return {**node, "$ref": root + target[1:]}
+
+    return changed_schema(value, move)
 
 
 def _is_text(text: ModelText, frame: CallFrame) -> bool:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+from tokenmesh.services.worker_svc.grammar.exact_regex import check_guidance_patterns
+from tokenmesh.services.worker_svc.grammar.exact_schema import without_unknown_formats
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import CallForms
 
@@ -39,7 +41,7 @@ class CallGrammar:
         for number, form in enumerate(bound):
             begin, end = self._literal(form.begin), self._literal(form.end)
             rules.append(f"call_{number}: {begin} arguments_{number} {end}")
-            rules.append(f"arguments_{number}: %json {form.schema}")
+            rules.append(f"arguments_{number}: %json {_schema(form.schema or '{}')}")
         if free:
             # Where such a call ends is not known: no other one may follow.
             starts.append(f"({' | '.join(free)}) {self._any_token}*")
@@ -57,6 +59,12 @@ class CallGrammar:
             f"<[{self._special[part]}]>" if part in self._special else json.dumps(part)
             for part in parts
         )
+
+
+def _schema(text: str) -> str:
+    schema = without_unknown_formats(json.loads(text))
+    check_guidance_patterns(schema)
+    return json.dumps(schema)
 
 
 def _grammar(text: str) -> dict[str, Any]:

@@ -3,8 +3,27 @@
 What it does not know it ignores, and its output would not be valid; llguidance refuses instead.
 """
 
+import json
+from collections.abc import Iterable
 from typing import Any, Final
 
+from tokenmesh.shared.json_schema import changed_schema
+
+KNOWN_FORMATS: Final = frozenset(
+    (
+        "date-time",
+        "time",
+        "date",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "uuid",
+        "uri",
+    )
+)
+"""Formats that llguidance follows."""
 _ANNOTATIONS: Final = frozenset(
     [
         "title",
@@ -50,6 +69,8 @@ _SHAPES: Final[dict[str, type]] = {
 }
 _MAX_COUNT: Final = 256
 """Longer repetitions, and more properties, take it seconds and gigabytes."""
+_MAX_CHARS: Final = 4096
+"""Of a constant or a name."""
 _MAX_INTEGER: Final = 1 << 53
 
 
@@ -89,6 +110,9 @@ def _inexact(node: dict[str, Any]) -> str | None:
     if keywords & {"enum", "const"}:
         return _inexact_enum(node, keywords)
     if isinstance(kind, list):
+        if not kind:
+            # no value has none of the types; xgrammar lets any value have it
+            return "type"
         return _beyond(keywords, frozenset(("type",)))
     if kind is None:
         return _beyond(keywords, frozenset())
@@ -112,6 +136,8 @@ def _inexact_enum(node: dict[str, Any], keywords: frozenset[str]) -> str | None:
     kind = node.get("type")
     if not isinstance(values, list) or not values or {"enum", "const"} <= keywords:
         return "enum"
+    if is_long(values):
+        return "enum"
     if kind is not None:
         types = _PYTHON_TYPES.get(kind, ()) if isinstance(kind, str) else ()
         is_number = bool not in types
@@ -121,6 +147,11 @@ def _inexact_enum(node: dict[str, Any], keywords: frozenset[str]) -> str | None:
         ):
             return "enum"
     return _beyond(keywords, frozenset(("enum", "const", "type")))
+
+
+def is_long(values: Iterable[Any]) -> bool:
+    """Whether xgrammar takes seconds for one of the values: it takes a time quadratic in one."""
+    return any(len(json.dumps(value)) > _MAX_CHARS for value in values)
 
 
 def _inexact_count(node: dict[str, Any]) -> str | None:
@@ -133,10 +164,22 @@ def _inexact_count(node: dict[str, Any]) -> str | None:
         if not is_whole or bounds != sorted(bounds):
             return low if low in node else high
     properties = node.get("properties", {})
-    if len(properties) > _MAX_COUNT // 4:
+    if len(properties) > _MAX_COUNT // 4 or is_long(properties):
         return "properties"
     if not all(isinstance(name, str) and name in properties for name in node.get("required", ())):
         return "required"
     if properties and node.get("additionalProperties") not in (None, False):
         return "additionalProperties"
     return None
+
+
+def without_unknown_formats(schema: Any) -> Any:
+    """A copy of a schema. A format is an annotation: one that is not known says nothing."""
+    return changed_schema(schema, _without_format)
+
+
+def _without_format(node: dict[str, Any]) -> dict[str, Any]:
+    given = node.get("format")
+    if isinstance(given, str) and given not in KNOWN_FORMATS:
+        del node["format"]
+    return node

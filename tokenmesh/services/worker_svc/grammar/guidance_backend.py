@@ -8,6 +8,11 @@ import llguidance
 from llguidance import LLMatcher, LLTokenizer
 
 from tokenmesh.services.worker_svc.grammar.call_grammar import CallGrammar
+from tokenmesh.services.worker_svc.grammar.exact_regex import (
+    check_guidance_patterns,
+    check_guidance_regex,
+)
+from tokenmesh.services.worker_svc.grammar.exact_schema import without_unknown_formats
 from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, GrammarFailed, Masks
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import Structured
@@ -51,7 +56,7 @@ class GuidanceBackend:
     def _match(self, text: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, text, log_level=0)
         if matcher.is_error():
-            raise CannotCompile(_first_line(matcher.get_error()))
+            raise CannotCompile(_reason(matcher.get_error()))
         return matcher
 
 
@@ -130,8 +135,9 @@ def _grammar_text(structured: Structured) -> str:
     text = structured.text
     match structured.kind:
         case "json":
+            schema = _read_schema(text)
             return LLMatcher.grammar_from_json_schema(
-                _closed(json.loads(text)) if not structured.additional_properties else text,
+                schema if structured.additional_properties else _closed(schema),
                 overrides=_json_options(structured),
             )
         case "json_object":
@@ -140,8 +146,17 @@ def _grammar_text(structured: Structured) -> str:
             )
         case "structural_tag":
             return _structural_tag(json.loads(text))
+        case "regex":
+            check_guidance_regex(text)
+            return llguidance.grammar_from("regex", text)
         case _:
             return llguidance.grammar_from(structured.kind, text)
+
+
+def _read_schema(text: str) -> Any:
+    schema = without_unknown_formats(json.loads(text))
+    check_guidance_patterns(schema)
+    return schema
 
 
 def _json_options(structured: Structured) -> Any:
@@ -171,7 +186,7 @@ def _structural_tag(tag: dict[str, Any]) -> str:
         llguidance.StructTag(
             trigger=next(each for each in triggers if one["begin"].startswith(each)),
             begin=one["begin"],
-            grammar=one["schema"],
+            grammar=_read_schema(json.dumps(one["schema"])),
             end=one["end"],
         )
         for one in tag["structures"]
@@ -181,3 +196,9 @@ def _structural_tag(tag: dict[str, Any]) -> str:
 
 def _first_line(error: str) -> str:
     return error.partition("\n")[0][:_MAX_REASON]
+
+
+def _reason(error: str) -> str:
+    """All lines of a compiler's error: the first one often says no more than that there is one."""
+    lines = (line.strip() for line in error.splitlines())
+    return " ".join(line for line in lines if line)[:_MAX_REASON]

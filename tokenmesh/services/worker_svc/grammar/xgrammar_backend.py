@@ -7,7 +7,12 @@ from typing import Any, Final
 
 import xgrammar
 
-from tokenmesh.services.worker_svc.grammar.exact_schema import inexact_keyword
+from tokenmesh.services.worker_svc.grammar.exact_regex import xgrammar_regex
+from tokenmesh.services.worker_svc.grammar.exact_schema import (
+    inexact_keyword,
+    is_long,
+    without_unknown_formats,
+)
 from tokenmesh.services.worker_svc.grammar.faster_ebnf import faster_ebnf
 from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, Masks
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
@@ -81,9 +86,12 @@ def _compile(
         case "json" | "json_object":
             return _compile_json(compiler, structured)
         case "regex":
-            return compiler.compile_regex(text)
+            return compiler.compile_regex(xgrammar_regex(text))
         case "choice":
-            choices = " | ".join(_literal(each) for each in json.loads(text))
+            given = json.loads(text)
+            if is_long(given):
+                raise CannotCompile("it takes no choice of so many characters")
+            choices = " | ".join(_literal(each) for each in given)
             return compiler.compile_grammar(f"root ::= {choices}")
         case "grammar":
             if "::=" not in text:
@@ -114,6 +122,7 @@ def _compile_json(
     schema: Any = (
         {"type": "object"} if structured.kind == "json_object" else json.loads(structured.text)
     )
+    schema = without_unknown_formats(schema)
     _check_exact(schema)
     return compiler.compile_json_schema(
         json.dumps(schema), any_whitespace=structured.any_whitespace, strict_mode=True
@@ -126,11 +135,29 @@ def _check_exact(schema: Any) -> None:
         raise CannotCompile(f"it does not follow {keyword} to the letter")
 
 
+def _check_parts(value: Any) -> None:
+    """Check the schemas and the expressions in the formats of a tag."""
+    if isinstance(value, list):
+        for each in value:
+            _check_parts(each)
+    if not isinstance(value, dict):
+        return
+    schema, pattern = value.get("json_schema"), value.get("pattern")
+    if value.get("type") == "regex" and isinstance(pattern, str):
+        value["pattern"] = xgrammar_regex(pattern)
+    elif value.get("type") == "json_schema" and isinstance(schema, dict):
+        _check_exact(schema)
+    else:
+        for each in value.values():
+            _check_parts(each)
+
+
 def _compile_tag(
     compiler: xgrammar.GrammarCompiler, tag: dict[str, Any]
 ) -> xgrammar.CompiledGrammar:
     """In either form: with a `format`, or with the older `structures` and `triggers`."""
     if "structures" not in tag:
+        _check_parts(tag)
         return compiler.compile_structural_tag(tag)
     for one in tag["structures"]:
         _check_exact(one["schema"])

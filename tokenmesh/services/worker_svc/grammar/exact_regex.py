@@ -1,0 +1,106 @@
+"""Which regular expressions each library follows to the letter.
+
+What xgrammar does not know it takes for a literal (`\\A` for "A", `^` and `$` in the middle for
+nothing); llguidance reads a few constructs otherwise than Python and JavaScript do. The rules here
+say what is passed on; everything else is for the other library, or refused by name.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile
+from tokenmesh.shared.json_schema import schema_nodes
+
+_TOKEN: Final = re.compile(
+    r"""(?P<escape>\\(?:x\{[^}]*\}|u\{[^}]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[pP]\{[^}]*\}|.))
+    |(?P<set>\[\^?(?:\\.|[^\]\\])*\])
+    |(?P<group>\((?:\?(?:[^:()<=!>]*[:)]|P?<[^>=!]*>|P?[^)]?[=!]?))?)
+    |(?P<times>(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})(?P<more>[*+?]|\{[0-9]+(?:,[0-9]*)?\})*)
+    |(?P<char>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_PLAIN_ESCAPE: Final = re.compile(
+    r"\\(?:[dwsntrfv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[!-/:-@\[-`{-~ ])", re.ASCII
+)
+_IN_SET: Final = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_SHOWN: Final = 20
+
+
+def xgrammar_regex(pattern: str) -> str:
+    """The expression for xgrammar. Raises CannotCompile for what it does not follow."""
+    pieces: list[str] = []
+    tokens = list(_tokens(pattern))
+    for index, (kind, text) in enumerate(tokens):
+        is_known = True
+        if kind == "escape":
+            is_known = _PLAIN_ESCAPE.fullmatch(text) is not None
+        elif kind == "set":
+            is_known = _is_plain_set(text)
+        elif kind == "group":
+            is_known = text in ("(", "(?:")
+        elif text == "^":
+            is_known = index == 0
+        elif text == "$":
+            is_known = index == len(tokens) - 1
+        elif text == ".":
+            # its own would match a line feed
+            text = r"[^\n]"
+        if not is_known:
+            raise CannotCompile(f"it does not follow {text[:_SHOWN]!r} to the letter")
+        pieces.append(text)
+    return "".join(pieces)
+
+
+def check_guidance_regex(pattern: str) -> None:
+    """Raises CannotCompile for an expression that llguidance would read otherwise than Python."""
+    for kind, text in _tokens(pattern):
+        inner = text[1:-1]
+        if kind == "set" and (
+            any(mark in inner for mark in ("&&", "--", "~~")) or "[" in _IN_SET.sub("", inner)
+        ):
+            raise CannotCompile(f"it reads the class {text[:_SHOWN]!r} otherwise: escape its marks")
+        if kind == "group" and text.startswith("(?") and "R" in text.partition("<")[0]:
+            raise CannotCompile(f"it does not follow {text[:_SHOWN]!r}")
+
+
+def check_guidance_patterns(schema: Any) -> None:
+    """The same for all patterns of a JSON schema."""
+    for node in schema_nodes(schema):
+        for pattern in (node.get("pattern"), *_keys(node.get("patternProperties"))):
+            if isinstance(pattern, str):
+                check_guidance_regex(pattern)
+
+
+def _keys(value: object) -> list[str]:
+    return list(value) if isinstance(value, dict) else []
+
+
+def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
+    """Kinds and texts. Raises CannotCompile for what neither library follows."""
+    for found in _TOKEN.finditer(pattern):
+        kind, text = found.lastgroup or "", found.group()
+        if kind == "more":
+            kind = "times"
+        if kind == "times" and found["more"] is not None and not _is_lazy(text):
+            # possessive in Python, a repetition of the repetition in the library
+            raise CannotCompile(f"the repetition {text[:_SHOWN]!r} of a repetition")
+        if kind == "char" and text in "{":
+            raise CannotCompile("a brace that repeats nothing: write \\{ for the character")
+        yield kind, text
+
+
+def _is_lazy(text: str) -> bool:
+    """Whether it is one repetition that takes as little as it can, which is the same language."""
+    return re.fullmatch(r"(?:[*+?]|\{[^}]*\})\?", text) is not None
+
+
+def _is_plain_set(text: str) -> bool:
+    inner = text[1:-1]
+    is_negated = inner.startswith("^")
+    escapes = _IN_SET.findall(inner)
+    # its classes are those of ASCII: of fewer characters, but of more where they are negated
+    if is_negated and any(each in (r"\d", r"\w", r"\s") for each in escapes):
+        return False
+    is_closed_early = inner in ("", "^")
+    return not is_closed_early and all(_PLAIN_ESCAPE.fullmatch(each) for each in escapes)
