@@ -1,4 +1,4 @@
-"""Calls that are cut stay in a conversation: every API takes them back."""
+"""Every API takes back calls that were cut, and refuses what it would not honor."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -105,3 +105,21 @@ async def test_the_warning_of_one_of_several_chats_names_it(client: httpx.AsyncC
     chats = [[{"role": "user", "content": "Hi"}], chat(CALL)]
     answered = await post(client, "/v1/chat/completions/batch", messages=chats, max_tokens=4)
     assert warned(answered, "messages[1][1].tool_calls[0].function.arguments")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ],
+)
+async def test_guided_fields_are_refused_in_every_api(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    for fields in ({"guided_regex": "a"}, {"extra_body": {"guided_choice": ["a"]}}):
+        refused = await client.post(path, json={"model": "demo", **body, **fields})
+        assert refused.status_code == 400
+        assert "structured_outputs" in refused.text

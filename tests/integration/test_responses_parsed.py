@@ -167,7 +167,7 @@ async def post(mesh: BackEnd, **fields: Any) -> httpx.Response:
         ({"model": "no-such-model"}, 404, "model"),
         ({"previous_response_id": "resp_none"}, 404, "previous_response_id"),
         ({"input": [{"type": "item_reference", "id": "msg_none"}]}, 404, "input[0].id"),
-        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+        ({"tools": [{"type": "telepathy"}]}, 400, "tools[0].type"),
         ({"tools": [{**WEATHER, "name": "a b"}]}, 400, "tools[0].name"),
         ({"max_output_tokens": 100000}, 400, "max_output_tokens"),
         ({"stop": ["x"] * 100}, 400, "stop"),

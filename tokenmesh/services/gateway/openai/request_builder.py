@@ -11,6 +11,7 @@ from tokenmesh.services.gateway.generation.request import ChunkOptions, Head, Pr
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
+from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.openai.sampling import (
     beam_options,
     check_fields,
@@ -69,6 +70,7 @@ class RequestBuilder:
         if body.request_id is not None and not context.is_own_id:
             check_request_id(body.request_id, "request_id", self.settings)
             context.request_id = RequestId(body.request_id)
+        refuse_former_fields(body.model_extra, type(body).model_fields)
         if body.unknown_fields:
             names = ", ".join(name[:64] for name in body.unknown_fields[:16])
             context.warnings.append(f"unknown fields ignored: {names}")

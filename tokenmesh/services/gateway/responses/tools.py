@@ -31,6 +31,12 @@ _CUSTOM_PARAMETERS: Final[Json] = {
     "required": ["input"],
     "additionalProperties": False,
 }
+_HOSTED: Final = re.compile(
+    "(web_search|file_search|code_interpreter|image_generation|computer|computer_use_preview"
+    "|local_shell|shell|apply_patch|tool_search|namespace)(_preview)?(_[0-9_]+)?"
+)
+"""Tools of OpenAI's servers, and of clients that fall back on others: they are left out."""
+_MAX_DEFINITION: Final = 16_384
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_CHARS: Final = 64
 
@@ -64,6 +70,7 @@ class ToolSet:
     names: dict[str, ToolName]
     paths: dict[str, str]
     """The client's path of the tool."""
+    warnings: list[str] = field(default_factory=list)
 
 
 def server_tools(
@@ -103,11 +110,15 @@ def read_tools(tools: Sequence[Json], served: Mapping[str, Sequence[ServerTool]]
         if kind == "function":
             _add(found, _function(tool, path), ToolName(), path)
         elif kind == "custom":
-            _add(found, _custom(tool, path), ToolName("custom"), path)
+            function, warning = _custom(tool, path)
+            found.warnings.extend(warning)
+            _add(found, function, ToolName("custom"), path)
         elif path in served:
             for each in served[path]:
                 function = _declared(each.function_name, each.description, each.parameters)
                 _add(found, function, ToolName("mcp", each.server_label, each.name), path)
+        elif _HOSTED.fullmatch(kind):
+            found.warnings.append(f"{path} left out: {kind} is not served")
         else:
             problem = f"{kind[:60]!r} is not supported; supported types: function, custom"
             raise invalid(f"{path}.type", problem, NotSupported)
@@ -134,13 +145,25 @@ def _function(tool: Json, path: str) -> Json:
     return {"name": name} | {key: tool[key] for key in _OPTIONAL if tool.get(key) is not None}
 
 
-def _custom(tool: Json, path: str) -> Json:
+def _custom(tool: Json, path: str) -> tuple[Json, list[str]]:
+    """The function, and warnings: a grammar is shown to the model, which may not follow it."""
     name = get_string(tool, "name", path)
     description = get_optional_string(tool, "description", path)
     shape = tool.get("format")
-    if shape is not None and (not isinstance(shape, dict) or shape.get("type") != "text"):
-        raise invalid(f"{path}.format", "must be {'type': 'text'}", NotSupported)
-    return _declared(name, description, _CUSTOM_PARAMETERS)
+    if shape is None:
+        return _declared(name, description, _CUSTOM_PARAMETERS), []
+    if not isinstance(shape, dict):
+        raise invalid(f"{path}.format", "must be an object")
+    if one_of(shape.get("type"), ("text", "grammar"), f"{path}.format.type") == "text":
+        return _declared(name, description, _CUSTOM_PARAMETERS), []
+    syntax = one_of(shape.get("syntax"), ("lark", "regex"), f"{path}.format.syntax")
+    definition = get_string(shape, "definition", f"{path}.format")
+    if len(definition) > _MAX_DEFINITION:
+        raise invalid(f"{path}.format.definition", f"has more than {_MAX_DEFINITION} characters")
+    shown = f"The input follows this {syntax} grammar:\n{definition}"
+    description = f"{description}\n\n{shown}" if description else shown
+    warning = f"{path}.format is shown to the model, its input is not bound to it"
+    return _declared(name, description, _CUSTOM_PARAMETERS), [warning]
 
 
 def _declared(name: str, description: str | None, parameters: Mapping[str, Any]) -> Json:

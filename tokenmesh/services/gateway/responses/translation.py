@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
+from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import (
     FieldNames,
@@ -70,6 +71,7 @@ def translate(
     References to items must have been resolved; `served` is as for `read_tools`.
     Raises InvalidInput that names the client's fields.
     """
+    refuse_former_fields(body.model_extra, ResponsesRequest.model_fields)
     _check_served(body)
     tools = read_tools(body.tools or (), served or {})
     conversation = _converse(body, previous, tools)
@@ -87,7 +89,7 @@ def translate(
         chat=validate_chat(fields, names),
         fields=names,
         names=tools.names,
-        warnings=_warnings(body),
+        warnings=[*tools.warnings, *_warnings(body)],
     )
 
 
@@ -129,6 +131,8 @@ def _tool_sources(declared: Sequence[Json], tools: ToolSet) -> dict[FieldPath, s
 def _own_fields(body: ResponsesRequest) -> Json:
     """Fields that have another name or form in a chat request."""
     fields: Json = {}
+    if body.service_tier not in (None, "auto", "default"):
+        fields["service_tier"] = "default"
     if body.max_output_tokens is not None:
         fields["max_completion_tokens"] = body.max_output_tokens
     if body.reasoning is not None and body.reasoning.effort is not None:
@@ -155,12 +159,11 @@ def _response_format(shape: TextFormat) -> Json:
 
 def _check_served(body: ResponsesRequest) -> None:
     """Raises NotSupported for fields and values that are not served."""
-    options, text = body.stream_options, body.text
+    options = body.stream_options
     given = {
         "prompt": body.prompt is not None,
         "previous_input_messages": bool(body.previous_input_messages),
         "stream_options.include_obfuscation": bool(options and options.include_obfuscation),
-        "text.verbosity": text is not None and text.verbosity in ("low", "high"),
     }
     for name, is_given in given.items():
         if is_given:
@@ -175,6 +178,10 @@ def _warnings(body: ResponsesRequest) -> list[str]:
     warn_unknown(body.unknown_fields, warnings)
     if body.top_logprobs and not body.shows_logprobs:
         warnings.append(f"top_logprobs has no effect without include {LOGPROBS}")
+    if body.text is not None and body.text.verbosity in ("low", "high"):
+        warnings.append("text.verbosity has no effect")
+    if body.service_tier not in (None, "auto", "default"):
+        warnings.append(f"service_tier {body.service_tier} has no effect: there is one tier")
     reasoning = body.reasoning
     if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
         warnings.append("reasoning.summary has no effect: reasoning is sent in full")

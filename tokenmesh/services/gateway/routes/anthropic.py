@@ -19,6 +19,7 @@ from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.translation import TranslatedChat, warn_unknown
 from tokenmesh.services.gateway.routes.tokens import count_prompt_tokens
@@ -70,6 +71,7 @@ def messages_router(gateway: Gateway) -> APIRouter:
 
 async def translate_body(body: CountTokensRequest, context: RequestContext) -> TranslatedChat:
     """The chat request of a body, with a warning that lists unknown fields."""
+    refuse_former_fields(body.model_extra, type(body).model_fields)
     warn_unknown(list(body.model_extra or ()), context.warnings)
     return await off_loop(is_long(body), translate, body)
 

@@ -44,6 +44,7 @@ from tokenmesh.services.gateway.ollama.writer import (
 )
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
+from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.openai.translation import Json, TranslatedChat, warn_unknown
 from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
 from tokenmesh.services.gateway.pooling.inputs import check_input
@@ -142,6 +143,7 @@ class _OllamaRoutes:
 
     def _begin(self, body: OllamaModel, context: RequestContext) -> str:
         """Resolve the tag of the model in place; the name as the client gave it."""
+        refuse_former_fields(body.model_extra, type(body).model_fields)
         warn_unknown(body.unknown_fields, context.warnings)
         given, body.model = body.model, served_name(body.model, self._gateway.catalog)
         return given
