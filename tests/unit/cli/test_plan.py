@@ -349,3 +349,15 @@ def test_the_threads_of_torch_sleep_unless_chosen_otherwise(
         timeout=60,
     )
     assert run.stdout.strip() == found
+
+
+def test_models_without_media_get_no_encoder_unless_it_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    texts = changed(load_settings(), {"models": [{"model": str(file)}]})
+    asked = changed(texts, {"up": {"encoders": 1}})
+    both = changed(texts, {"models": [{"model": str(file)}, {"model": "someone/else"}]})
+    for number, (settings, expected) in enumerate(((texts, 0), (asked, 1), (both, 1))):
+        folder = tmp_path / str(number)
+        folder.mkdir(mode=0o700)
+        assert make_plan(settings, folder).counts.get("encoder", 0) == expected

@@ -208,6 +208,8 @@ def _services(
         service, count = spec.name, getattr(up, spec.count_setting)
         if settings.gateway.render_only and service not in _FRONTEND:
             continue
+        if service == "encoder" and _takes_text_only(settings):
+            continue
         if service == "worker":
             count *= num_models
         # JSON lines let `up` show a child's message alone.
@@ -238,6 +240,14 @@ def _services(
             if service in gpus:
                 environment |= gpus[service][number - 1]
             yield ChildSpec(name, command, phase, environment, model=model)
+
+
+def _takes_text_only(settings: Settings) -> bool:
+    """Whether no encoder could ever be asked, and none is wanted all the same."""
+    return "encoders" not in settings.up.model_fields_set and all(
+        model.language_model_only or is_gguf(Path(model.model).expanduser())
+        for model in settings.models
+    )
 
 
 def models_run(settings: Settings) -> tuple[str, ...]:

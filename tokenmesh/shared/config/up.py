@@ -15,7 +15,13 @@ class UpSettings(BaseModel):
 
     workers: int = Field(default=1, ge=1, le=64, description="Worker processes of each model.")
     tokenizers: int = Field(default=1, ge=1, le=64, description="Tokenizer processes.")
-    encoders: int = Field(default=1, ge=1, le=64, description="Encoder processes.")
+    encoders: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Encoder processes; unless set, none where all models are GGUF files or "
+        "language_model_only.",
+    )
     schedulers: int = Field(default=1, ge=1, le=64, description="Scheduler processes.")
     gateways: int = Field(
         default=1, ge=1, le=64, description="Gateway processes, all of them on the one port."
