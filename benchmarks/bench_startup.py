@@ -1,11 +1,12 @@
 """Time to ready of one worker, by stage, compared with a plain read of the same files.
 
     python -m benchmarks.bench_startup --shape qwen2.5-0.5b --out benchmarks/results/startup.json
+    python -m benchmarks.bench_startup --up model.gguf
 
 Each round is a process of its own: start and imports, reading the weights, packing them, the KV
 pool, the first token. The files are in the page cache, for us as for the plain read before and
 after each round; the better of those two counts. The round with the shortest way to the first token
-is reported.
+is reported. With --up, a whole mesh instead: its time to ready, and its memory by process.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.random_model import SHAPES, write_checkpoint
+from benchmarks.up_memory import main_up
 from tokenmesh.shared.config.model import Dtype
 
 PROMPT_TOKENS: Final = 16
@@ -147,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--up", metavar="MODEL", help="`tokenmesh up` of a model, and its memory")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -154,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stages = start(options.child, options.began, options.dtype)
         sys.stdout.write(msgspec.json.encode(stages).decode())
         return 0
+    if options.up is not None:
+        return main_up(options.up, options.rounds)
     with tempfile.TemporaryDirectory() as folder:
         directory = options.model or Path(folder)
         if options.model is None:

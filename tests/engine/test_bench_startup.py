@@ -1,5 +1,7 @@
 """The startup benchmark on a tiny checkpoint: the stages add up, and files are really read."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import msgspec
 import pytest
 
 from benchmarks.bench_startup import Stages, StartupResult, plain_read_s, report, start, write
+from benchmarks.up_memory import UpResult, _pss_of, report_up
 from benchmarks.write_page import page
 from tests.fakes.tiny import Tiny
 
@@ -55,3 +58,15 @@ def test_a_plain_read_reads_every_weight_file(tmp_path: Path) -> None:
         (tmp_path / f"model-{number}.safetensors").write_bytes(bytes(1000))
     (tmp_path / "unreadable.bin").mkdir()
     assert plain_read_s(tmp_path) > 0.0
+
+
+def test_the_memory_of_a_process_and_its_children_is_counted() -> None:
+    sleeper = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", sleeper], stdin=subprocess.PIPE) as process:
+        while len(found := _pss_of(process.pid)) < 2:
+            time.sleep(0.01)
+        process.kill()
+    assert all(each > 1_000_000 for each in found.values())
+    text = report_up([UpResult(2.0, {"up": 3_000_000}), UpResult(1.5, {"up": 2_000_000})])
+    assert "2 MB" in text
+    assert "ready after 1.5 s" in text

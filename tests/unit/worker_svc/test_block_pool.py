@@ -129,3 +129,12 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=75, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+
+
+def test_a_block_that_was_used_before_and_holds_nothing_comes_before_a_fresh_one() -> None:
+    pool = BlockPool(100)
+    for _ in range(50):
+        first, second = pool.allocate(3), pool.allocate(2)
+        pool.free(first)
+        pool.free(second)
+    assert {*pool.allocate(5)} == {1, 2, 3, 4, 5}

@@ -22,6 +22,7 @@ from tokenmesh.services.worker_svc.models.keeps import (
 from tokenmesh.services.worker_svc.models.kv_store import make_store
 from tokenmesh.services.worker_svc.runner.device import available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
+    HOST_POOL_BYTES,
     GpuBudget,
     MemoryBudget,
     Need,
@@ -339,6 +340,22 @@ def test_a_length_that_may_be_shorter_is_what_the_pool_holds(
     # with more than enough, the model's own length
     roomy = size_store(asked, settings(num_gpu_blocks_override=5000), never)
     assert asked.longest_in(roomy.num_blocks) == 32768
+
+
+@pytest.mark.parametrize(
+    ("share", "length", "expected"),
+    [(0.3, 64, HOST_POOL_BYTES), (0.3, 32768, None), (0.31, 64, 3 << 30)],
+)
+def test_a_pool_in_host_memory_leaves_room_unless_a_share_is_set(
+    share: float, length: int, expected: int | None
+) -> None:
+    # blocks of 16 tokens and 1 MiB
+    asked = Need(block_bytes=MIB, groups=KvGroups(16), max_model_len=length, row_bytes=0)
+    worker = settings(cpu_memory_utilization=share, max_num_seqs=4096)
+    room = expected if share != 0.3 and expected else 15 << 30
+    size = size_store(asked, worker, lambda: host_budget(int(room / share), share))
+    wanted = 4 * asked.num_bytes if expected is None else expected
+    assert abs(size.num_blocks * MIB - wanted) <= MIB
 
 
 def test_a_length_that_may_be_shorter_needs_a_block_all_the_same() -> None:

@@ -207,6 +207,9 @@ def _show_ready(
         "Trace": f"tokenmesh trace{where}",
         "Stop": "Ctrl-C",
     }
+    if card is not None and card.host_kv_bytes:
+        bound = f"{card.host_kv_bytes / (1 << 30):.1f} GiB (--kv-cache-memory-bytes)"
+        facts["Memory"] = f"a worker's KV cache grows with use, up to {bound}"
     if plan.events_url is not None:
         facts["Events"] = f"the NATS URL for block events is in {plan.events_url}"
     key = (

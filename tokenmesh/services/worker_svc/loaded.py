@@ -89,6 +89,8 @@ class KvBytes:
     """Of one block, of any group."""
     row: int = 0
     """States of one row, whatever its length."""
+    is_on_host: bool = False
+    """Whether it is host memory, which is taken as blocks are first used."""
 
 
 class Loaded(Protocol):

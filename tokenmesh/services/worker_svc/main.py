@@ -196,6 +196,7 @@ def card_of(
     on_demand: OnDemand | None = None,
 ) -> ModelCard:
     """The worker's model card. `block_size`: see `ModelCard`."""
+    kv = loaded.kv_bytes
     return ModelCard(
         name=names[0],
         aliases=list(names[1:]),
@@ -214,6 +215,7 @@ def card_of(
         on_demand=on_demand is not None,
         slots="" if on_demand is None else on_demand.slots_name,
         weight_format=loaded.weight_format,
+        host_kv_bytes=kv.block * loaded.runner.num_blocks if kv.is_on_host else 0,
         needs_encoder=bool(loaded.media.kinds),
     )
 

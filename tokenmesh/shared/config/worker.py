@@ -128,7 +128,11 @@ class WorkerSettings(BaseModel):
         default=0.9, gt=0, le=1, description="Share of GPU memory for weights and KV."
     )
     cpu_memory_utilization: float = Field(
-        default=0.3, gt=0, le=1, description="Share of free host memory for KV on a CPU."
+        default=0.3,
+        gt=0,
+        le=1,
+        description="Share of free host memory for KV on a CPU; at 0.3, which is the default, at "
+        "most 2 GiB or four requests of full length.",
     )
     load_buffer_bytes: int = Field(
         default=4 * 1024 * 1024,

@@ -52,6 +52,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Workers on demand with the same value share a bound on how many are awake; empty: none."""
     weight_format: str = ""
     """How its weights are kept: a method of quantization, or a type."""
+    host_kv_bytes: int = 0
+    """What the KV pool comes to take of host memory once all of it has been used; 0: it is on a
+    GPU."""
     needs_encoder: bool = False
     """Whether prompts may hold images, videos or recordings, which an encoder turns into
     embeddings."""

@@ -138,7 +138,7 @@ class RunnerMaker:
     def kv_bytes(self, model: LanguageModel) -> KvBytes:
         """What blocks and rows of the store take."""
         of_row = row_bytes(model.keeps) + cross_bytes(model.keeps, self.dtype)
-        return KvBytes(self._need_of(model).block_bytes, of_row)
+        return KvBytes(self._need_of(model).block_bytes, of_row, self.device.type == "cpu")
 
     def _need_of(self, model: LanguageModel) -> Need:
         return need_of(

@@ -23,6 +23,10 @@ from tokenmesh.shared.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _GIB: Final = 1 << 30
+HOST_POOL_BYTES: Final = 2 << 30
+_HOST_REQUESTS: Final = 4
+"""Without a setting, a pool in host memory takes at most this, or what so many requests of
+full length need: a laptop runs other programs, too."""
 _SAVED_SHARE: Final = 0.25
 """Of the memory for blocks. A saved state may take as much as the keys and values of thousands of
 tokens, and a saved state without blocks is useless."""
@@ -216,7 +220,11 @@ def size_store(
         size = need.size_in(num_bytes, most)
     else:
         budget = measure()
-        size = need.size_in(budget.num_bytes, most)
+        room = budget.num_bytes
+        if budget.setting == "cpu_memory_utilization" and not _is_set(settings):
+            # memory is taken as blocks are first used, and is not given back
+            room = min(room, max(HOST_POOL_BYTES, _HOST_REQUESTS * need.num_bytes))
+        size = need.size_in(room, most)
         size = size._replace(num_blocks=min(size.num_blocks, most))
     fits = need.longest_in(size.num_blocks)
     if need.may_be_shorter and fits > 0:
@@ -224,6 +232,11 @@ def size_store(
     elif fits < need.max_model_len:
         raise _too_little(need, budget, fits)
     return size
+
+
+def _is_set(settings: WorkerSettings) -> bool:
+    default = type(settings).model_fields["cpu_memory_utilization"].default
+    return bool(settings.cpu_memory_utilization != default)
 
 
 def _log_length(need: Need, budget: MemoryBudget, size: StoreSize) -> None:
