@@ -10,12 +10,14 @@ _READ_BYTES = 1 << 16
 class CutLink:
     """Connections stay open while cut, as behind a switch that has lost its power.
 
-    One that was open then never works again: the peers' kernels have lost their place in it.
+    One that was open then never works again: the peers' kernels have lost their place in it. One
+    that is opened meanwhile works once the link does.
     """
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
-        self._is_cut = False
+        self._is_whole = asyncio.Event()
+        self._is_whole.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_dead: dict[asyncio.Task[None], bool] = {}
         self.port = 0
@@ -37,29 +39,30 @@ class CutLink:
             await asyncio.sleep(0)
 
     def cut(self) -> None:
-        self._is_cut = True
+        self._is_whole.clear()
         self._is_dead = dict.fromkeys(self._is_dead, True)
 
-    def mend(self) -> None:
-        """New connections work again."""
-        self._is_cut = False
+    def repair(self) -> None:
+        """Connections work again, except those that were open at the cut."""
+        self._is_whole.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._is_dead[task] = self._is_cut
+        self._is_dead[task] = False
         try:
+            await self._is_whole.wait()
             upstream_reader, upstream = await asyncio.open_connection(
                 "127.0.0.1", self._server_port
             )
-        except OSError:
+        # a task of streams that is cancelled would be logged as an error
+        except (OSError, asyncio.CancelledError):
             writer.close()
             del self._is_dead[task]
             self._tasks.discard(task)
             return
         try:
-            # a task of streams that is cancelled would be logged as an error
             with suppress(OSError, asyncio.CancelledError):
                 await asyncio.gather(
                     self._copy(task, reader, upstream), self._copy(task, upstream_reader, writer)

@@ -332,5 +332,50 @@ async def test_a_request_ends_soon_after_its_tokenizer_was_cut_off(
             )
             await asyncio.sleep(CUT_S)
             assert not asking.done()
-            link.mend()
+            link.repair()
             assert isinstance(await asyncio.wait_for(asking, 10), Detokenized)
+
+
+BACK_S = 2.0
+"""Within it after its return a process has answered what it was asked before."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("service", ["tokenizer", "encoder"])
+async def test_what_a_service_was_asked_while_cut_off_is_answered_when_it_is_back(
+    settings: Settings, bus: MessageBus, members: Members, nats_server: Server, service: str
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    subject = {"tokenizer": subjects.tokenize, "encoder": subjects.encode}[service](model)
+
+    async def build(mesh: Mesh) -> None:
+        await listen(mesh, FakeTokenizer(), subject, service)
+
+    async with CutLink.to(nats_server.port) as link:
+        url = f"nats://127.0.0.1:{link.port}"
+        plain = BusSettings(url=url, user=settings.bus.user, password=settings.bus.password)
+        async with running(service, settings.model_copy(update={"bus": plain}), build):
+            await known(members, service)
+            calls = calls_with(bus, members, GatewaySettings())
+            link.cut()
+            asking = []
+            for _ in range(10):
+                message = Detokenize(
+                    request_id=RequestId("r"), model=model, token_ids=pack_ids([40, 41])
+                )
+                request = calls.request(
+                    subject,
+                    message,
+                    Detokenized,
+                    timeout_s=60,
+                    deadline_s=now_s() + 60,
+                    hedge_after_s=5.0 if service == "encoder" else None,
+                )
+                asking.append(asyncio.create_task(request))
+                await asyncio.sleep(1.0)
+            assert not any(each.done() for each in asking)
+            link.repair()
+            began_s = monotonic_s()
+            await asyncio.gather(*asking)
+            assert monotonic_s() - began_s < BACK_S

@@ -145,7 +145,7 @@ async def test_responses_survive_a_split_of_the_cluster(tmp_path: Path) -> None:
             )
             await asyncio.sleep(SPLIT_S / NUM_RESPONSES)
         for link in nats.links:
-            link.mend()
+            link.repair()
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         whole = b"".join(map(frame, range(NUM_FRAMES)))
