@@ -231,14 +231,15 @@ async def test_cancelling(bus_settings: BusSettings, redis_settings: RedisSettin
         await talk.connection.response.create()
         await talk.until("response.output_text.delta")
         error = await _second_response(talk)
-        assert error.code == "conflict"
+        assert error.code == "conversation_already_has_active_response"
         await talk.connection.response.cancel()
         done = (await talk.until("response.done"))[-1].response
         assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
         assert done.output[0].status == "incomplete"
         assert done.output[0].content[0].text.startswith("w")
         await mesh.until(lambda: bool(mesh.workers[0].cancels))
-        assert (await talk.refused({"type": "response.cancel"})).code == "conflict"
+        refused = await talk.refused({"type": "response.cancel"})
+        assert refused.code == "response_cancel_not_active"
         # The partial output stays in the conversation.
         await talk.answer(max_output_tokens=1)
         assert _prompt(mesh.tokenizer.received[-1])[-1]["content"].startswith("w")

@@ -18,7 +18,7 @@ from tokenmesh.services.gateway.http.fields import INT32_MAX, Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.translation import Json, read_object
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Cancelled, InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, TokenMeshError
 
 
 class Channel:
@@ -72,6 +72,18 @@ def error_view(error: TokenMeshError) -> dict[str, Any]:
     """An error as events contain it."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {"type": kind, "code": error.code, "message": error.message}
+
+
+class ResponseActive(Conflict):
+    """The conversation has a response that has not ended."""
+
+    code = "conversation_already_has_active_response"
+
+
+class NoActiveResponse(Conflict):
+    """Nothing runs that could be cancelled."""
+
+    code = "response_cancel_not_active"
 
 
 _MAX_ID_CHARS: Final = 512

@@ -23,7 +23,6 @@ from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import (
     Cancelled,
-    Conflict,
     Draining,
     InvalidInput,
     NotFound,
@@ -226,7 +225,7 @@ class RealtimeSession:
         if self._config.is_transcription:
             raise InvalidInput("a transcription session has no responses", param="type")
         if self._response is not None and self._response.is_active:
-            raise Conflict(
+            raise events.ResponseActive(
                 f"response {self._response.id} is still active: wait for response.done or "
                 "send response.cancel"
             )
@@ -290,7 +289,7 @@ class RealtimeSession:
     async def _cancel_response(self, event: events.ResponseCancel) -> None:
         response = self._response
         if response is None or not response.is_active:
-            raise Conflict("there is no active response to cancel")
+            raise events.NoActiveResponse("there is no active response to cancel")
         if event.response_id not in (None, response.id):
             raise NotFound(
                 f"response_id does not match the active response {response.id}", param="response_id"
