@@ -282,3 +282,7 @@ async def test_a_mesh_of_text_models_leaves_the_encoder_idle(
             await bus.request(
                 subjects.encode(ModelName(str(text))), message, deadline_s=now_s() + 5
             )
+        counts = mesh.metrics.render().decode()
+    for name in ("queries", "hits"):
+        labels = f'engine="{mesh.instance_id}",model_name="{text}"'
+        assert f"tokenmesh:mm_cache_{name}_total{{{labels}}} 0.0" in counts

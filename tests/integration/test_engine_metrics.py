@@ -25,6 +25,8 @@ NAMES = {
     "prompt_tokens_cached",
     "prompt_tokens_by_source",
     "prompt_tokens_cached_by_source",
+    "prompt_tokens_recomputed",
+    "admission_rejections",
     "generation_tokens",
     "prefix_cache_queries",
     "prefix_cache_hits",
@@ -141,3 +143,15 @@ async def test_a_worker_that_does_not_answer_keeps_its_metrics(mesh: SmallMesh) 
     left = await families(mesh)
     engines = {sample.labels["engine"] for sample in left["generation_tokens"].samples}
     assert engines == {str(mesh.workers[1].instance_id)}
+
+
+async def test_a_last_token_behind_a_cached_prompt_is_counted(mesh: SmallMesh) -> None:
+    """A prompt of whole blocks and one more token, which its first request leaves in the cache."""
+    block = mesh.settings.worker.block_size
+    prompt = list(range(20, 20 + 2 * block + 1))
+    before = total((await families(mesh))["prompt_tokens_recomputed"], "_total")
+    for _ in range(6):  # of two workers one has seen it then
+        assert (await mesh.complete(prompt=prompt)).status_code == 200
+    await mesh.until(lambda: all(load.running == 0 for load in mesh.loads()))
+    after = total((await families(mesh))["prompt_tokens_recomputed"], "_total")
+    assert after - before >= 4

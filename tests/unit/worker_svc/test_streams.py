@@ -8,9 +8,11 @@ from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, T
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.streams import GatewayWatch, WorkerStream, WorkerStreams
+from tokenmesh.services.worker_svc.telemetry import WorkerMetrics
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.ids import GatewayId
+from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId
 from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
 GATEWAY = GatewayId("gateway")
@@ -141,18 +143,29 @@ def test_what_the_kv_cache_takes_is_blocks_and_states(
 
 
 @pytest.mark.parametrize(
-    ("submitted", "tokens", "is_refused"),
-    [([], 500, False), ([40], 60, False), ([40], 61, True), ([1, 1, 1], 1, True)],
+    ("submitted", "tokens", "limit"),
+    [
+        ([], 500, ""),
+        ([40], 60, ""),
+        ([40], 61, "max_num_queued_tokens"),
+        ([1, 1, 1], 1, "max_num_queued_reqs"),
+    ],
 )
 def test_the_queue_is_bounded_in_streams_and_tokens(
-    submitted: list[int], tokens: int, is_refused: bool
+    submitted: list[int], tokens: int, limit: str
 ) -> None:
+    metrics = Metrics()
     book = LoadBook(SETTINGS, num_blocks=10)
     for num_tokens in submitted:
         book.submitted(num_tokens)
+    WorkerMetrics(metrics, ModelName("m"), WorkerId("w"), book)
     refusal = book.refusal(tokens, NO_TENANT, WorkerStreams(SETTINGS))
-    assert (refusal is not None) == is_refused
+    assert (refusal is not None) == bool(limit)
     assert refusal is None or refusal.retry_after_s > 0
+    for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        labels = f'model_name="m",reason="{reason}"'
+        line = f"admission_rejections_total{{{labels}}} {float(reason == limit)}"
+        assert line in metrics.render().decode()
 
 
 def test_tokens_of_one_tenant_keep_no_other_out_of_its_share() -> None:

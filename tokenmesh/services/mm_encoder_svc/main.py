@@ -29,6 +29,9 @@ async def build(mesh: Mesh) -> None:
     models: dict[ModelName, Embeddings] = {}
     batchers: list[Batcher] = []
     for settings in mesh.settings.models:
+        # 0 from the beginning, also of a model without a tower, as vLLM has them.
+        for name in ("mm_cache_queries", "mm_cache_hits"):
+            mesh.metrics.counter(name, model_name=settings.name, engine=mesh.instance_id)
         try:
             tower = await asyncio.to_thread(_load, settings, limits)
         except (CheckpointError, ConfigError) as error:

@@ -4,6 +4,7 @@ The engine's numbers are those of its last step; requests submitted since are ad
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from heapq import nlargest
 from operator import itemgetter
 from typing import Final, Self
@@ -18,6 +19,9 @@ from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.place import Refused
 from tokenmesh.shared.tenant_share import is_within_share
 
+TOO_MANY: Final = "max_num_queued_reqs"
+TOO_LONG: Final = "max_num_queued_tokens"
+"""The two limits of a queue in vLLM's words, for a metric."""
 NO_BYTES: Final = KvBytes()
 _MIN_RETRY_S: Final = 0.1
 _ASSUMED_RETRY_S: Final = 1.0
@@ -56,6 +60,8 @@ class LoadBook:
         """Prompt tokens of ended streams that the prefix cache held."""
         self.num_preparing = 0
         """Requests that were accepted and are not ready for the engine."""
+        self.on_refusal: Callable[[str], None] = lambda limit: None
+        """Called with the limit that a request would have exceeded."""
 
     @classmethod
     def of(cls, settings: WorkerSettings, loaded: Loaded) -> Self:
@@ -119,6 +125,7 @@ class LoadBook:
         settings = self._settings
         held = load.running + load.waiting
         if held >= settings.num_rows + settings.max_waiting:
+            self.on_refusal(TOO_MANY)
             return Refused(
                 reason=f"{held} streams are running or waiting here already",
                 retry_after_s=self._wait_s(),
@@ -130,6 +137,7 @@ class LoadBook:
         if has_others and is_within_share(load, owner.tenant, owner.weight, own + 1):
             return None
         if queued and queued + num_tokens > settings.max_waiting_tokens:
+            self.on_refusal(TOO_LONG)
             return Refused(
                 reason=f"{queued} tokens wait to be computed", retry_after_s=self._wait_s()
             )

@@ -11,7 +11,7 @@ from typing import Final
 from tokenmesh.services.worker_svc.engine.outputs import EndedStream, StepOutput
 from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.engine.timeline import Timeline, TimelineStep
-from tokenmesh.services.worker_svc.load import LoadBook
+from tokenmesh.services.worker_svc.load import TOO_LONG, TOO_MANY, LoadBook
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, Event, record_span
@@ -38,6 +38,7 @@ class WorkerMetrics:
         """Names that metrics show."""
         self._prompt_tokens = metrics.counter("prompt_tokens", **labels)
         self._prompt_cached = metrics.counter("prompt_tokens_cached", **labels)
+        self._prompt_recomputed = metrics.counter("prompt_tokens_recomputed", **labels)
         self._generated = metrics.counter("generation_tokens", **labels)
         self._queries = metrics.counter("prefix_cache_queries", **labels)
         self._hits = metrics.counter("prefix_cache_hits", **labels)
@@ -56,6 +57,11 @@ class WorkerMetrics:
         self._prefill_s = metrics.histogram("request_prefill_time_seconds", **labels)
         self._decode_s = metrics.histogram("request_decode_time_seconds", **labels)
         self._inference_s = metrics.histogram("request_inference_time_seconds", **labels)
+        rejections = {
+            reason: metrics.counter("admission_rejections", model_name=str(model), reason=reason)
+            for reason in (TOO_MANY, TOO_LONG)
+        }
+        book.on_refusal = lambda reason: rejections[reason].inc()
         metrics.gauge_of("num_requests_running", lambda: book.load().running, **labels)
         metrics.gauge_of("num_requests_waiting", lambda: book.load().waiting, **labels)
         waiting = partial(metrics.gauge, "num_requests_waiting_by_reason", **labels)
@@ -97,6 +103,8 @@ class WorkerMetrics:
         if request.place.num_cached is not None:
             self._prompt_tokens.inc(request.num_prompt)
             self._prompt_cached.inc(request.place.num_cached)
+            if request.place.num_cached and request.place.num_cached + 1 == request.num_prompt:
+                self._prompt_recomputed.inc()
             self._book.cached_tokens += request.place.num_cached
             self._queries.inc(request.num_prompt)
             self._hits.inc(request.place.num_cached)
