@@ -56,18 +56,18 @@ class Requests:
 
 
 async def stored_id(port: int, model: str, key: str | None) -> bytes:
-    """A response that is stored with this key."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        path, make = STORED
-        writer.write(post(path, make(model), key))
-        answer = b""
-        async with asyncio.timeout(_ANSWER_S):
-            while (found := _ID.search(answer)) is None:
-                answer += await reader.readexactly(1)
-        return found[0]
-    finally:
-        writer.transport.abort()
+    """A response that is stored with this key, as soon as its limits allow one."""
+    path, make = STORED
+    data = post(path, make(model), key).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    async with asyncio.timeout(2 * _ANSWER_S):
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            found = _ID.search(await reader.read(-1))
+            writer.transport.abort()
+            if found is not None:
+                return found[0]
+            await asyncio.sleep(1.0)
 
 
 class SilentConnections:
