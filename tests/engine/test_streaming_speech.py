@@ -64,7 +64,7 @@ class Streaming:
             num_tokens=count,
         )
         task = SpeechTask(facts=self.facts)
-        prompt = tokenized(task.prompt(), clip)
+        prompt = tokenized(task.prompt(), clip, self.facts)
         blob = TensorBlob("float32", values.shape, values.tobytes())
         features = Features("audio", {"input_features": blob}, count)
         self.tower.check(features)
@@ -94,7 +94,7 @@ class Streaming:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Streaming:
     directory = streaming_checkpoint(tmp_path_factory.mktemp("streaming"))
     loaded = load_model(ModelSettings(model=str(directory)))
-    features, facts = load_audio_features(directory), speech_facts(loaded)
+    features, facts = load_audio_features(directory), speech_facts(loaded, None)
     found = find_tower(str(directory), None)
     assert isinstance(features, StreamFeatures)
     assert facts is not None

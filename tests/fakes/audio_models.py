@@ -3,6 +3,7 @@
 A second of sound is a few tokens; weights are far from neutral.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,10 +166,10 @@ AUDIO: Final[Mapping[str, AudioFake]] = {
 """By the model type in config.json."""
 
 
-def audio_checkpoint(directory: Path, name: str) -> Path:
-    """The whole checkpoint."""
+def audio_checkpoint(directory: Path, name: str, *more: str) -> Path:
+    """The whole checkpoint. more: special tokens besides its own."""
     fake = AUDIO[name]
-    byte_level_bpe(directory, *fake.tokens.values())
+    byte_level_bpe(directory, *fake.tokens.values(), *more)
     write_tokenizer_config(directory, fake.tokens, audio=fake.placeholder)
     write_json(directory / "preprocessor_config.json", fake.extractor)
     stated = {
@@ -184,6 +185,29 @@ def audio_checkpoint(directory: Path, name: str) -> Path:
     }
     write_json(directory / "config.json", stated)
     return with_weights(directory, fake.architecture)
+
+
+_ASKED_TEMPLATE: Final = """\
+{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}{% else %}\
+{% for part in message['content'] %}{% if part['type'] == 'audio' %}AUDIO\
+{% elif part['type'] == 'keywords' %}words: {{ part['keywords'] | join(', ') }}
+{% elif part['type'] == 'language' %}into {{ part['language'] }}
+{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def asked_checkpoint(directory: Path, name: str) -> Path:
+    """The whole checkpoint, whose tokenizer and template have what transcripts are asked with."""
+    more = ("<s>", "[INST]", "[/INST]", "[TRANSCRIBE]") if name == "voxtral" else ()
+    audio_checkpoint(directory, name, *more)
+    stated = json.loads((directory / "tokenizer_config.json").read_text())
+    stated["chat_template"] = _ASKED_TEMPLATE.replace("AUDIO", AUDIO[name].placeholder)
+    if more:
+        stated["bos_token"] = "<s>"
+    write_json(directory / "tokenizer_config.json", stated)
+    return directory
 
 
 def audio_oracle(directory: Path, name: str) -> Any:

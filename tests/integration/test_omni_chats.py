@@ -240,3 +240,26 @@ async def test_an_encoder_that_fails_once_does_not_fail_the_chat(
     items = several(AUDIO, 5)
     assert text_of(await chat(mesh, items)) == omni.answer(items)
     assert num_calls > 1
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "asked"),
+    [
+        ("transcriptions", {}, "Transcribe this audio."),
+        ("transcriptions", {"language": "fr"}, "Transcribe this audio into French."),
+        ("transcriptions", {"prompt": "A talk."}, "Transcribe this audio. A talk."),
+        ("translations", {}, "Translate this audio into English."),
+        ("translations", {"language": "zh"}, "Translate this audio from Chinese into English."),
+    ],
+)
+async def test_a_recording_is_transcribed_or_translated_by_a_chat_about_it(
+    mesh: SpeechMesh, route: str, fields: dict[str, str], asked: str
+) -> None:
+    content = [part_of(AUDIO, 1), {"type": "text", "text": asked}]
+    body = {**body_of(()), "messages": [{"role": "user", "content": content}]}
+    del body["ignore_eos"], body["skip_special_tokens"]
+    chat = await mesh.client.post("/v1/chat/completions", json=body)
+    file = audio_file(recording_of(1), subtype="FLOAT")
+    found = await mesh.transcribe(file, route, max_completion_tokens=str(NUM_TOKENS), **fields)
+    assert found.status_code == 200, found.text
+    assert found.json()["text"] == chat.json()["choices"][0]["message"]["content"].strip()

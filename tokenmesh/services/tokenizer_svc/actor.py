@@ -47,7 +47,7 @@ from tokenmesh.shared.messages.tokenize import (
     TokenizeTexts,
 )
 from tokenmesh.shared.subjects import gateway_prompts
-from tokenmesh.shared.tokens import unpack_ids
+from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
 _PART_BYTES: Final = 1 << 20
 """Well below the maximum size of a message."""
@@ -112,7 +112,12 @@ class TokenizerActor(Actor):
     @handles(PrepareAudio)
     async def prepare_audio(self, message: PrepareAudio, context: Context) -> AudioPrepared:
         """Answer with clips of a recording, whose features are stored."""
-        return await self._audio(message.model).prepare(message)
+        audio = self._audio(message.model)
+        prompt_ids = b""
+        if message.ask is not None:
+            prompt_ids = pack_ids(await self._model(message.model).ask(message, message.ask))
+        prepared = await audio.prepare(message)
+        return msgspec.structs.replace(prepared, prompt_ids=prompt_ids)
 
     @handles(PrepareSpeech)
     async def prepare_speech(self, message: PrepareSpeech, context: Context) -> SpeechPrepared:

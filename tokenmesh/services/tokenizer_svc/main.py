@@ -78,12 +78,15 @@ class SharedResources:
         media = await asyncio.to_thread(media_model, loaded, settings, self._limits.media)
         if media is not None:
             await self._media.prepare(media)
-        speech = await asyncio.to_thread(speech_facts, loaded)
+        speech = await asyncio.to_thread(speech_facts, loaded, media)
         audio: AudioPreparer | None = None
         if speech is not None:
-            audio = AudioPreparer(self._limits.media, self._blobs, loaded.directory)
+            audio = AudioPreparer(
+                self._limits.media, self._blobs, loaded.directory, speech.window_s
+            )
             self._audio.append(audio)
-            await audio.start()
+            if speech.embed_id < 0:  # others are used for chats, and may never transcribe
+                await audio.start()
         guard: ContentGuard | None = None
         if not settings.allow_special_tokens_in_content:
             guard = await asyncio.to_thread(ContentGuard, loaded.tokenizer)

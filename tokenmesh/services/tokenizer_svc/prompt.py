@@ -19,6 +19,7 @@ from tokenmesh.services.tokenizer_svc.encoding import (
     truncate_ids,
 )
 from tokenmesh.services.tokenizer_svc.loading import LoadedTokenizer
+from tokenmesh.services.tokenizer_svc.media.asking import asking_of
 from tokenmesh.services.tokenizer_svc.media.audio import AudioPreparer
 from tokenmesh.services.tokenizer_svc.media.loader import MediaLoader
 from tokenmesh.services.tokenizer_svc.media.media_model import (
@@ -27,6 +28,7 @@ from tokenmesh.services.tokenizer_svc.media.media_model import (
     StoredItem,
     shift_items,
 )
+from tokenmesh.services.tokenizer_svc.media.processor import ItemText
 from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversation
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.text_encoder import PORTION_CHARS, TextEncoder
@@ -41,9 +43,9 @@ from tokenmesh.shared.errors import (
     field_name,
 )
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
-from tokenmesh.shared.ids import ModelName
-from tokenmesh.shared.messages.audio import SpeechFacts
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.ids import BlobKey, ModelName
+from tokenmesh.shared.messages.audio import PrepareAudio, SpeechAsk, SpeechFacts
+from tokenmesh.shared.messages.media import AUDIO, MediaItem
 from tokenmesh.shared.messages.tokenize import (
     BAD_WORDS_CHARS,
     ChatPrompt,
@@ -178,6 +180,50 @@ class PromptTokenizer:
             else await self._threads.run(message.tenant, num_bytes / _JSON_BYTES_PER_CHAR, read)
         )
         stored = await self._load_media(conversation, message, prompt)
+        return await self._rendered_ids(message, prompt, conversation, stored, limit, warnings)
+
+    async def ask(self, message: PrepareAudio, ask: SpeechAsk) -> list[int]:
+        """The prompt of a clip, with one token that takes its embeddings. Raises InvalidInput."""
+        asking = asking_of(self.model)
+        if asking is None:
+            raise InvalidInput(f"the model {self._name} cannot be asked", param="model")
+        question = asking.write(ask, self.model)
+        await self._threads.run_text(message.tenant, len(ask.prompt), partial(self._check, ask))
+        prompt = ChatPrompt(
+            messages_json=b"",
+            add_generation_prompt=not question.continues,
+            continue_final_message=question.continues,
+        )
+        given = Tokenize(
+            request_id=message.request_id,
+            model=message.model,
+            prompt=prompt,
+            tenant=message.tenant,
+        )
+        if question.text:
+            return await self._encode(question.text, False, None, given)
+        conversation = ChatInput(question.messages, None, None, {}, [])
+        clip = StoredItem("", BlobKey(""), ItemText("", [1]), AUDIO)
+        ids, _ = await self._rendered_ids(given, prompt, conversation, [clip], None, [])
+        return ids
+
+    def _check(self, ask: SpeechAsk) -> None:
+        """Refuse texts of a client that hold special tokens."""
+        special = frozenset(self.model.special_ids)
+        for name, text in (("prompt", ask.prompt), ("keywords", "\n".join(ask.keywords))):
+            ids = self.model.tokenizer.encode(text, add_special_tokens=False).ids
+            if not special.isdisjoint(ids):
+                raise InvalidInput(f"{name} holds special tokens of the model", param=name)
+
+    async def _rendered_ids(
+        self,
+        message: Tokenize,
+        prompt: ChatPrompt,
+        conversation: ChatInput,
+        stored: list[StoredItem],
+        limit: int | None,
+        warnings: list[FieldWarning],
+    ) -> tuple[list[int], list[StoredItem]]:
         with span("render", {"tokenmesh.messages": len(conversation.messages)}):
             rendered = await self._chat.render(
                 self.model, prompt, conversation, self._placeholders, message.tenant

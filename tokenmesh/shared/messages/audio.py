@@ -49,6 +49,28 @@ class SpeechFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Whether the checkpoint names heads that follow the speech, which words' times come from."""
     follows_speech: bool = False
     """Whether speech can be transcribed in parts while it goes on (PrepareSpeech)."""
+    embed_id: int = -1
+    """The token that takes the embeddings of a clip, of a model that hears in chats: a tokenizer
+    writes its prompts (SpeechAsk). -1: prompts are made of the ids above."""
+    language_names: dict[str, str] = {}
+    """Code -> the name in texts of such a model; empty: its prompts name no language."""
+    takes_prompt: bool = False
+    takes_keywords: bool = False
+    translates: bool = False
+    marker: str = ""
+    """Text of such a model's answers before the transcript."""
+    is_framed: bool = False
+    """Whether its answers may be a sentence that quotes the transcript."""
+
+
+class SpeechAsk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is wanted of a model that hears in chats, for which a tokenizer finds the words."""
+
+    language: str = ""
+    """Code of one of its languages."""
+    prompt: str = ""
+    keywords: list[str] = []
+    translates: bool = False
 
 
 class PrepareAudio(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -68,6 +90,8 @@ class PrepareAudio(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
     count: int = 1
     tenant: str = ""
     """Whose request it is: tenants take turns."""
+    ask: SpeechAsk | None = None
+    """For models with `embed_id`."""
 
 
 class AudioClip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,7 +103,8 @@ class AudioClip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Hex digest of its samples plus preprocessing options: the identity for every cache."""
     features: BlobKey
     num_tokens: int = 0
-    """Tokens of prompt and output together that it is added to, for models with `prompt_ids`."""
+    """Tokens of prompt and output together that it is added to, for models with `prompt_ids`; those
+    that take its embeddings, for models with `embed_id`."""
 
 
 class AudioPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -90,6 +115,8 @@ class AudioPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     total: int
     """Clips of the whole recording."""
     clips: list[AudioClip]
+    prompt_ids: bytes = b""
+    """The prompt of each clip, packed, with one `embed_id`, for models that have it."""
 
 
 class PrepareSpeech(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

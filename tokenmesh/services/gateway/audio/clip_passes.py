@@ -164,7 +164,7 @@ class ClipPasses:
             job,
             request_id=RequestId(f"{job.request_id}-{index}"),
             prompt=IdsPrompt(token_ids=ids),
-            tokenized=tokenized(prompt, transcript.clip),
+            tokenized=tokenized(prompt, transcript.clip, self.recording.task.facts),
             sampling=sampling,
             max_tokens=max_tokens,
             cuts_max_tokens=True,
@@ -204,8 +204,9 @@ class RecordingRun:
         job, charges = self.recording.job, self.passes.charges
         if not charges.completion_tokens:
             return
+        has_own = self.recording.task.facts.embed_id >= 0  # tokens of the prompt
         usage = usage_of(
-            charges.prompt_tokens + audio_tokens,
+            charges.prompt_tokens + (0 if has_own else audio_tokens),
             charges.completion_tokens,
             charges.cached_tokens,
             media_tokens={AUDIO: audio_tokens},

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from tokenmesh.services.gateway.http.errors import invalid
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.messages.audio import AudioClip, SpeechFacts
+from tokenmesh.shared.messages.audio import AudioClip, SpeechAsk, SpeechFacts
 from tokenmesh.shared.messages.media import ADD, AUDIO, REPLACE, MediaItem
 from tokenmesh.shared.messages.sampling import SpeechRule
 from tokenmesh.shared.messages.tokenize import Tokenized
@@ -24,10 +24,19 @@ class SpeechTask:
     """Of the text before the recording."""
     language: str | None = None
     """None: not detected yet, or a model of one language."""
+    ask: SpeechAsk | None = None
+    """Of a model for which a tokenizer writes the prompts."""
+    asked_ids: tuple[int, ...] = ()
+    """The prompt that it has written, with one token for the embeddings of a clip."""
 
-    def prompt(self) -> list[int]:
-        """The ids of a clip's prompt."""
+    def prompt(self, clip: AudioClip | None = None) -> list[int]:
+        """The ids of a clip's prompt. `clip`: needed where its embeddings take tokens of it."""
         facts, ids = self.facts, []
+        if self.asked_ids:
+            assert clip is not None, "the prompt depends on the clip"
+            at = self.asked_ids.index(facts.embed_id)
+            embeds = [facts.embed_id] * clip.num_tokens
+            return [*self.asked_ids[:at], *embeds, *self.asked_ids[at + 1 :]]
         if facts.prompt_ids:
             return list(facts.prompt_ids)
         if self.previous_ids:
@@ -58,7 +67,7 @@ class SpeechTask:
     def rule(self) -> SpeechRule | None:
         """Which tokens may be drawn; None: all."""
         facts = self.facts
-        if facts.prompt_ids:
+        if facts.prompt_ids or self.ask is not None:
             return None
         return SpeechRule(
             suppress_ids=facts.suppress_ids,
@@ -70,15 +79,18 @@ class SpeechTask:
         )
 
 
-def tokenized(ids: list[int], clip: AudioClip) -> Tokenized:
-    """A prompt about a clip. Its item lies at the first token: all blocks depend on the clip."""
+def tokenized(ids: list[int], clip: AudioClip, facts: SpeechFacts) -> Tokenized:
+    """A prompt about a clip. Where it does not hold the embeddings themselves, its item lies at the
+    first token: all blocks depend on the clip.
+    """
+    is_added = bool(clip.num_tokens) and facts.embed_id < 0
     item = MediaItem(
         kind=AUDIO,
         content_hash=clip.content_hash,
-        offset=0,
+        offset=ids.index(facts.embed_id) if facts.embed_id >= 0 else 0,
         length=clip.num_tokens or 1,
         features=clip.features,
-        combine=ADD if clip.num_tokens else REPLACE,
+        combine=ADD if is_added else REPLACE,
     )
     return Tokenized(token_ids=pack_ids(ids), media=[item])
 
@@ -113,12 +125,28 @@ def check_language(language: str | None, facts: SpeechFacts) -> str | None:
         raise InvalidInput(
             "the model finds the language itself: leave language out", param="language"
         )
+    if facts.embed_id >= 0:
+        return _named_language(code, language, facts)
     if not facts.languages and code == _FALLBACK:
         return None
     if code not in facts.languages:
         known = ", ".join(sorted(facts.languages)) or _FALLBACK
         raise invalid("language", f"{language[:40]!r} is not one of the model's languages: {known}")
     return code
+
+
+def _named_language(code: str, given: str, facts: SpeechFacts) -> str:
+    """The code of a language that prompts name, given by code or name. Raises InvalidInput."""
+    names = {name.lower(): known for known, name in facts.language_names.items()}
+    found = code if code in facts.language_names else names.get(code)
+    if found is None and not names:
+        raise NotSupported(
+            "the model finds the language itself: leave language out", param="language"
+        )
+    if found is None:
+        known = ", ".join(sorted(facts.language_names))
+        raise invalid("language", f"{given[:40]!r} is not one of the model's languages: {known}")
+    return found
 
 
 def previous_text(prompt: str, facts: SpeechFacts) -> str:

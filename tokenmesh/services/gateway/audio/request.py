@@ -28,6 +28,8 @@ TIMED: Final = ("verbose_json", "srt", "vtt")
 _MAX_PROMPT_CHARS: Final = 4096
 _LISTS: Final = ("timestamp_granularities", "temperatures", "include", "languages", "keywords")
 _MAX_TEMPERATURES: Final = 16
+_MAX_KEYWORDS: Final = 256
+Keyword = Annotated[str, Field(max_length=128)]
 _SAMPLED: Final = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("frequency_penalty", "repetition_penalty", "presence_penalty"),
@@ -77,14 +79,23 @@ class SpeechFields(Bounded, extra="allow", use_attribute_docstrings=True, allow_
     user: str | None = None
     """Accepted, without effect."""
 
-    to_language: Annotated[str | None, NotServed()] = None
-    hotwords: Annotated[str | None, NotServed()] = None
+    keywords: list[Keyword] | None = Field(default=None, max_length=_MAX_KEYWORDS)
+    """Words that are likely to be said, of models whose prompts have a place for them."""
+    hotwords: str | None = Field(default=None, max_length=_MAX_PROMPT_CHARS)
+    """The same, divided by commas."""
+    to_language: Annotated[str | None, NotServed(None, "", "en")] = None
     use_beam_search: Annotated[Flag, NotServed()] = False
     n: Annotated[Positive, NotServed(1)] = 1
     length_penalty: Annotated[float, NotServed(1.0)] = 1.0
     include_stop_str_in_output: Annotated[Flag, NotServed()] = False
     watermarking: Annotated[Any, NotServed()] = None
     vllm_xargs: Annotated[Any, NotServed()] = None
+
+    @property
+    def all_keywords(self) -> list[str]:
+        """Those of both fields."""
+        given = [*(self.keywords or ()), *(self.hotwords or "").split(",")]
+        return [word.strip() for word in given if word.strip()]
 
     @property
     def granularities(self) -> frozenset[str]:
@@ -137,7 +148,6 @@ class TranscriptionRequest(SpeechFields):
     """`auto`: long recordings are cut at quiet points, as they are without it."""
     include: Annotated[list[str] | None, NotServed()] = None
     languages: Annotated[list[str] | None, NotServed()] = None
-    keywords: Annotated[list[str] | None, NotServed()] = None
 
     def check(self) -> None:
         super().check()

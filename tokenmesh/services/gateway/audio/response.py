@@ -26,6 +26,7 @@ from tokenmesh.services.gateway.audio.segments import (
     to_vtt,
     words_of,
 )
+from tokenmesh.services.gateway.audio.spoken_text import SpokenText, gap_between, spoken
 from tokenmesh.services.gateway.audio.transcriber import Transcriber
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.generation.answer import LoadHeaders, forget_frames
@@ -106,22 +107,42 @@ class TextStream:
     _detokenizer: Detokenizer | None = None
     _num_read: int = 0
     _clip: Transcript | None = None
+    _said: SpokenText | None = None
+    _has_text: bool = False
+    """Whether the clip has text."""
+    language: str | None = None
+    """Code of the language that the model names first."""
 
     def push(self, transcript: Transcript, is_done: bool) -> str:
         """What is new; without white space before the first word."""
         recording = self.recording
-        if transcript is not self._clip or self._detokenizer is None:
-            self._clip, self._num_read = transcript, 0
+        if transcript is not self._clip or self._detokenizer is None or self._said is None:
+            self._clip, self._num_read, self._has_text = transcript, 0, False
             self._detokenizer = make_detokenizer(recording.text.vocabulary, ())
+            self._said = SpokenText(recording.task.facts)
         new = transcript.token_ids[self._num_read :]
         self._num_read = len(transcript.token_ids)
         delta = self._detokenizer.push(text_ids(new, recording.task.facts))
         if is_done:
             delta += self._detokenizer.finish()
+        if recording.task.ask is not None:
+            delta = self._spoken(self._said, delta, is_done)
         if not self.text:
             delta = delta.lstrip()
         self.text += delta
         return delta
+
+    def _spoken(self, said: SpokenText, delta: str, is_done: bool) -> str:
+        """What was said, with a gap before the first of it."""
+        delta = said.push(delta)
+        if is_done:
+            delta += said.finish()
+        self.language = self.language or said.language
+        if self._has_text or not delta.strip():
+            return delta if self._has_text else ""
+        self._has_text = True
+        delta = delta.lstrip()
+        return gap_between(self.text, delta) + delta
 
 
 _TEXT_TYPES = {"text": b"text/plain; charset=utf-8", "srt": b"application/x-subrip; charset=utf-8"}
@@ -194,8 +215,11 @@ class TranscriptionResponse(Response):
 
     def _usage(self) -> AudioTokenUsage:
         charges, audio = self._transcriber.passes.charges, self._transcriber.audio_tokens
-        given, made = charges.prompt_tokens + audio, charges.completion_tokens
-        details = InputTokenDetails(audio_tokens=audio, text_tokens=charges.prompt_tokens)
+        text = charges.prompt_tokens
+        if self._transcriber.recording.task.ask is not None:
+            text = max(0, text - audio)  # the prompt holds those of the recording
+        given, made = text + audio, charges.completion_tokens
+        details = InputTokenDetails(audio_tokens=audio, text_tokens=text)
         return AudioTokenUsage(given, made, given + made, details)
 
     async def _answer(self, sender: ResponseSender, transcripts: list[Transcript]) -> None:
@@ -218,7 +242,7 @@ class TranscriptionResponse(Response):
         if self._fields.response_format == "json":
             return Transcription(text, usage)
         wanted, found = self._fields.granularities, enumerate(self._segments(transcripts))
-        language = recording.task.language or "en"
+        language = recording.task.language or self._found_language(transcripts)
         return VerboseTranscription(
             self._task,
             language,
@@ -228,6 +252,15 @@ class TranscriptionResponse(Response):
             usage,
             self._words(transcripts) if "word" in wanted else UNSET,
         )
+
+    def _found_language(self, transcripts: list[Transcript]) -> str:
+        """That which the model has named; a model of one language knows English."""
+        if self._transcriber.recording.task.ask is None:
+            return "en"
+        stream = TextStream(self._transcriber.recording)
+        for each in transcripts:
+            stream.push(each, True)
+        return stream.language or "unknown"
 
     def _words(self, transcripts: list[Transcript]) -> list[TranscriptionWord]:
         task = self._transcriber.recording.task
@@ -261,4 +294,6 @@ class TranscriptionResponse(Response):
         return "".join(stream.push(each, True) for each in transcripts).strip()
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._transcriber.recording.text.vocabulary.decode(ids)
+        recording = self._transcriber.recording
+        text = recording.text.vocabulary.decode(ids)
+        return text if recording.task.ask is None else spoken(text, recording.task.facts).strip()

@@ -27,7 +27,7 @@ from tokenmesh.services.gateway.audio.transcriber import Transcriber, stored_s
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.answer import GenerationServices
 from tokenmesh.services.gateway.generation.usage import Meter
-from tokenmesh.services.gateway.http.errors import NotSupported
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder, head_of
 from tokenmesh.services.gateway.openai.translation import warn_unknown
@@ -36,7 +36,7 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import BlobKey, new_request_id
-from tokenmesh.shared.messages.audio import SpeechFacts
+from tokenmesh.shared.messages.audio import SpeechAsk, SpeechFacts
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.tokenize import IdsPrompt
 
@@ -124,15 +124,12 @@ class Transcriptions:
                 f"the model {card.name} does not transcribe recordings", param="model"
             )
         language = check_language(getattr(fields, "language", None), facts)
-        if task == TRANSLATE and (facts.translate_id < 0 or not facts.languages):
+        if task == TRANSLATE and not _translates(facts):
             raise InvalidInput(f"the model {card.name} does not translate", param="model")
+        ask = _ask_of(fields, facts, language, translates=task == TRANSLATE)
         has_words = "word" in fields.granularities
-        if has_words and not facts.aligns:
-            raise NotSupported(
-                f"the generation_config.json of {card.name} names no alignment_heads, without "
-                "which words have no times: use segment",
-                param="timestamp_granularities",
-            )
+        if has_words:
+            _check_has_words(facts, card.name)
         sampling = self.builder.sampling(body, text, logprobs=None, prompt_logprobs=None)
         job = self.builder.job(
             body,
@@ -155,6 +152,7 @@ class Transcriptions:
                 has_timestamps=is_timed and _has_timestamps(facts),
                 previous_ids=await self._previous_ids(fields.prompt, facts, card, context),
                 language=language,
+                ask=ask,
             ),
             source=BlobKey(f"tm:audio:{new_request_id('audio')}"),
             temperatures=temperatures,
@@ -187,6 +185,48 @@ class Transcriptions:
 
 _removing: Final[set["asyncio.Task[None]"]] = set()
 """Keeps the tasks alive."""
+
+
+def _check_has_words(facts: SpeechFacts, name: str) -> None:
+    if facts.embed_id >= 0:
+        raise NotSupported(
+            f"the model {name} writes no times of words: use segment",
+            param="timestamp_granularities",
+        )
+    if not facts.aligns:
+        raise NotSupported(
+            f"the generation_config.json of {name} names no alignment_heads, without "
+            "which words have no times: use segment",
+            param="timestamp_granularities",
+        )
+
+
+def _translates(facts: SpeechFacts) -> bool:
+    return facts.translates or (facts.translate_id >= 0 and bool(facts.languages))
+
+
+def _ask_of(
+    fields: SpeechFields, facts: SpeechFacts, language: str | None, *, translates: bool
+) -> SpeechAsk | None:
+    """None for a model that is not asked in words. Raises NotSupported."""
+    keywords = fields.all_keywords
+    takes = {
+        "prompt": not fields.prompt.strip() or facts.embed_id < 0 or facts.takes_prompt,
+        "keywords": not keywords or facts.takes_keywords,
+    }
+    for name, is_taken in takes.items():
+        if not is_taken:
+            raise invalid(
+                name, "is not supported by this model: its prompts have none", NotSupported
+            )
+    if facts.embed_id < 0:
+        return None
+    return SpeechAsk(
+        language=language or "",
+        prompt=fields.prompt.strip(),
+        keywords=keywords,
+        translates=translates,
+    )
 
 
 def _has_timestamps(facts: SpeechFacts) -> bool:

@@ -17,11 +17,21 @@ from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Cancelled, InvalidInput, NotFound, TokenMeshError, Unavailable
+from tokenmesh.shared.errors import (
+    Cancelled,
+    InvalidInput,
+    NotFound,
+    ProtocolError,
+    TokenMeshError,
+    Unavailable,
+)
 from tokenmesh.shared.messages import AudioPrepared, PrepareAudio
 from tokenmesh.shared.telemetry import REQUEST_ID, span
+from tokenmesh.shared.tokens import unpack_ids
 
 _MARGIN_S: Final = 60
+_ASKED: Final = ("prompt", "keywords")
+"""Fields of a request that a tokenizer writes into a prompt."""
 
 
 @dataclass(slots=True)
@@ -79,6 +89,7 @@ class Transcriber(RecordingRun):
             first=first,
             count=self.settings.audio_clips,
             tenant=job.tenant.name,
+            ask=recording.task.ask,
         )
         with span("prepare_audio", {REQUEST_ID: job.request_id}) as current:
             try:
@@ -86,12 +97,24 @@ class Transcriber(RecordingRun):
             except NotFound as error:
                 raise Unavailable(f"the recording is no longer stored: {error.message}") from error
             except InvalidInput as error:
+                if error.param in _ASKED:
+                    raise
                 raise type(error)(f"file: {error.message}", param="file") from error
             current.set_attribute("tokenmesh.audio_s", prepared.duration_s)
             current.set_attribute("tokenmesh.clips", len(prepared.clips))
         self.audio_s += sum(clip.end_s - clip.start_s for clip in prepared.clips)
-        self.audio_tokens = round(self.audio_s / recording.task.facts.timestamp_s)
+        if recording.task.ask is None:
+            self.audio_tokens = round(self.audio_s / recording.task.facts.timestamp_s)
+            return prepared
+        self.audio_tokens += sum(clip.num_tokens for clip in prepared.clips)
+        self._take_prompt(tuple(unpack_ids(prepared.prompt_ids)))
         return prepared
+
+    def _take_prompt(self, ids: tuple[int, ...]) -> None:
+        task = self.recording.task
+        if ids.count(task.facts.embed_id) != 1:
+            raise ProtocolError("the prompt has no place for the clip, or several")
+        self.recording.task = replace(task, asked_ids=ids)
 
     async def _probe(self, transcripts: Sequence[Transcript], context: RequestContext) -> None:
         """Detect the language by one token of the first clip, and speech by one of each."""
@@ -167,7 +190,7 @@ class Transcriber(RecordingRun):
         self, transcripts: Sequence[Transcript], temperature: float
     ) -> AsyncGenerator[tuple[Transcript, bool], None]:
         recording = self.recording
-        prompt = recording.task.prompt()
+        task = recording.task
         for transcript in transcripts:
             transcript.temperature = temperature
         sampling = msgspec.structs.replace(
@@ -180,9 +203,9 @@ class Transcriber(RecordingRun):
             self.passes.job(
                 index,
                 transcript,
-                prompt,
+                task.prompt(transcript.clip),
                 sampling,
-                recording.task.max_tokens(transcript.clip, recording.job.max_tokens),
+                task.max_tokens(transcript.clip, recording.job.max_tokens),
             )
             for index, transcript in enumerate(transcripts)
         ]

@@ -39,7 +39,10 @@ _MAX_NUMBER: Final = 1 << 40
 class AudioPreparer:
     """Of one model. Files are read in processes that are killed when late; tenants take turns."""
 
-    def __init__(self, limits: MediaSettings, blobs: Blobs, checkpoint: Path) -> None:
+    def __init__(
+        self, limits: MediaSettings, blobs: Blobs, checkpoint: Path, window_s: float
+    ) -> None:
+        """window_s: of the longest clip, in seconds."""
         self._limits = limits
         self._blobs = blobs
         self._pool = ChildPool(
@@ -50,6 +53,7 @@ class AudioPreparer:
                 str(limits.decode_memory_bytes),
                 str(limits.max_audio_s),
                 str(checkpoint),
+                str(window_s),
             ),
             ChildLimits(
                 limits.decode_processes,

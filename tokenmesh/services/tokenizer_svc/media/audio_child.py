@@ -1,6 +1,7 @@
 """The process that reads audio: files from stdin, features of clips to stdout, until stdin ends.
 
-`python -m ...audio_child <seconds> <bytes of memory> <seconds of audio> <checkpoint>`. The kernel
+`python -m ...audio_child <seconds> <bytes of memory> <seconds of audio> <checkpoint>
+<seconds of a clip>`. The kernel
 enforces its limits for any file, as in `jobs`.
 """
 
@@ -22,7 +23,7 @@ from tokenmesh.services.tokenizer_svc.media.audio_file import (
     decode_audio,
 )
 from tokenmesh.services.tokenizer_svc.media.confine import confine
-from tokenmesh.services.tokenizer_svc.media.features import load_audio_features
+from tokenmesh.services.tokenizer_svc.media.features import RecordingFeatures, load_clip_features
 from tokenmesh.services.tokenizer_svc.media.speech_part import PartFeatures, SpeechPart
 from tokenmesh.services.tokenizer_svc.media.stream_features import StreamFeatures
 from tokenmesh.shared.child_pool import serve
@@ -53,7 +54,8 @@ class Clip(msgspec.Struct, frozen=True):
     content_hash: str
     """Of the samples and the extractor's options."""
     features: bytes
-    """A blob of named tensors: `input_features` [1, bins, frames]."""
+    """A blob of named tensors: `input_features` [1, bins, frames], or those of a recording in a
+    prompt."""
     num_tokens: int = 0
     """See `AudioClip.num_tokens`."""
 
@@ -84,7 +86,10 @@ class AudioFeatures(Protocol):
         """Features of the samples of a clip: float32 [bins, frames]."""
 
 
-def clips_of(job: AudioJob, extract: AudioFeatures, limits: AudioLimits) -> Clips:
+Extract = AudioFeatures | RecordingFeatures
+
+
+def clips_of(job: AudioJob, extract: Extract, limits: AudioLimits) -> Clips:
     """Raises InvalidInput or PayloadTooLarge."""
     rate = extract.rate
     samples = _samples_of(job, rate, limits)
@@ -92,12 +97,17 @@ def clips_of(job: AudioJob, extract: AudioFeatures, limits: AudioLimits) -> Clip
     clips = []
     for start, end in cuts[job.first : job.first + job.count]:
         part = samples[start:end]
-        found = _clip(extract, extract(part), part.tobytes(), start / rate, end / rate)
+        if isinstance(extract, RecordingFeatures):
+            features, num_tokens = extract(part)
+            content_hash = _hash(extract.options, part.tobytes())
+            found = Clip(start / rate, end / rate, content_hash, features, num_tokens)
+        else:
+            found = _clip(extract, extract(part), part.tobytes(), start / rate, end / rate)
         clips.append(found)
     return Clips(len(samples) / rate, len(cuts), clips)
 
 
-def part_of(job: AudioJob, part: SpeechPart, extract: AudioFeatures, limits: AudioLimits) -> Clips:
+def part_of(job: AudioJob, part: SpeechPart, extract: Extract, limits: AudioLimits) -> Clips:
     """Raises InvalidInput or PayloadTooLarge."""
     if not isinstance(extract, StreamFeatures):
         raise InvalidInput("the model does not transcribe speech that goes on", param="model")
@@ -119,14 +129,19 @@ def _clip(
     extract: AudioFeatures, features: Any, identity: bytes, start_s: float, end_s: float
 ) -> Clip:
     """identity: bytes that, with the extractor's options, say what the clip is."""
-    digest = hashlib.sha256(len(extract.options).to_bytes(8, "little"))
-    digest.update(extract.options)
-    digest.update(identity)
     features = numpy.ascontiguousarray(features, dtype="<f4")[None]
     named = {"input_features": TensorBlob("float32", features.shape, features.tobytes())}
     frames = extract.frames_of_token
     num_tokens = features.shape[-1] // frames if frames else 0
-    return Clip(start_s, end_s, digest.hexdigest(), encode_named(named), num_tokens)
+    content_hash = _hash(extract.options, identity)
+    return Clip(start_s, end_s, content_hash, encode_named(named), num_tokens)
+
+
+def _hash(options: bytes, identity: bytes) -> str:
+    digest = hashlib.sha256(len(options).to_bytes(8, "little"))
+    digest.update(options)
+    digest.update(identity)
+    return digest.hexdigest()
 
 
 def _samples_of(job: AudioJob, rate: int, limits: AudioLimits) -> Samples:
@@ -148,7 +163,7 @@ def _samples_of(job: AudioJob, rate: int, limits: AudioLimits) -> Samples:
     return numpy.asarray(soxr.resample(samples, job.rate, rate), dtype=numpy.float32)
 
 
-def answer(data: bytes, extract: AudioFeatures, limits: AudioLimits) -> bytes:
+def answer(data: bytes, extract: Extract, limits: AudioLimits) -> bytes:
     """Execute one job; every failure is an answer."""
     try:
         job = msgspec.msgpack.decode(data, type=AudioJob)
@@ -186,10 +201,10 @@ def load_codecs(rate: int, read: Callable[[bytes], object]) -> None:
         container.add_stream("aac", rate=rate)
 
 
-def main(time_s: float, memory_bytes: int, max_s: float, checkpoint: Path) -> None:
+def main(time_s: float, memory_bytes: int, max_s: float, checkpoint: Path, window_s: float) -> None:
     """Serve until stdin ends."""
     forbid_torch()
-    extract, limits = load_audio_features(checkpoint), AudioLimits(max_s)
+    extract, limits = load_clip_features(checkpoint, window_s), AudioLimits(max_s)
 
     def read(data: bytes) -> bytes:
         return answer(msgspec.msgpack.encode(AudioJob(data, 0, 1)), extract, limits)
@@ -204,4 +219,10 @@ def main(time_s: float, memory_bytes: int, max_s: float, checkpoint: Path) -> No
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
+    main(
+        float(sys.argv[1]),
+        int(sys.argv[2]),
+        float(sys.argv[3]),
+        Path(sys.argv[4]),
+        float(sys.argv[5]),
+    )

@@ -21,7 +21,7 @@ from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
 from tokenmesh.shared.tensor_blob import TensorBlob, encode_named
 
-_MIN_S: Final = 0.1
+MIN_S: Final = 0.1
 """A shorter recording has no frames in some families."""
 
 _STATES_OF_CHUNK: Final = 13
@@ -198,8 +198,8 @@ class RecordingProcessor:
     def __call__(self, samples: Samples) -> PreparedItem:
         """Raises InvalidInput or PayloadTooLarge."""
         seconds = len(samples) / self.rate
-        if seconds < _MIN_S:
-            raise InvalidInput(f"the recording has {seconds:.3f} s, at least {_MIN_S:g} s")
+        if seconds < MIN_S:
+            raise InvalidInput(f"the recording has {seconds:.3f} s, at least {MIN_S:g} s")
         if self.max_s is not None and seconds > self.max_s:
             raise PayloadTooLarge(
                 f"the recording has {seconds:.1f} s, the model takes at most {self.max_s:g} s"

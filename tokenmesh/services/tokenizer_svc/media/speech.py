@@ -1,6 +1,9 @@
 """How a checkpoint transcribes recordings: what its prompts hold, from its own files."""
 
+import math
 from typing import Final
+
+import numpy
 
 from tokenmesh.services.tokenizer_svc.loading import (
     LoadedTokenizer,
@@ -8,19 +11,29 @@ from tokenmesh.services.tokenizer_svc.loading import (
     read_json,
     text_config,
 )
+from tokenmesh.services.tokenizer_svc.media.asking import Asking, asking_of
 from tokenmesh.services.tokenizer_svc.media.features import load_audio_features
+from tokenmesh.services.tokenizer_svc.media.media_model import MediaModel
+from tokenmesh.services.tokenizer_svc.media.recordings import RecordingProcessor, audio_token
 from tokenmesh.services.tokenizer_svc.media.stream_features import STREAMING, StreamFeatures
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
-from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.errors import CheckpointError, PayloadTooLarge
 from tokenmesh.shared.messages.audio import SpeechFacts
+from tokenmesh.shared.messages.media import AUDIO
 
 _FAMILY: Final = "whisper"
 _PAD: Final = "[STREAMING_PAD]"
 """What the model writes while nothing new was said, and its prompt holds."""
+_MIN_CLIP_S: Final = 1.0
+_MEASURED_S: Final = 30.0
+"""Of silence, whose tokens are counted."""
 
 
-def speech_facts(loaded: LoadedTokenizer) -> SpeechFacts | None:
+def speech_facts(loaded: LoadedTokenizer, media: MediaModel | None) -> SpeechFacts | None:
     """None for a model that does not transcribe. Raises CheckpointError."""
+    if media is not None and AUDIO in media.kinds:
+        asking = asking_of(loaded)
+        return None if asking is None else _asked(loaded, asking)
     if loaded.config.get("model_type") == STREAMING:
         return _streaming(loaded)
     if loaded.config.get("model_type") != _FAMILY:
@@ -80,6 +93,45 @@ def _streaming(loaded: LoadedTokenizer) -> SpeechFacts:
         max_previous_tokens=0,
         follows_speech=features.is_causal,
     )
+
+
+def _asked(loaded: LoadedTokenizer, asking: Asking) -> SpeechFacts | None:
+    """Of a model that hears in chats; None where its context holds no clip."""
+    processor, context = RecordingProcessor(loaded.directory), loaded.max_model_len
+    window_s = min(asking.clip_s, processor.max_s or asking.clip_s)
+    if context is not None:
+        # One half of the context is for the recording.
+        window_s = min(window_s, context / 2 / tokens_of_second(processor))
+    if window_s < _MIN_CLIP_S:
+        return None
+    hidden = {*loaded.special_ids, *loaded.eos_token_ids} - {_token(loaded, asking.marker)}
+    embed = audio_token(loaded.config)
+    return SpeechFacts(
+        start_id=-1,
+        embed_id=-1 if embed is None else embed,
+        hidden_ids=sorted(hidden),
+        language_names=dict(asking.languages),
+        takes_prompt=asking.takes_prompt,
+        takes_keywords=asking.takes_keywords,
+        translates=asking.translates,
+        marker=asking.marker,
+        is_framed=asking.is_framed,
+        window_s=window_s,
+        rate=processor.rate,
+        max_previous_tokens=0,
+    )
+
+
+def tokens_of_second(processor: RecordingProcessor) -> float:
+    """Tokens that stand for a second of a recording; infinite where none fits the context."""
+    seconds = min(_MEASURED_S, processor.max_s or _MEASURED_S)
+    while seconds >= _MIN_CLIP_S:
+        silence = numpy.zeros(int(seconds * processor.rate), numpy.float32)
+        try:
+            return sum(processor(silence).prepared.runs) / seconds
+        except PayloadTooLarge:
+            seconds /= 2
+    return math.inf
 
 
 def _id(values: JsonObject, name: str) -> int:
