@@ -9,11 +9,14 @@ are counted.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from re import _constants as codes  # names of the parts of the parser's trees
-from re import _parser as parser
+from importlib import import_module
 from typing import Any, Final
 
 from tokenmesh.shared.clock import sleep_s
+
+# Python's own parser, which its stubs leave out, and names of the parts of its trees.
+parser: Any = import_module("re._parser")
+codes: Any = import_module("re._constants")
 
 MAX_CHARS: Final = 4096
 """Of an expression."""
