@@ -57,6 +57,8 @@ EXEMPT = {
     ("DELETE", "/v1/files/{file_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
     ("POST", "/mesh/{process_id}/drain"),
+    ("DELETE", "/adapters/{adapter_name}"),
+    ("POST", "/adapters"),
     ("POST", "/sleep"),
     ("POST", "/start_profile"),
     ("POST", "/stop_profile"),
