@@ -71,8 +71,9 @@ def close(found: Any, expected: torch.Tensor) -> None:
     torch.testing.assert_close(torch.tensor(found), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["use_activation", "normalize"])
 async def test_without_activation_tokens_have_what_the_projection_makes(
-    client: httpx.AsyncClient, oracle: Oracle
+    client: httpx.AsyncClient, oracle: Oracle, name: str
 ) -> None:
     made: list[torch.Tensor] = []
     hook = oracle.model.embedding_proj_layer.register_forward_hook(
@@ -80,7 +81,7 @@ async def test_without_activation_tokens_have_what_the_projection_makes(
     )
     oracle.embeddings(QUERY)
     hook.remove()
-    answer = await post(client, "/pooling", model=MODEL, input=QUERY, use_activation=False)
+    answer = await post(client, "/pooling", model=MODEL, input=QUERY, **{name: False})
     close(answer["data"][0]["data"], made[0])
 
 

@@ -153,6 +153,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/embeddings", {"input": [""]}, "input[0]"),
     ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format"),
     ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding"),
+    ("/v1/embeddings", {"input": "a", "normalize": False, "use_activation": True}, "normalize"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 300}, "truncate_prompt_tokens"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ("/pooling", {"input": "a", "task": "plugin"}, "task"),

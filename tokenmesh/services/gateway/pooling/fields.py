@@ -56,6 +56,8 @@ class PromptFields(PoolingFields):
     """Where a prompt is cut. Default right."""
     use_activation: Flag | None = None
     """Normalize embeddings, apply softmax or sigmoid to scores. Default: as the model says."""
+    normalize: Flag | None = None
+    """Another name of `use_activation`."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     """Prompts share cached blocks only with prompts of the same salt."""
     request_id: str | None = Field(default=None, min_length=1)

@@ -101,7 +101,7 @@ class PoolBuilder:
             created=int(wall_s()),
             card=card,
             params=PoolingParams(
-                task=task, use_activation=prompts.use_activation, dimensions=dimensions
+                task=task, use_activation=_activates(prompts), dimensions=dimensions
             ),
             priority=body.priority,
             cache_salt=self._cache_salt(prompts.cache_salt, context),
@@ -124,6 +124,14 @@ class PoolBuilder:
         if not self.settings.separate_prefix_caches:
             return given
         return f"{context.access.tenant.name}:{given or ''}"
+
+
+def _activates(prompts: PromptFields) -> bool | None:
+    """Raises InvalidInput where both names are there and disagree."""
+    given = {each for each in (prompts.use_activation, prompts.normalize) if each is not None}
+    if len(given) > 1:
+        raise invalid("normalize", "is another name of use_activation, which says the contrary")
+    return next(iter(given), None)
 
 
 def _truncate_tokens(given: int | None, card: ModelCard) -> int | None:
