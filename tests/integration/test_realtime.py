@@ -211,6 +211,11 @@ async def test_text_of_the_model_is_truncated(mesh: BackEnd) -> None:
     async with talking(mesh) as talk:
         await talk.say("Hi")
         item_id = (await talk.answer())[-1].response.output[0].id
+        spoken = {"type": "conversation.item.truncate", "item_id": item_id}
+        for index, end_ms, param in ((1, 0, "content_index"), (0, 5, "audio_end_ms")):
+            refused = {**spoken, "content_index": index, "audio_end_ms": end_ms}
+            error = await talk.refused(refused)
+            assert (error.code, error.param) == ("invalid_value", param)
         await talk.connection.conversation.item.truncate(
             item_id=item_id, content_index=0, audio_end_ms=0
         )
@@ -303,7 +308,10 @@ async def test_a_failed_response_leaves_the_session_open(mesh: BackEnd) -> None:
         await talk.say("Hi")
         mesh.scheduler.is_full = True
         failed = (await talk.answer())[-1].response
-        assert (failed.status, failed.status_details.error.code) == ("failed", "overloaded")
+        assert (failed.status, failed.status_details.error.code) == (
+            "failed",
+            "rate_limit_exceeded",
+        )
         mesh.scheduler.is_full = False
         assert (await talk.answer())[-1].response.status == "completed"
 

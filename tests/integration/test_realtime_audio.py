@@ -202,6 +202,7 @@ async def test_bad_audio_is_refused_and_the_session_continues(mesh: SpeechMesh) 
         await talk.connection.input_audio_buffer.commit()
         failed = await talk.until("conversation.item.input_audio_transcription.failed")
         assert "'xx'" in failed[-1].error.message
+        assert failed[-1].error.code == "invalid_value"
         await talk.configure(transcription={"language": "fr"}, turn_detection=None)
         await talk.append(pcm(tones(0.5, RATE)))
         await talk.connection.input_audio_buffer.commit()

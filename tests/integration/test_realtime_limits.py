@@ -60,61 +60,70 @@ def respond(**fields: Any) -> Json:
 HI = user_item(type="input_text", text="a")
 TOOL = {"type": "function", "name": "f"}
 WITH_KEY = "openai-insecure-api-key.sk-1"
-WRONG: list[tuple[Json, str, str]] = [
-    ({}, "type", "invalid_request_error"),
-    ({"type": 1}, "type", "invalid_request_error"),
-    ({"type": "session.destroy"}, "type", "unknown_event"),
-    ({"type": "output_audio_buffer.clear"}, "type", "not_supported"),
-    ({"type": "input_audio_buffer.append", "audio": "%"}, "audio", "invalid_request_error"),
-    ({"type": "input_audio_buffer.append"}, "audio", "invalid_request_error"),
-    ({"type": "session.update"}, "session", "invalid_request_error"),
-    ({"type": "response.cancel", "event_id": 1}, "event_id", "invalid_request_error"),
-    ({"type": "response.cancel", "extra": 1}, "extra", "invalid_request_error"),
-    (update(type="translation"), "session.type", "invalid_request_error"),
+MISSING = "missing_required_parameter"
+WRONG: list[tuple[Json, str | None, str]] = [
+    ({}, "type", MISSING),
+    ({"type": 1}, "type", "invalid_type"),
+    ({"type": "session.destroy"}, "type", "invalid_value"),
+    ({"type": "output_audio_buffer.clear"}, "type", "unsupported_value"),
+    ({"type": "input_audio_buffer.append", "audio": "%"}, "audio", "invalid_value"),
+    ({"type": "input_audio_buffer.append"}, "audio", MISSING),
+    ({"type": "session.update"}, "session", MISSING),
+    ({"type": "response.cancel", "event_id": 1}, "event_id", "invalid_type"),
+    ({"type": "response.cancel", "extra": 1}, "extra", "unknown_parameter"),
+    (update(type="translation"), "session.type", "invalid_value"),
     (update(model="absent"), "model", "model_not_found"),
-    (update(instructions=1), "session.instructions", "invalid_request_error"),
-    (update(output_modalities=["audio"]), "session.output_modalities", "not_supported"),
-    (update(output_modalities=["smell"]), "session.output_modalities[0]", "invalid_request_error"),
-    (update(audio={"output": {"voice": "a"}}), "session.audio.output", "not_supported"),
-    (update(audio={"input": {"format": 1}}), "session.audio.input.format", "invalid_request_error"),
-    (update(prompt={"id": "p"}), "session.prompt", "not_supported"),
-    (update(tracing="auto"), "session.tracing", "not_supported"),
-    (update(truncation="auto"), "session.truncation", "not_supported"),
-    (update(include=["x"]), "session.include", "not_supported"),
-    (update(tools=[{"type": "mcp"}]), "session.tools[0].type", "invalid_request_error"),
-    (update(tools=[{"type": "function"}]), "session.tools[0].name", "invalid_request_error"),
-    (update(tools=[TOOL, TOOL]), "session.tools", "invalid_request_error"),
-    (update(tool_choice="maybe"), "session.tool_choice", "invalid_request_error"),
-    (update(tool_choice={"type": "function"}), "session.tool_choice", "invalid_request_error"),
-    (update(tool_choice={"type": "mcp"}), "session.tool_choice.type", "not_supported"),
-    (update(max_output_tokens=0), "session.max_output_tokens", "invalid_request_error"),
-    (update(max_output_tokens="many"), "session.max_output_tokens", "invalid_request_error"),
-    (update(temperature=-1), "session.temperature", "invalid_request_error"),
-    (update(reasoning={"effort": 1}), "session.reasoning.effort", "invalid_request_error"),
-    (update(novel=1), "session.novel", "invalid_request_error"),
-    ({"type": "conversation.item.create"}, "item", "invalid_request_error"),
-    (create(type="hologram"), "item.type", "not_supported"),
-    (create(type="message", role="user"), "item.content", "invalid_request_error"),
-    (create(type="message", role="user", content=[]), "item.content", "invalid_request_error"),
-    (create(type="message", role="tool", content=[{}]), "item.role", "invalid_request_error"),
-    (user_item(type="input_audio", audio=""), "item.content[0].type", "not_supported"),
-    (user_item(type="output_text", text="a"), "item.content[0].type", "not_supported"),
-    (user_item(type="input_text"), "item.content[0].text", "invalid_request_error"),
-    (user_item(type="input_image"), "item.content[0].image_url", "invalid_request_error"),
-    (create(type="function_call", name="f"), "item.arguments", "invalid_request_error"),
+    (update(instructions=1), "session.instructions", "invalid_type"),
+    (update(output_modalities=["audio"]), "session.output_modalities", "unsupported_value"),
+    (update(output_modalities=["smell"]), "session.output_modalities[0]", "invalid_value"),
+    (update(audio={"output": {"voice": "a"}}), "session.audio.output", "unsupported_value"),
+    (update(audio={"input": {"format": 1}}), "session.audio.input.format", "invalid_type"),
+    (update(prompt={"id": "p"}), "session.prompt", "unsupported_value"),
+    (update(tracing="auto"), "session.tracing", "unsupported_value"),
+    (update(truncation="auto"), "session.truncation", "unsupported_value"),
+    (update(include=["x"]), "session.include", "unsupported_value"),
+    (update(tools=[{"type": "mcp"}]), "session.tools[0].type", "invalid_value"),
+    (update(tools=[{"type": "function"}]), "session.tools[0].name", MISSING),
+    (update(tools=[TOOL, TOOL]), "session.tools", "invalid_value"),
+    (update(tool_choice="maybe"), "session.tool_choice", "invalid_value"),
+    (update(tool_choice={"type": "function"}), "session.tool_choice", "invalid_value"),
+    (update(tool_choice={"type": "mcp"}), "session.tool_choice.type", "unsupported_value"),
+    (update(max_output_tokens=0), "session.max_output_tokens", "invalid_value"),
+    (update(max_output_tokens="many"), "session.max_output_tokens", "invalid_type"),
+    (update(temperature=-1), "session.temperature", "invalid_value"),
+    (update(reasoning={"effort": 1}), "session.reasoning.effort", "invalid_type"),
+    (update(novel=1), "session.novel", "unknown_parameter"),
+    ({"type": "conversation.item.create"}, "item", MISSING),
+    (create(type="hologram"), "item.type", "invalid_value"),
+    (create(type="message", role="user"), "item.content", MISSING),
+    (create(type="message", role="user", content=[]), "item.content", "invalid_value"),
+    (create(type="message", role="tool", content=[{}]), "item.role", "invalid_value"),
+    (user_item(type="input_audio", audio=""), "item.content[0].type", "unsupported_value"),
+    (user_item(type="output_text", text="a"), "item.content[0].type", "invalid_value"),
+    (user_item(type="input_text"), "item.content[0].text", MISSING),
+    (user_item(type="input_image"), "item.content[0].image_url", MISSING),
+    (create(type="function_call", name="f"), "item.arguments", MISSING),
     (
         create(type="function_call_output", call_id="none", output=""),
         "item.call_id",
-        "not_found",
+        "invalid_tool_call_id",
     ),
     (
         {**user_item(type="input_text", text="a"), "previous_item_id": "x"},
         "previous_item_id",
-        "not_found",
+        "item_create_invalid_previous_item_id",
     ),
-    ({"type": "conversation.item.retrieve"}, "item_id", "invalid_request_error"),
-    ({"type": "conversation.item.retrieve", "item_id": "x"}, "item_id", "not_found"),
-    ({"type": "conversation.item.delete", "item_id": "x"}, "item_id", "not_found"),
+    ({"type": "conversation.item.retrieve"}, "item_id", MISSING),
+    (
+        {"type": "conversation.item.retrieve", "item_id": "x"},
+        "item_id",
+        "item_retrieve_invalid_item_id",
+    ),
+    (
+        {"type": "conversation.item.delete", "item_id": "x"},
+        "item_id",
+        "item_delete_invalid_item_id",
+    ),
     (
         {
             "type": "conversation.item.truncate",
@@ -122,20 +131,30 @@ WRONG: list[tuple[Json, str, str]] = [
             "content_index": 0,
             "audio_end_ms": 5,
         },
-        "audio_end_ms",
-        "invalid_request_error",
+        "item_id",
+        "item_truncate_invalid_item_id",
     ),
-    (respond(output_modalities=["audio"]), "response.output_modalities", "not_supported"),
-    (respond(audio={"output": {}}), "response.audio", "not_supported"),
-    (respond(conversation="other"), "response.conversation", "not_found"),
-    (respond(metadata={"a": 1}), "response.metadata.a", "invalid_request_error"),
-    (respond(input=[{"type": "x"}]), "response.input[0].type", "not_supported"),
-    (respond(input=[{"type": "item_reference"}]), "response.input[0].id", "invalid_request_error"),
+    (respond(output_modalities=["audio"]), "response.output_modalities", "unsupported_value"),
+    (respond(audio={"output": {}}), "response.audio", "unsupported_value"),
+    (respond(conversation="other"), "response.conversation", "invalid_value"),
+    (respond(metadata={"a": 1}), "response.metadata.a", "invalid_type"),
+    (respond(input=[{"type": "x"}]), "response.input[0].type", "invalid_value"),
+    (respond(input=[{"type": "item_reference"}]), "response.input[0].id", MISSING),
     (
         respond(input=[{"type": "item_reference", "id": "x"}]),
         "response.input[0].id",
-        "not_found",
+        "invalid_value",
     ),
+    (user_item(text="a"), "item.content[0].type", MISSING),
+    (user_item(type=1), "item.content[0].type", "invalid_type"),
+    (create(type=1), "item.type", "invalid_type"),
+    ({"type": "conversation.item.truncate", "item_id": "x"}, "content_index", MISSING),
+    (
+        {"type": "response.cancel", "response_id": "x"},
+        None,
+        "response_cancel_not_active",
+    ),
+    ({"type": "input_audio_buffer.commit"}, None, "input_audio_buffer_commit_empty"),
 ]
 
 
@@ -156,13 +175,10 @@ async def test_errors_name_the_field_and_the_session_continues(mesh: BackEnd) ->
         for event, param, code in WRONG:
             error = await refused(socket, event)
             assert (error["param"], error["code"]) == (param, code), event
-            assert param in error["message"], event
+            assert param is None or param in error["message"], event
         for text in ("{", "[]", '"a"', "[" * 200 + "]" * 200, ""):
-            assert (await refused(socket, text))["code"] in (
-                "invalid_json",
-                "invalid_request_error",
-            )
-        await refused(socket, b"{}")
+            assert (await refused(socket, text))["code"] == "invalid_json"
+        assert (await refused(socket, b"{}"))["code"] == "invalid_event"
         await socket.send(json.dumps(respond(instructions="Say hello.")))
         while (event := json.loads(await socket.recv()))["type"] != "response.done":
             assert event["type"] != "error"
@@ -282,10 +298,13 @@ async def test_items_are_bounded(bus_settings: BusSettings, redis_settings: Redi
             await socket.recv()
         assert (await refused(socket, HI))["param"] == "item"
         assert (await refused(socket, respond()))["param"] == "item"
-        assert (await refused(socket, create(**item)))["code"] == "invalid_request_error"
+        assert (await refused(socket, create(**item)))["code"] == "invalid_value"
         await socket.send(json.dumps({"type": "conversation.item.delete", "item_id": "i0"}))
         await socket.recv()
-        assert (await refused(socket, create(**item)))["code"] == "conflict"
+        assert (await refused(socket, create(**item)))["code"] == "item_create_duplicate_item_id"
+        spoken = {"type": "conversation.item.truncate", "content_index": 0, "audio_end_ms": 0}
+        untold = await refused(socket, {**spoken, "item_id": "i1"})
+        assert untold["code"] == "unsupported_content_type"
 
 
 async def test_a_message_that_is_too_large_ends_the_session(

@@ -75,6 +75,7 @@ async def test_a_response_waits_for_the_transcript_of_what_was_committed(
         await talk.until("conversation.item.done")
         error = await talk.refused({"type": "response.create"})
         assert "already waits" in error.message
+        assert error.code == "conversation_already_has_active_response"
         assert not mesh.tokenizer.received
         may_end.set()
         events = await talk.until("response.done")

@@ -5,12 +5,12 @@ import pytest
 
 from tests.fakes.recordings import tones
 from tokenmesh.services.gateway.realtime.audio_input import (
-    EmptyBuffer,
     InputBuffer,
     SpeechStarted,
     SpeechStopped,
     TurnDetection,
 )
+from tokenmesh.services.gateway.realtime.errors import EmptyBuffer
 from tokenmesh.shared.errors import InvalidInput
 
 RATE = 24000

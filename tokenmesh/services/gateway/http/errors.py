@@ -49,6 +49,18 @@ class NotSupported(InvalidInput):
     """The error's `type` where it is not that of its status."""
 
 
+class MissingField(InvalidInput):
+    """A field that must be there."""
+
+
+class UnknownField(InvalidInput):
+    """A field that nothing knows."""
+
+
+class WrongType(InvalidInput):
+    """A value of another type than the field's."""
+
+
 class UnsupportedMediaType(InvalidInput):
     """The body is not of the type that the route takes."""
 
@@ -108,7 +120,16 @@ def invalid_fields(
     names = [name_of((*root, *_path(each["loc"]))) for each in shown[:_MAX_SENTENCES]]
     sentences = dict.fromkeys(map(_sentence, shown[:_MAX_SENTENCES], names))
     path: FieldPath = (names[0],) if names[0] else ()
-    return InvalidInput("; ".join(sentences), param=names[0] or None, path=path)
+    kind = _kind_of(shown[0]["type"])
+    return kind("; ".join(sentences), param=names[0] or None, path=path)
+
+
+def _kind_of(detail_type: str) -> type[InvalidInput]:
+    if detail_type == "missing":
+        return MissingField
+    if detail_type == "extra_forbidden":
+        return UnknownField
+    return WrongType if detail_type.endswith("_type") else InvalidInput
 
 
 def _field(detail: Any) -> str:

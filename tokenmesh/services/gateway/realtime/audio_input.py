@@ -19,6 +19,7 @@ from tokenmesh.services.gateway.audio.speech_transcriber import BYTES_PER_SAMPLE
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.openai.translation import Json, read_object
+from tokenmesh.services.gateway.realtime.errors import EmptyBuffer
 from tokenmesh.shared.errors import InvalidInput
 
 assert sys.byteorder == "little"  # of the samples, as they are sent
@@ -57,12 +58,6 @@ class SpeechStarted:
 class SpeechStopped:
     at_ms: int
     audio: bytes
-
-
-class EmptyBuffer(InvalidInput):
-    """A commit without audio."""
-
-    code = "input_audio_buffer_commit_empty"
 
 
 @dataclass(slots=True)

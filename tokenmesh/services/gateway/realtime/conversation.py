@@ -6,12 +6,21 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from tokenmesh.services.gateway.http.errors import NotSupported, invalid
+from tokenmesh.services.gateway.http.errors import MissingField, NotSupported, WrongType, invalid
 from tokenmesh.services.gateway.http.fields import Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.translation import Json, read_object
+from tokenmesh.services.gateway.realtime.errors import (
+    DuplicateItem,
+    UnknownCall,
+    UnknownDeletedItem,
+    UnknownPreviousItem,
+    UnknownRetrievedItem,
+    UnknownTruncatedItem,
+    UntruncatableItem,
+)
 from tokenmesh.shared.config.http import RealtimeSettings
-from tokenmesh.shared.errors import Conflict, InvalidInput, NotFound
+from tokenmesh.shared.errors import InvalidInput, NotFound
 from tokenmesh.shared.ids import new_request_id
 
 _MAX_ID_CHARS: Final = 128
@@ -66,27 +75,33 @@ class RealtimeConversation:
     def __len__(self) -> int:
         return len(self._items)
 
-    def get(self, item_id: str, param: str = "item_id") -> Item:
-        """Raises NotFound that names `param`."""
+    def get(
+        self,
+        item_id: str,
+        param: str = "item_id",
+        kind: type[NotFound] = UnknownRetrievedItem,
+    ) -> Item:
+        """Raises `kind` that names `param`."""
         for item in self._items:
             if item.id == item_id:
                 return item
-        raise NotFound(f"{param} {item_id[:128]!r} matches no item", param=param)
+        raise kind(f"{param} {item_id[:128]!r} matches no item", param=param)
 
     def add(self, item: Item, previous_id: str | None = None) -> str | None:
         """Insert a client's item after `previous_id`, or at the end; returns the id before it.
 
-        Raises InvalidInput, NotFound, Conflict.
+        Raises InvalidInput, UnknownPreviousItem, UnknownCall, DuplicateItem.
         """
         self.check_room(item.num_bytes)
         if any(each.id == item.id for each in self._items):
-            raise Conflict(f"item.id {item.id!r} exists already", param="item.id")
+            raise DuplicateItem(f"item.id {item.id!r} exists already", param="item.id")
         self._check_call(item)
         index = len(self._items)
         if previous_id == _ROOT:
             index = 0
         elif previous_id is not None:
-            index = self._items.index(self.get(previous_id, "previous_item_id")) + 1
+            previous = self.get(previous_id, "previous_item_id", UnknownPreviousItem)
+            index = self._items.index(previous) + 1
         self._items.insert(index, item)
         return self._items[index - 1].id if index else None
 
@@ -96,17 +111,24 @@ class RealtimeConversation:
         self._items.append(item)
         return previous_id
 
-    def truncate(self, item_id: str, content_index: int) -> None:
-        """Remove the text of a part that the model wrote. Raises NotFound and InvalidInput."""
-        item = self.get(item_id)
+    def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
+        """Remove the text of a part that the model wrote.
+
+        Raises UnknownTruncatedItem, UntruncatableItem, InvalidInput.
+        """
+        item = self.get(item_id, kind=UnknownTruncatedItem)
         content = [*(item.view.get("content") or [])]
-        if item.view.get("role") != "assistant" or content_index >= len(content):
+        if item.view.get("role") != "assistant":
+            raise invalid("item_id", "is not a message of the model's", UntruncatableItem)
+        if content_index >= len(content):
             raise invalid("content_index", "matches no part that the model wrote")
+        if audio_end_ms:
+            raise invalid("audio_end_ms", "must be 0: answers are text, which has no duration")
         content[content_index] = {**content[content_index], "text": ""}
         item.change(content=content)
 
     def remove(self, item_id: str) -> None:
-        self._items.remove(self.get(item_id))
+        self._items.remove(self.get(item_id, kind=UnknownDeletedItem))
 
     def check_room(self, num_bytes: int = 0) -> None:
         """Raises InvalidInput when an item of `num_bytes` more would exceed a limit."""
@@ -145,7 +167,7 @@ class RealtimeConversation:
         call_id = item.view["call_id"]
         calls = (each.view for each in self._items if each.view["type"] == "function_call")
         if not any(call["call_id"] == call_id for call in calls):
-            raise NotFound(
+            raise UnknownCall(
                 f"item.call_id {call_id[:128]!r} matches no function_call", param="item.call_id"
             )
 
@@ -200,11 +222,11 @@ _PARTS_BY_ROLE: Final = {
 
 def read_item(value: Json, path: str) -> Item:
     """An item that a client sends. Raises InvalidInput that names its path."""
-    kind = value.get("type")
-    if not isinstance(kind, str) or kind not in _FIELDS_BY_TYPE:
+    kind = _type_of(value, path)
+    if kind not in _FIELDS_BY_TYPE:
         known = ", ".join(_FIELDS_BY_TYPE)
-        problem = f"{str(kind)[:64]!r} is not supported; supported types: {known}"
-        raise invalid(f"{path}.type", problem, NotSupported)
+        problem = f"{kind[:64]!r} is not supported; supported types: {known}"
+        raise invalid(f"{path}.type", problem)
     fields = read_object(_FIELDS_BY_TYPE[kind], value, path)
     view = fields.model_dump(exclude_none=True)
     if isinstance(fields, _Message):
@@ -218,13 +240,22 @@ def read_item(value: Json, path: str) -> Item:
     return Item(view | {"object": "realtime.item", "status": "completed"})
 
 
+def _type_of(value: Json, path: str) -> str:
+    kind = value.get("type")
+    if kind is None:
+        raise invalid(f"{path}.type", "is missing", MissingField)
+    if not isinstance(kind, str):
+        raise invalid(f"{path}.type", "must be a string", WrongType)
+    return kind
+
+
 def _read_part(part: Json, role: str, path: str) -> Json:
-    kind, allowed = part.get("type"), _PARTS_BY_ROLE[role]
+    kind, allowed = _type_of(part, path), _PARTS_BY_ROLE[role]
     if kind not in allowed:
         is_audio = kind in ("input_audio", "output_audio", "audio")
         why = "append audio to the input_audio_buffer" if is_audio else "not allowed here"
-        problem = f"{str(kind)[:64]!r}: {why}; allowed for {role}: {', '.join(allowed)}"
-        raise invalid(f"{path}.type", problem, NotSupported)
+        problem = f"{kind[:64]!r}: {why}; allowed for {role}: {', '.join(allowed)}"
+        raise invalid(f"{path}.type", problem, NotSupported if is_audio else InvalidInput)
     model = _Image if kind == "input_image" else _Text
     return read_object(model, part, path).model_dump(exclude_none=True)
 
@@ -235,5 +266,5 @@ def reference_id(value: Json, path: str) -> str | None:
         return None
     item_id = value.get("id")
     if not isinstance(item_id, str):
-        raise invalid(f"{path}.id", "is missing")
+        raise invalid(f"{path}.id", "is missing", MissingField)
     return item_id

@@ -13,12 +13,13 @@ from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tokenmesh.services.gateway.http.body import check_bounds
-from tokenmesh.services.gateway.http.errors import NotSupported, invalid
+from tokenmesh.services.gateway.http.errors import MissingField, NotSupported, WrongType, invalid
 from tokenmesh.services.gateway.http.fields import INT32_MAX, Bounded
 from tokenmesh.services.gateway.http.sse import encode_json
 from tokenmesh.services.gateway.openai.translation import Json, read_object
+from tokenmesh.services.gateway.realtime.errors import BinaryEvent, InvalidJson, error_view
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, TokenMeshError
+from tokenmesh.shared.errors import Cancelled, InvalidInput, TokenMeshError
 
 
 class Channel:
@@ -30,14 +31,14 @@ class Channel:
         self._num_events = 0
 
     async def receive(self, timeout_s: float) -> str:
-        """The next message. Raises TimeoutError, and InvalidInput for a binary message."""
+        """The next message. Raises TimeoutError, and BinaryEvent."""
         async with asyncio.timeout(timeout_s):
             message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             raise Cancelled("the client left")
         text = message.get("text")
         if text is None:
-            raise InvalidInput("send events as text messages, not as binary ones")
+            raise BinaryEvent("send events as text messages, not as binary ones")
         return str(text)
 
     async def send(self, *events: dict[str, Any]) -> None:
@@ -66,24 +67,6 @@ class Channel:
         with suppress(TimeoutError, WebSocketDisconnect):
             async with asyncio.timeout(self._write_timeout_s):
                 await self._websocket.close(code)
-
-
-def error_view(error: TokenMeshError) -> dict[str, Any]:
-    """An error as events contain it."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"type": kind, "code": error.code, "message": error.message}
-
-
-class ResponseActive(Conflict):
-    """The conversation has a response that has not ended."""
-
-    code = "conversation_already_has_active_response"
-
-
-class NoActiveResponse(Conflict):
-    """Nothing runs that could be cancelled."""
-
-    code = "response_cancel_not_active"
 
 
 _MAX_ID_CHARS: Final = 512
@@ -177,7 +160,7 @@ class ItemTruncate(ClientEvent):
 
     item_id: str
     content_index: int = Field(ge=0)
-    audio_end_ms: Literal[0]
+    audio_end_ms: int = Field(ge=0)
 
 
 class ResponseCreate(ClientEvent):
@@ -202,18 +185,6 @@ class ResponseCancel(ClientEvent):
     response_id: str | None = None
 
 
-class InvalidJson(InvalidInput):
-    """A message that is not a JSON object."""
-
-    code = "invalid_json"
-
-
-class UnknownEvent(InvalidInput):
-    """An event of an unknown type."""
-
-    code = "unknown_event"
-
-
 _MODEL_BY_TYPE: Final[dict[str, type[ClientEvent]]] = {
     "session.update": SessionUpdate,
     "conversation.item.create": ItemCreate,
@@ -230,9 +201,12 @@ _AUDIO: Final = "output_audio_buffer."
 
 
 async def decode_event(text: str, settings: GatewaySettings) -> Json:
-    """The object in a message. Raises InvalidJson, and InvalidInput over the bounds of JSON."""
+    """The object in a message. Raises InvalidJson."""
     data = text.encode("utf-8", "surrogatepass")
-    await check_bounds(data, settings)
+    try:
+        await check_bounds(data, settings)
+    except InvalidInput as error:
+        raise InvalidJson(error.message) from error
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -245,13 +219,15 @@ async def decode_event(text: str, settings: GatewaySettings) -> Json:
 def read_event(value: Json) -> ClientEvent:
     """The validated event. Raises InvalidInput."""
     kind = value.get("type")
+    if kind is None:
+        raise invalid("type", "is missing", MissingField)
     if not isinstance(kind, str):
-        raise invalid("type", "is missing")
+        raise invalid("type", "must be a string", WrongType)
     if kind.startswith(_AUDIO):
         raise invalid("type", f"{kind[:64]!r}: answers are text", NotSupported)
     if kind not in _MODEL_BY_TYPE:
         known = ", ".join(_MODEL_BY_TYPE)
-        raise invalid("type", f"{kind[:64]!r} is unknown; known types: {known}", UnknownEvent)
+        raise invalid("type", f"{kind[:64]!r} is unknown; known types: {known}")
     return read_object(_MODEL_BY_TYPE[kind], value, "")
 
 

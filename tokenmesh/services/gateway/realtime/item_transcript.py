@@ -13,7 +13,8 @@ from tokenmesh.services.gateway.audio.speech_transcriber import Speech
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.realtime.audio_input import InputTranscription
-from tokenmesh.services.gateway.realtime.events import Channel, error_view
+from tokenmesh.services.gateway.realtime.errors import error_view
+from tokenmesh.services.gateway.realtime.events import Channel
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Cancelled, TokenMeshError

@@ -21,7 +21,8 @@ from tokenmesh.services.gateway.parsers.parser import (
     Event,
 )
 from tokenmesh.services.gateway.realtime.conversation import Item, RealtimeConversation
-from tokenmesh.services.gateway.realtime.events import Channel, error_view
+from tokenmesh.services.gateway.realtime.errors import error_view
+from tokenmesh.services.gateway.realtime.events import Channel
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
 from tokenmesh.shared.telemetry import REQUEST_ID, span

@@ -15,6 +15,11 @@ from tokenmesh.services.gateway.realtime.conversation import (
     read_item,
     reference_id,
 )
+from tokenmesh.services.gateway.realtime.errors import (
+    NoActiveResponse,
+    ResponseActive,
+    SessionOver,
+)
 from tokenmesh.services.gateway.realtime.events import Channel
 from tokenmesh.services.gateway.realtime.response import RealtimeResponse, ResponseOutput
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig, translate
@@ -35,13 +40,6 @@ logger = logging.getLogger(__name__)
 _NORMAL = 1000
 RESTARTS = 1012
 """Close codes. After the second the client can open a new session at once."""
-
-
-class SessionOver(TokenMeshError):
-    """The session has reached its time limit."""
-
-    status = 400
-    code = "session_expired"
 
 
 class RealtimeSession:
@@ -205,7 +203,7 @@ class RealtimeSession:
         await self._channel.send({"type": "conversation.item.deleted", "item_id": event.item_id})
 
     async def _truncate_item(self, event: events.ItemTruncate) -> None:
-        self._conversation.truncate(event.item_id, event.content_index)
+        self._conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
         await self._channel.send(
             {
                 "type": "conversation.item.truncated",
@@ -225,7 +223,7 @@ class RealtimeSession:
         if self._config.is_transcription:
             raise InvalidInput("a transcription session has no responses", param="type")
         if self._response is not None and self._response.is_active:
-            raise events.ResponseActive(
+            raise ResponseActive(
                 f"response {self._response.id} is still active: wait for response.done or "
                 "send response.cancel"
             )
@@ -283,15 +281,15 @@ class RealtimeSession:
             if item_id is None:
                 items.append(read_item(value, path))
             else:
-                items.append(self._conversation.get(item_id, f"{path}.id"))
+                items.append(self._conversation.get(item_id, f"{path}.id", NotFound))
         return items
 
     async def _cancel_response(self, event: events.ResponseCancel) -> None:
         response = self._response
         if response is None or not response.is_active:
-            raise events.NoActiveResponse("there is no active response to cancel")
+            raise NoActiveResponse("there is no active response to cancel")
         if event.response_id not in (None, response.id):
-            raise NotFound(
+            raise NoActiveResponse(
                 f"response_id does not match the active response {response.id}", param="response_id"
             )
         response.cancel()

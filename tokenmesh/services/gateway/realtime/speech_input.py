@@ -26,11 +26,12 @@ from tokenmesh.services.gateway.realtime.conversation import (
     RealtimeConversation,
     StoredRecording,
 )
+from tokenmesh.services.gateway.realtime.errors import ResponseActive
 from tokenmesh.services.gateway.realtime.events import Channel, ResponseCreate
 from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts, LiveTranscript
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.tenancy.tenant import Access
-from tokenmesh.shared.errors import Cancelled, Conflict, Overloaded, TokenMeshError
+from tokenmesh.shared.errors import Cancelled, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
 
 _LONG_CHARS: Final = 256 * 1024
@@ -215,7 +216,7 @@ class SpeechInput:
     def holds(self, event: ResponseCreate) -> bool:
         """Whether a response waits for the newest item's transcript, and `run` starts it.
 
-        Raises Conflict where another one does.
+        Raises ResponseActive where another one does.
         """
         turn = self._newest
         if turn is None or turn.is_done or turn.config.transcription is None:
@@ -223,7 +224,9 @@ class SpeechInput:
         if turn.item.recording is not None or (event.response and event.response.input is not None):
             return False
         if turn.event is not None:
-            raise Conflict("a response.create already waits for the transcript of the input audio")
+            raise ResponseActive(
+                "a response.create already waits for the transcript of the input audio"
+            )
         turn.event = event
         return True
 
