@@ -250,6 +250,13 @@ async def test_a_text_prompt_without_a_recording_is_refused(mesh: SpeechMesh) ->
     assert "transcribes recordings" in answer.json()["error"]["message"]
 
 
+async def test_the_refusal_of_a_chat_names_the_route_for_recordings(mesh: SpeechMesh) -> None:
+    body = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}]}
+    response = await mesh.client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert "/v1/audio/transcriptions" in response.json()["error"]["message"]
+
+
 async def test_the_client_of_openai_needs_no_change(mesh: SpeechMesh, oracle: Oracle) -> None:
     sound = tones(2.0, seed=5)
     wanted = oracle.text(oracle.transcript(sound)).strip()

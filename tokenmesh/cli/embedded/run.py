@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -196,13 +197,13 @@ def _show_ready(
     settings = plan.settings
     url = base_url(settings.gateway)
     where = "" if url == DEFAULT_URL else f" --url {url}"
-    generates = card is None or card.generates
+    chats = card is None or (card.generates and not card.only_transcribes)
     served = [model.name for model in settings.models if model.name not in failed]
     facts = {
         "API": f"{url}/v1",
         "Docs": f"{url}/docs",
         "Model": ", ".join(served),
-        **({"Chat": f"tokenmesh chat{where}"} if generates else {}),
+        **({"Chat": f"tokenmesh chat{where}"} if chats else {}),
         "Console": f"{url}/console  (in a browser: chat, and where the time of each request goes)",
         "Trace": f"tokenmesh trace{where}",
         "Stop": "Ctrl-C",
@@ -219,10 +220,15 @@ def _show_ready(
     )
     uds = settings.gateway.uds
     program = "curl" if uds is None else f"curl --unix-socket {uds}"
+    path, words = example_request(card, served[0])
+    screen.ready(facts, f"{program} {url}{path} \\\n{key}  {words}")
+
+
+def example_request(card: ModelCard | None, model: str) -> tuple[str, str]:
+    """The route of a request that the model answers, and what curl sends."""
+    if card is not None and card.only_transcribes:
+        return "/v1/audio/transcriptions", f"-F model={shlex.quote(model)} -F file=@speech.wav"
     tasks = () if card is None or card.generates else card.tasks
     path, body = next((_EXAMPLES[task] for task in tasks), _CHAT)
-    request = json.dumps({"model": served[0], **body})
-    curl = (
-        f"{program} {url}{path} \\\n{key}  -H 'Content-Type: application/json' \\\n  -d '{request}'"
-    )
-    screen.ready(facts, curl)
+    request = json.dumps({"model": model, **body})
+    return path, f"-H 'Content-Type: application/json' \\\n  -d '{request}'"

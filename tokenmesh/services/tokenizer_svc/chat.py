@@ -5,6 +5,7 @@ from asyncio.subprocess import Process
 from typing import Final
 
 from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE, LoadedTokenizer
+from tokenmesh.services.tokenizer_svc.media.speech import ONLY_TRANSCRIBING
 from tokenmesh.services.tokenizer_svc.messages import ChatInput
 from tokenmesh.services.tokenizer_svc.render_job import (
     RenderAnswer,
@@ -141,6 +142,11 @@ class ChatRenderer:
         found = templates.get(name) or templates.get(DEFAULT_TEMPLATE)
         if found is not None:
             return found, False
+        if model.config.get("model_type") in ONLY_TRANSCRIBING:
+            raise InvalidInput(
+                "the model transcribes recordings and does not chat. Use /v1/audio/transcriptions",
+                param="model",
+            )
         known = f"; it has {', '.join(sorted(templates))}" if templates else ""
         raise InvalidInput(
             f"the model has no default chat template{known}. Use /v1/completions, or start with "

@@ -216,6 +216,7 @@ def card_of(
         slots="" if on_demand is None else on_demand.slots_name,
         weight_format=loaded.weight_format,
         host_kv_bytes=kv.block * loaded.runner.num_blocks if kv.is_on_host else 0,
+        only_transcribes=bool(loaded.encoder_states),
         needs_encoder=bool(loaded.media.kinds),
     )
 

@@ -55,6 +55,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_kv_bytes: int = 0
     """What the KV pool comes to take of host memory once all of it has been used; 0: it is on a
     GPU."""
+    only_transcribes: bool = False
+    """The model answers nothing but recordings."""
     needs_encoder: bool = False
     """Whether prompts may hold images, videos or recordings, which an encoder turns into
     embeddings."""

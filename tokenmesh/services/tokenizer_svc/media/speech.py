@@ -22,6 +22,8 @@ from tokenmesh.shared.messages.audio import SpeechFacts
 from tokenmesh.shared.messages.media import AUDIO
 
 _FAMILY: Final = "whisper"
+ONLY_TRANSCRIBING: Final = frozenset((_FAMILY, STREAMING))
+"""Model types that answer nothing but recordings."""
 _PAD: Final = "[STREAMING_PAD]"
 """What the model writes while nothing new was said, and its prompt holds."""
 _MIN_CLIP_S: Final = 1.0
