@@ -93,7 +93,7 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     tenant only."""
 
 
-class FieldWarning(msgspec.Struct, frozen=True):
+class FieldWarning(msgspec.Struct, frozen=True, omit_defaults=True):
     """A field of a prompt that is used otherwise than it was sent."""
 
     path: FieldPath
