@@ -1,6 +1,7 @@
 """A constraint and tools in one request: the answer is what the constraint says, or calls."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -122,3 +123,28 @@ async def test_ollamas_format_leaves_room_for_calls(client: httpx.AsyncClient) -
     fields = {"tools": TOOLS, "format": ANSWER, "stream": False}
     called = (await post(client, "/api/chat", messages=user(WEATHER), **fields))["message"]
     assert [each["function"]["name"] for each in called["tool_calls"]] == ["get_weather"]
+
+
+async def test_a_regular_expression_binds_the_input_of_a_custom_tool_in_a_namespace(
+    client: httpx.AsyncClient,
+) -> None:
+    wanted = r'"[a-c]{2}\\\n(é|\$x|\t)"'
+    shape = {"type": "grammar", "syntax": "regex", "definition": wanted}
+    space = {
+        "type": "namespace",
+        "name": "files",
+        "tools": [{"type": "custom", "name": "patch", "format": shape}],
+    }
+    for choice in ("required", {"type": "custom", "name": "patch", "namespace": "files"}):
+        answer = await post(
+            client,
+            "/v1/responses",
+            input=WEATHER,
+            tools=[space],
+            tool_choice=choice,
+            parallel_tool_calls=False,
+        )
+        (call,) = answer["output"]
+        assert call["type"] == "custom_tool_call"
+        assert (call["namespace"], call["name"]) == ("files", "patch")
+        assert re.fullmatch(wanted, call["input"])

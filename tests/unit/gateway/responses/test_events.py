@@ -31,8 +31,9 @@ from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
 
 EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 NAMES = {
-    "f": ToolName(),
-    "free": ToolName("custom"),
+    "f": ToolName(name="f"),
+    "n__f": ToolName(name="f", namespace="n"),
+    "free": ToolName("custom", name="free"),
     "search": ToolName("mcp", "docs", "find"),
 }
 USAGE = usage_fields([Usage(3, 5, 2)])
@@ -263,6 +264,12 @@ def test_an_unfinished_call_is_closed_after_text() -> None:
     function_call, message = response["output"]
     assert function_call["arguments"] == '{"a":1}'
     assert message["content"][0]["text"] == "and"
+
+
+def test_a_call_of_a_namespace_s_function_is_named_by_both() -> None:
+    _, response = run([parsed(CallBegin(0, "n__f"), CallArguments(0, "{}"))])
+    (call,) = response["output"]
+    assert (call["namespace"], call["name"], call["arguments"]) == ("n", "f", "{}")
 
 
 def test_a_custom_tool_gets_its_text() -> None:

@@ -18,12 +18,13 @@ WORDS = [
     *("mcp_call", "mcp_list_tools", "item_reference", "mcp_approval_request", "nonsense"),
     *("input_text", "output_text", "input_image", "refusal", "summary_text", "reasoning_text"),
     *("function", "custom", "mcp", "allowed_tools", "auto", "required", "none", "web_search"),
+    "namespace",
     *("user", "assistant", "system", "developer", "tool", "json_schema", "json_object", "text"),
 ]
 KEYS = [
     *("type", "role", "content", "text", "call_id", "id", "name", "arguments", "output", "input"),
     *("summary", "image_url", "file_id", "uuid", "detail", "server_label", "refusal", "error"),
-    *("parameters", "strict", "description", "format", "tools", "mode", "schema"),
+    *("parameters", "strict", "description", "format", "tools", "mode", "schema", "namespace"),
 ]
 LEAVES = st.one_of(
     st.sampled_from(WORDS), st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text()

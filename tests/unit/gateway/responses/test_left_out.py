@@ -9,7 +9,7 @@ from tokenmesh.shared.errors import InvalidInput
 
 def test_tools_and_hints_that_are_not_served_are_left_out_with_a_warning() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
-    hosted = ["namespace", "web_search", "web_search_preview_2025_03_11", "local_shell"]
+    hosted = ["tool_search", "web_search", "web_search_preview_2025_03_11", "local_shell"]
     body = ResponsesRequest.model_validate(
         {
             "input": "Hi",

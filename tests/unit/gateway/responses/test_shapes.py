@@ -32,8 +32,8 @@ MAKERS: tuple[Callable[[EventRecorder], None], ...] = (
     lambda each: written(OpenMessage(each, has_logprobs=True)),
     lambda each: written(OpenMessage(each, has_logprobs=False)),
     lambda each: written(OpenReasoning(each)),
-    lambda each: written(OpenFunctionCall(each, "f", "call_1")),
-    lambda each: written(OpenCustomCall(each, "f", "call_1")),
+    lambda each: written(OpenFunctionCall(each, ToolName(name="f", namespace="n"), "call_1")),
+    lambda each: written(OpenCustomCall(each, ToolName("custom", name="f"), "call_1")),
     lambda each: add_listing(each, "shop", [{"name": "buy", "input_schema": {}}]),
 )
 ENDS: tuple[Callable[[McpCallItem], None], ...] = (

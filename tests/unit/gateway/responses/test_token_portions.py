@@ -28,7 +28,7 @@ TEXTS = [
     "<think>\nHm.\n</think>\n\nIt is cold.",
     f"<think>\nHm.\n</think>\n\n{CALL % 'weather'}"[:-20],
 ]
-NAMES = {"shell": ToolName("custom"), "search": ToolName("mcp", "docs", "find")}
+NAMES = {"shell": ToolName("custom", name="shell"), "search": ToolName("mcp", "docs", "find")}
 START: dict[str, Any] = {"id": f"resp_{'0' * 32}", "created_at": 1, "output": []}
 FAMILY = ParserRegistry().family("qwen3", "hermes")
 CONTEXT = ParseContext(

@@ -7,7 +7,7 @@ on the first state of the response and on the arguments, so a replay generates t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.delivery import Delivery
@@ -38,8 +38,6 @@ from tokenmesh.services.gateway.responses.output_items import (
 from tokenmesh.services.gateway.responses.shapes import error_facts, usage_fields
 from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.errors import TokenMeshError
-
-_FUNCTION: Final = ToolName()
 
 
 class ResponseEvents:
@@ -204,7 +202,7 @@ class ResponseEvents:
 
     def _call(self, begin: CallBegin) -> None:
         self._close("completed")
-        name = self._names.get(begin.name, _FUNCTION)
+        name = self._names.get(begin.name) or ToolName(name=begin.name)
         if name.kind == "mcp":
             self._calling = McpCallItem(self._recorder, name)
             return
@@ -213,7 +211,7 @@ class ResponseEvents:
             call_id = self._recorder.make_id("call")
         self._call_ids.add(call_id)
         kind = OpenCustomCall if name.kind == "custom" else OpenFunctionCall
-        self._calling = kind(self._recorder, begin.name, call_id)
+        self._calling = kind(self._recorder, name, call_id)
 
     def _arguments(self, event: CallArguments) -> None:
         assert self._calling is not None, "arguments without a call"

@@ -4,7 +4,7 @@ Adjacent items of one model turn (reasoning, text, calls) become one message.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.openai.translation import (
@@ -18,7 +18,7 @@ from tokenmesh.services.gateway.openai.translation import (
 from tokenmesh.services.gateway.responses.output_items import input_item_id
 from tokenmesh.services.gateway.responses.records import ResponseBegun
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.tools import to_arguments
+from tokenmesh.services.gateway.responses.tools import ToolName, to_arguments
 from tokenmesh.shared.errors import NotFound
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
@@ -42,10 +42,10 @@ Content = str | list[Json]
 class ItemsConversation(ChatMessages):
     """Every method raises InvalidInput that names the client's path."""
 
-    def __init__(self, server_tools: Mapping[tuple[str, str], str] | None = None) -> None:
-        """`server_tools`: the function name of an MCP tool, by its server's label and its name."""
+    def __init__(self, function_names: Mapping[ToolName, str] | None = None) -> None:
+        """`function_names`: what the model knows the tools by."""
         super().__init__()
-        self._server_tools = server_tools or {}
+        self._function_names = function_names or {}
         self._call_ids: set[str] = set()
         self._leading: list[str] = []
         """Instructions at the start, which become one message."""
@@ -119,18 +119,28 @@ class ItemsConversation(ChatMessages):
 
     def _add_function_call(self, item: Json, path: str) -> None:
         arguments = get_string(item, "arguments", path, is_empty_ok=True)
-        self._add_new_call(item, arguments, path)
+        self._add_new_call(item, "function", arguments, path)
 
     def _add_custom_call(self, item: Json, path: str) -> None:
         arguments = to_arguments(get_string(item, "input", path, is_empty_ok=True))
-        self._add_new_call(item, arguments, path)
+        self._add_new_call(item, "custom", arguments, path)
 
-    def _add_new_call(self, item: Json, arguments: str, path: str) -> None:
+    def _add_new_call(
+        self, item: Json, kind: Literal["function", "custom"], arguments: str, path: str
+    ) -> None:
         call_id = get_string(item, "call_id", path)
         if call_id in self._call_ids:
             raise invalid(f"{path}.call_id", f"{call_id[:80]!r} appears twice")
         self._call_ids.add(call_id)
-        self.add_call(call_id, get_string(item, "name", path), arguments, path)
+        tool = ToolName(
+            kind,
+            name=get_string(item, "name", path),
+            namespace=get_optional_string(item, "namespace", path) or None,
+        )
+        self.add_call(call_id, self._name_of(tool), arguments, path)
+
+    def _name_of(self, tool: ToolName) -> str:
+        return self._function_names.get(tool, tool.flat_name)
 
     def _add_mcp_call(self, item: Json, path: str) -> None:
         """A call that a gateway has made, and its result."""
@@ -139,7 +149,7 @@ class ItemsConversation(ChatMessages):
         name = get_string(item, "name", path)
         label = get_string(item, "server_label", path)
         self._call_ids.add(call_id)
-        self.add_call(call_id, self._server_tools.get((label, name), name), arguments, path)
+        self.add_call(call_id, self._name_of(ToolName("mcp", label, name)), arguments, path)
         output = get_optional_string(item, "output", path)
         if output is None:
             output = f"error: {item.get('error') or 'the call was not made'}"

@@ -147,12 +147,18 @@ class OpenReasoning(OpenItem):
         return {"type": "reasoning_text", "text": self._text}
 
 
+def _names(tool: ToolName) -> Json:
+    """A tool of a namespace is named by both."""
+    names = {"name": tool.name}
+    return names if tool.namespace is None else {**names, "namespace": tool.namespace}
+
+
 class OpenFunctionCall(OpenItem):
     """A call that the client executes."""
 
-    def __init__(self, recorder: EventRecorder, name: str, call_id: str) -> None:
-        self._name = name
-        item = {"type": "function_call", "call_id": call_id, "name": name}
+    def __init__(self, recorder: EventRecorder, name: ToolName, call_id: str) -> None:
+        self._name = name.name
+        item = {"type": "function_call", "call_id": call_id, **_names(name)}
         super().__init__(recorder, "fc", {**item, "arguments": "", "status": "in_progress"})
 
     def write(self, text: str) -> None:
@@ -168,8 +174,8 @@ class OpenFunctionCall(OpenItem):
 class OpenCustomCall(OpenItem):
     """A call of a custom tool. Its input is known only when the arguments are complete."""
 
-    def __init__(self, recorder: EventRecorder, name: str, call_id: str) -> None:
-        item = {"type": "custom_tool_call", "call_id": call_id, "name": name}
+    def __init__(self, recorder: EventRecorder, name: ToolName, call_id: str) -> None:
+        item = {"type": "custom_tool_call", "call_id": call_id, **_names(name)}
         super().__init__(recorder, "ctc", {**item, "input": "", "status": "in_progress"})
 
     def write(self, text: str) -> None:

@@ -191,6 +191,7 @@ class FunctionCall(_Item, kw_only=True, tag="function_call"):
 
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str
     status: Progress
 
@@ -200,6 +201,7 @@ class CustomToolCall(_Item, kw_only=True, tag="custom_tool_call"):
 
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     input: str
     status: Progress
 

@@ -1,11 +1,13 @@
 """Tools of a request as functions of a chat, and what a function name in the output refers to.
 
-A custom tool takes free text: to the model it is a function with one string, `input`.
+A custom tool takes free text: to the model it is a function with one string, `input`. A tool of a
+namespace is a function too, whose name begins with the namespace's.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final, Literal
 
 import msgspec
@@ -33,12 +35,13 @@ _CUSTOM_PARAMETERS: Final[Json] = {
 }
 _HOSTED: Final = re.compile(
     "(web_search|file_search|code_interpreter|image_generation|computer|computer_use_preview"
-    "|local_shell|shell|apply_patch|tool_search|namespace)(_preview)?(_[0-9_]+)?"
+    "|local_shell|shell|apply_patch|tool_search)(_preview)?(_[0-9_]+)?"
 )
 """Tools of OpenAI's servers, and of clients that fall back on others: they are left out."""
 _MAX_DEFINITION: Final = 16_384
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_CHARS: Final = 64
+_DIGEST_CHARS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,22 @@ class ToolName:
     kind: Literal["function", "custom", "mcp"] = "function"
     server_label: str = ""
     name: str = ""
+    namespace: str | None = None
+
+    @property
+    def flat_name(self) -> str:
+        """The function's name where no other one has it."""
+        if self.namespace is None:
+            return self.name
+        flat = f"{self.namespace.rstrip('_')}__{self.name.lstrip('_')}"
+        return _UNSAFE.sub("_", flat)[-_MAX_NAME_CHARS:]
+
+    @property
+    def long_name(self) -> str:
+        """The function's name where another one has the flat name: the same in every request."""
+        whole = sha256(f"{self.namespace}\0{self.name}".encode(errors="replace")).hexdigest()
+        digest = whole[:_DIGEST_CHARS]
+        return f"{self.flat_name[: _MAX_NAME_CHARS - _DIGEST_CHARS - 1]}_{digest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +123,15 @@ def server_tools(
 def read_tools(tools: Sequence[Json], served: Mapping[str, Sequence[ServerTool]]) -> ToolSet:
     """`served`: as from `server_tools`. Raises InvalidInput."""
     found = ToolSet([], {}, {})
+    taken = {name for tool in tools if isinstance(name := tool.get("name"), str)}
+    taken |= {each.function_name for listed in served.values() for each in listed}
     for index, tool in enumerate(tools):
         path = f"tools[{index}]"
         kind = get_string(tool, "type", path)
-        if kind == "function":
-            _add(found, _function(tool, path), ToolName(), path)
-        elif kind == "custom":
-            function, warning = _custom(tool, path)
-            found.warnings.extend(warning)
-            _add(found, function, ToolName("custom"), path)
+        if kind in ("function", "custom"):
+            _add_own(found, tool, path)
+        elif kind == "namespace":
+            _add_namespace(found, tool, taken, path)
         elif path in served:
             for each in served[path]:
                 function = _declared(each.function_name, each.description, each.parameters)
@@ -120,9 +139,50 @@ def read_tools(tools: Sequence[Json], served: Mapping[str, Sequence[ServerTool]]
         elif _HOSTED.fullmatch(kind):
             found.warnings.append(f"{path} left out: {kind} is not served")
         else:
-            problem = f"{kind[:60]!r} is not supported; supported types: function, custom"
+            problem = (
+                f"{kind[:60]!r} is not supported; supported types: function, custom, namespace"
+            )
             raise invalid(f"{path}.type", problem, NotSupported)
     return found
+
+
+def _add_own(found: ToolSet, tool: Json, path: str) -> None:
+    """A function or a custom tool."""
+    if tool["type"] == "function":
+        function = _function(tool, path)
+        _add(found, function, ToolName(name=function["name"]), path)
+        return
+    function, warning = _custom(tool, path)
+    found.warnings.extend(warning)
+    _add(found, function, ToolName("custom", name=function["name"]), path)
+
+
+def _add_namespace(found: ToolSet, tool: Json, taken: set[str], path: str) -> None:
+    """Each tool of a namespace; the first one shows the description of the whole."""
+    namespace = get_string(tool, "name", path)
+    about = get_optional_string(tool, "description", path)
+    for index, each in enumerate(get_objects(tool, "tools", path)):
+        place = f"{path}.tools[{index}]"
+        one_of(each.get("type"), ("function", "custom"), f"{place}.type")
+        kind: Literal["function", "custom"] = "custom" if each["type"] == "custom" else "function"
+        name = ToolName(kind, name=get_string(each, "name", place), namespace=namespace)
+        flat = name.flat_name if name.flat_name not in taken else name.long_name
+        first = found.names.get(name.flat_name)
+        is_repeated = first and (first.namespace, first.name) == (namespace, name.name)
+        if is_repeated or flat in taken:
+            raise invalid(
+                f"{place}.name", f"{name.name[:80]!r} appears twice in {namespace[:80]!r}"
+            )
+        taken.add(flat)
+        function, warning = (
+            (_function(each, place), []) if kind == "function" else _custom(each, place)
+        )
+        if about and index == 0:
+            own = function.get("description")
+            shown = f"About {namespace}: {about}"
+            function["description"] = f"{own}\n\n{shown}" if own else shown
+        found.warnings.extend(warning)
+        _add(found, {**function, "name": flat}, name, place)
 
 
 def _add(found: ToolSet, function: Json, tool: ToolName, path: str) -> None:
@@ -146,7 +206,8 @@ def _function(tool: Json, path: str) -> Json:
 
 
 def _custom(tool: Json, path: str) -> tuple[Json, list[str]]:
-    """The function, and warnings: a grammar is shown to the model, which may not follow it."""
+    """The function, and warnings. A regular expression binds the input; a Lark grammar is shown to
+    the model, which may not follow it: within a JSON string it would be another grammar."""
     name = get_string(tool, "name", path)
     description = get_optional_string(tool, "description", path)
     shape = tool.get("format")
@@ -162,6 +223,10 @@ def _custom(tool: Json, path: str) -> tuple[Json, list[str]]:
         raise invalid(f"{path}.format.definition", f"has more than {_MAX_DEFINITION} characters")
     shown = f"The input follows this {syntax} grammar:\n{definition}"
     description = f"{description}\n\n{shown}" if description else shown
+    if syntax == "regex":
+        bound = {"type": "string", "pattern": f"^(?:{definition})$"}
+        parameters = {**_CUSTOM_PARAMETERS, "properties": {"input": bound}}
+        return {**_declared(name, description, parameters), "strict": True}, []
     warning = f"{path}.format is shown to the model, its input is not bound to it"
     return _declared(name, description, _CUSTOM_PARAMETERS), [warning]
 
@@ -217,8 +282,12 @@ def _names_of(choice: Json, tools: ToolSet, path: str) -> set[str]:
     kind = one_of(choice.get("type"), ("function", "custom", "mcp"), f"{path}.type")
     name = get_optional_string(choice, "name", path)
     if kind != "mcp":
-        wanted = get_string(choice, "name", path)
-        found = {key for key, each in tools.names.items() if key == wanted and each.kind == kind}
+        wanted = ToolName(
+            "custom" if kind == "custom" else "function",
+            name=get_string(choice, "name", path),
+            namespace=get_optional_string(choice, "namespace", path),
+        )
+        found = {key for key, each in tools.names.items() if each == wanted}
     else:
         label = get_string(choice, "server_label", path)
         found = {

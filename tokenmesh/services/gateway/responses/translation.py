@@ -95,8 +95,9 @@ def translate(
 
 def is_long(body: ResponsesRequest, previous: Sequence[Json] = ()) -> bool:
     """Whether `translate` takes more than a few milliseconds."""
-    parts = (body.items, previous, body.tools or ())
-    return sum(map(len, parts)) > _FEW_ITEMS or any(
+    tools = body.tools or ()
+    nested = [each for tool in tools if isinstance(each := tool.get("tools"), list)]
+    return sum(map(len, (body.items, previous, tools, *nested))) > _FEW_ITEMS or any(
         isinstance(content := item.get("content"), list) and len(content) > _FEW_ITEMS
         for item in body.items
     )
@@ -105,9 +106,7 @@ def is_long(body: ResponsesRequest, previous: Sequence[Json] = ()) -> bool:
 def _converse(
     body: ResponsesRequest, previous: Sequence[Json], tools: ToolSet
 ) -> ItemsConversation:
-    conversation = ItemsConversation(
-        {(each.server_label, each.name): name for name, each in tools.names.items()}
-    )
+    conversation = ItemsConversation({each: name for name, each in tools.names.items()})
     if body.instructions:
         conversation.add_instructions(body.instructions, "instructions")
     for item in previous:
