@@ -17,6 +17,7 @@ from tokenmesh.services.tokenizer_svc.parser_choice import choose_parsers
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared import subjects
+from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
@@ -126,6 +127,8 @@ class SharedResources:
 def run(settings: Settings) -> int:
     """Run until a signal; returns the exit code."""
     forbid_torch()
+    # a long prompt is in here as several large blocks at a time: as sent, decoded, rendered, hidden
+    give_back_freed_memory()
     return run_service("tokenizer", settings, build)
 
 

@@ -33,7 +33,12 @@ class Threads:
             raise
         # A thread cannot be cancelled: its slot is released when the work ends.
         future.add_done_callback(lambda done: self._release_soon(loop, grant, done))
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            # An error's traceback holds this frame: with the future, which holds the error, they
+            # would keep the text, and all that was made of it, until a collection of cycles.
+            del future
 
     async def run_text(self, tenant: str, num_chars: int, work: Callable[[], Result]) -> Result:
         """Run `work` in a thread, or directly if the text is so short that a thread costs more."""
