@@ -1,5 +1,6 @@
 """With the guard, text of messages is never a special token, and all else is encoded as ever."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -149,3 +150,31 @@ def test_a_tokenizer_that_cannot_encode_in_pieces_is_a_config_error(tokenizer: T
     for each in (stripping, first):
         with pytest.raises(ConfigError, match="allow_special_tokens_in_content"):
             ContentGuard(each)
+
+
+@given(text=st.text(alphabet=st.sampled_from("<|im_startend>aé你\U0001f600\n"), max_size=80))
+def test_characters_are_hidden_and_shown_as_by_translate(guard: ContentGuard, text: str) -> None:
+    asked = conversation({"role": "user", "content": text})
+    for table in guard.tables:
+        hidden = guard.hidden(asked, table).messages[0]["content"]
+        assert hidden == text.translate(table)
+        assert guard.shown(hidden, table) == text
+
+
+def test_a_long_text_is_hidden_and_shown_in_less_time_than_by_translate(
+    guard: ContentGuard,
+) -> None:
+    """Other threads, so the event loop, wait for as long."""
+    text, table = "aZ9_" * (1 << 17), guard.tables[0]
+    asked = conversation({"role": "user", "content": text})
+    took_s: dict[bool, list[float]] = {False: [], True: []}
+    for is_guard in (True, False) * 3:
+        began_s = time.thread_time()
+        if is_guard:
+            hidden = str(guard.hidden(asked, table).messages[0]["content"])
+            guard.shown(hidden, table)
+        else:
+            back = {other: char for char, other in table.items()}
+            text.translate(table).translate(back)
+        took_s[is_guard].append(time.thread_time() - began_s)
+    assert min(took_s[True]) < min(took_s[False]) / 2

@@ -162,11 +162,18 @@ def _matches(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.M
 
 
 def _replaced_in(text: str, table: Mapping[int, int]) -> str:
-    """`text.translate`, in windows for the same reason."""
-    if len(text) <= _WINDOW:
-        return text.translate(table)
-    starts = range(0, len(text), _WINDOW)
-    return "".join([text[start : start + _WINDOW].translate(table) for start in starts])
+    """`text.translate` where no character is both replaced and put in, in windows as well.
+
+    One character after the other is replaced: `translate` takes five times as long.
+    """
+    pairs = [(chr(char), chr(other)) for char, other in table.items()]
+    windows = []
+    for start in range(0, len(text), _WINDOW):
+        window = text[start : start + _WINDOW]
+        for char, other in pairs:
+            window = window.replace(char, other)
+        windows.append(window)
+    return "".join(windows)
 
 
 def _is_replaceable(char: str) -> bool:
