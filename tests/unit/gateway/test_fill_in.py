@@ -1,5 +1,6 @@
 """Fill in the middle: markers are found in the vocabulary only."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tokenmesh.services.gateway.openai.completion_builder import (
     find_markers,
 )
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.tokens import count_ids, pack_ids, unpack_ids
 
 
 def vocabulary_with(folder: Path, *added: str) -> OpenVocabulary:
@@ -24,12 +26,32 @@ def vocabulary_with(folder: Path, *added: str) -> OpenVocabulary:
 @pytest.mark.parametrize("markers", FORMATS, ids=lambda markers: markers.middle)
 def test_text_and_ids_become_the_same_prompt(tmp_path: Path, markers: SuffixMarkers) -> None:
     vocabulary = vocabulary_with(tmp_path, *markers)
-    suffix = Suffix("return x", vocabulary.encode("return x"), *find_markers(vocabulary))
+    found, marker_ids = find_markers(vocabulary)
+    end = pack_ids([*vocabulary.encode("return x"), marker_ids[2]])
+    suffix = Suffix("return x", found, marker_ids, end)
     text = suffix.around("def f(")
     assert text == f"{markers.prefix}def f({markers.suffix}return x{markers.middle}"
-    ids = suffix.around(vocabulary.encode("def f("))
-    assert ids == vocabulary.encode(str(text))
+    prompt = vocabulary.encode("def f(")
+    ids = unpack_ids(suffix.around_ids(prompt))
+    assert ids == vocabulary.encode(text)
+    assert len(ids) == len(prompt) + suffix.num_ids
     assert ids[0] == vocabulary.added_id(markers.prefix)
+
+
+def test_the_ids_of_a_suffix_are_packed_once_for_all_prompts(tmp_path: Path) -> None:
+    """64 prompts with a suffix of 20 KB held the event loop for a third of its time."""
+    vocabulary = vocabulary_with(tmp_path, *FORMATS[0])
+    ids = [5] * 20_000
+    suffix = Suffix("", *find_markers(vocabulary), pack_ids(ids))
+    once_s, again_s = [], []
+    for _ in range(5):
+        began_s = time.thread_time()
+        pack_ids(ids)
+        once_s.append(time.thread_time() - began_s)
+        began_s = time.thread_time()
+        assert count_ids(suffix.around_ids([5])) == 20_003
+        again_s.append(time.thread_time() - began_s)
+    assert min(again_s) < min(once_s) / 4
 
 
 def test_a_vocabulary_without_all_markers_is_refused(tmp_path: Path) -> None:

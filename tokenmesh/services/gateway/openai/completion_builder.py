@@ -36,7 +36,7 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import IdsPrompt, TextPrompt
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.text import Vocabulary
-from tokenmesh.shared.tokens import pack_ids
+from tokenmesh.shared.tokens import count_ids, pack_ids
 
 _NAME = "prompt_embeds"
 _PLACEHOLDER = 0
@@ -149,18 +149,25 @@ class Suffix:
     """What follows the text to be generated, in the format of one model."""
 
     text: str
-    ids: list[int]
-    """Only where a prompt is given as ids."""
     markers: SuffixMarkers
     marker_ids: tuple[int, int, int]
+    end: bytes
+    """Its ids and the last marker's, packed once for all prompts that are given as ids."""
 
-    def around(self, prompt: str | list[int]) -> str | list[int]:
+    def around(self, prompt: str) -> str:
         """The prompt with markers and suffix."""
-        if isinstance(prompt, str):
-            markers = self.markers
-            return f"{markers.prefix}{prompt}{markers.suffix}{self.text}{markers.middle}"
-        before, between, after = self.marker_ids
-        return [before, *prompt, between, *self.ids, after]
+        markers = self.markers
+        return f"{markers.prefix}{prompt}{markers.suffix}{self.text}{markers.middle}"
+
+    def around_ids(self, prompt: list[int]) -> bytes:
+        """The same for ids."""
+        before, between, _ = self.marker_ids
+        return pack_ids([before, *prompt, between]) + self.end
+
+    @property
+    def num_ids(self) -> int:
+        """How many it adds to a prompt that is given as ids."""
+        return 2 + count_ids(self.end)
 
 
 def find_markers(vocabulary: Vocabulary) -> tuple[SuffixMarkers, tuple[int, int, int]]:
@@ -189,7 +196,7 @@ async def _read_suffix(
     ids: list[int] = []
     if not all(isinstance(prompt, str) for prompt in body.prompts):
         ids = await builder.encode("suffix", body.suffix, card, context)
-    return Suffix(body.suffix, ids, markers, marker_ids)
+    return Suffix(body.suffix, markers, marker_ids, pack_ids([*ids, marker_ids[2]]))
 
 
 async def build_completion(
@@ -282,23 +289,25 @@ async def _text_prompts(
     turns = Turns()
     for prompt in body.prompts:
         await turns.rest()
-        whole = prompt if suffix is None else suffix.around(prompt)
-        if max_ids is not None and not isinstance(whole, str) and len(whole) >= max_ids:
-            raise PromptTooLong.over(
-                max_ids,
-                f"your prompt resulted in {len(whole)} tokens, which leaves no room for an answer",
-                "the length of the prompt",
-                param="prompt",
-            )
-        yield _plain_prompt(whole, body.add_special_tokens, text.described.vocab_size)
+        if isinstance(prompt, str):
+            whole = prompt if suffix is None else suffix.around(prompt)
+            yield TextPrompt(text=whole, add_special_tokens=body.add_special_tokens)
+        else:
+            yield _ids_prompt(prompt, suffix, max_ids, text.described.vocab_size)
 
 
-def _plain_prompt(
-    prompt: str | list[int], add_special_tokens: bool, vocab_size: int
-) -> TextPrompt | IdsPrompt:
-    if isinstance(prompt, str):
-        return TextPrompt(text=prompt, add_special_tokens=add_special_tokens)
-    if not prompt:
+def _ids_prompt(
+    prompt: list[int], suffix: Suffix | None, max_ids: int | None, vocab_size: int
+) -> IdsPrompt:
+    num_ids = len(prompt) + (0 if suffix is None else suffix.num_ids)
+    if max_ids is not None and num_ids >= max_ids:
+        raise PromptTooLong.over(
+            max_ids,
+            f"your prompt resulted in {num_ids} tokens, which leaves no room for an answer",
+            "the length of the prompt",
+            param="prompt",
+        )
+    if not num_ids:
         raise invalid("prompt", "is an empty list of token ids")
     check_vocabulary("prompt", prompt, vocab_size)
-    return IdsPrompt(token_ids=pack_ids(prompt))
+    return IdsPrompt(token_ids=pack_ids(prompt) if suffix is None else suffix.around_ids(prompt))
