@@ -6,10 +6,16 @@ import json
 from typing import Any
 
 import pytest
+import websockets
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.recordings import tones
 from tests.integration.test_realtime import TEXT, talking
+from tokenmesh.services.gateway.realtime.item_transcript import (
+    EVENT,
+    FinishedTranscript,
+    ItemTranscripts,
+)
 from tokenmesh.services.gateway.realtime.speech_input import SpeechInput
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.messages.tokenize import ChatPrompt
@@ -90,3 +96,43 @@ async def test_a_response_waits_for_the_transcript_of_what_was_committed(
     (received,) = mesh.tokenizer.received
     assert isinstance(received.prompt, ChatPrompt)
     assert json.loads(received.prompt.messages_json)[0]["content"] == "27 and 45"
+
+
+async def test_a_client_of_vllm_gets_the_text_in_its_dialect(
+    mesh: BackEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its example of a file does: a commit before any audio, and a final one after all of it."""
+
+    async def hear(
+        self: ItemTranscripts, item_id: str, _fields: object, audio: bytes, rate: int
+    ) -> FinishedTranscript:
+        text = f"{len(audio)} bytes at {rate}"
+        await self.channel.send({"type": f"{EVENT}.delta", "item_id": item_id, "delta": text})
+        return FinishedTranscript(text, 1.0, {"prompt_tokens": 3, "completion_tokens": 5})
+
+    async def wait(*_: object) -> None:
+        """The model needs all of the audio."""
+
+    monkeypatch.setattr(ItemTranscripts, "whole", hear)
+    monkeypatch.setattr(ItemTranscripts, "live", wait)
+    audio = base64.b64encode(bytes(4096)).decode()
+    sent = [
+        {"type": "session.update", "model": mesh.model},
+        {"type": "input_audio_buffer.commit"},
+        {"type": "input_audio_buffer.append", "audio": audio},
+        {"type": "input_audio_buffer.append", "audio": "%%%"},
+        {"type": "input_audio_buffer.append", "audio": audio},
+        {"type": "input_audio_buffer.commit", "final": True},
+    ]
+    async with websockets.connect(mesh.url.replace("http", "ws", 1) + "/v1/realtime") as socket:
+        created = json.loads(await socket.recv())
+        assert (created["type"], created["id"]) == ("session.created", created["session"]["id"])
+        assert isinstance(created["created"], int)
+        for event in sent:
+            await socket.send(json.dumps(event))
+        error, delta, done = [json.loads(await socket.recv()) for _ in range(3)]
+    assert error.keys() == {"type", "error", "code"}
+    assert "not base64" in error["error"]
+    assert delta == {"type": "transcription.delta", "delta": "8192 bytes at 16000"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    assert done == {"type": "transcription.done", "usage": usage, "text": delta["delta"]}

@@ -186,6 +186,8 @@ class RecordingRun:
     blobs: Blobs
     settings: GatewaySettings
     meter: Meter
+    usage: Usage | None = field(default=None, init=False)
+    """What was charged, at the end."""
 
     async def _prepare_audio(self, message: Message, expected: type[_Answer]) -> _Answer:
         """The answer of a tokenizer, which makes the features of clips."""
@@ -205,7 +207,7 @@ class RecordingRun:
         if not charges.completion_tokens:
             return
         has_own = self.recording.task.facts.embed_id >= 0  # tokens of the prompt
-        usage = usage_of(
+        usage = self.usage = usage_of(
             charges.prompt_tokens + (0 if has_own else audio_tokens),
             charges.completion_tokens,
             charges.cached_tokens,

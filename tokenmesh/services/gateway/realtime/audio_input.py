@@ -68,6 +68,10 @@ class InputBuffer:
     max_s: float
     """Of audio that is not committed; speech that goes on longer is cut."""
     detection: TurnDetection | None
+    keeps_silence: bool = False
+    """Whether what is before speech belongs to the item."""
+    cuts_at_pauses: bool = True
+    """Unset: detected speech goes on after a pause."""
     _data: bytearray = field(default_factory=bytearray)
     _num_dropped: int = 0
     """Samples of the session before `_data`."""
@@ -109,8 +113,11 @@ class InputBuffer:
                 self._drop_before(self._num_seen - self._voiced * frame, detection)
                 yield SpeechStarted(self._ms(0))
             silence = self._silent * _FRAME_S * 1000
+            is_pause = self.cuts_at_pauses and silence >= detection.silence_duration_ms
             is_full = self._num_seen * BYTES_PER_SAMPLE >= most
-            if self.is_speech and (silence >= detection.silence_duration_ms or is_full):
+            if (self.is_speech and is_pause) or (
+                is_full and (self.is_speech or self.keeps_silence)
+            ):
                 yield self._stopped()
             yield None
         if not self.is_speech:
@@ -135,6 +142,10 @@ class InputBuffer:
         self._num_read = all_of_it if self.detection is None else max(start, self._num_seen)
         return bytes(self._data[start * BYTES_PER_SAMPLE : self._num_read * BYTES_PER_SAMPLE])
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._data
+
     def commit(self) -> bytes:
         """All audio that is there. Raises EmptyBuffer."""
         if not self._data:
@@ -156,6 +167,8 @@ class InputBuffer:
 
     def _drop_before(self, sample: int, detection: TurnDetection) -> None:
         """Forget what is before a sample, but for the padding."""
+        if self.keeps_silence:
+            return
         count = max(0, sample - self.rate * detection.prefix_padding_ms // 1000)
         del self._data[: count * BYTES_PER_SAMPLE]
         self._num_dropped += count

@@ -5,6 +5,7 @@ Below it are the events that clients send, and the fields of sessions and respon
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
 
@@ -29,6 +30,8 @@ class Channel:
         self._websocket = websocket
         self._write_timeout_s = write_timeout_s
         self._num_events = 0
+        self.translated: Callable[[Json], Json | None] | None = None
+        """An event in the client's dialect, or None if it has no such event; unset: OpenAI's."""
 
     async def receive(self, timeout_s: float) -> str:
         """The next message. Raises TimeoutError, and BinaryEvent."""
@@ -46,16 +49,26 @@ class Channel:
         await self.send_all(deque(events))
 
     async def send_all(self, events: deque[dict[str, Any]]) -> None:
-        """As `send`; removes each event once sent, so that a cancelled caller keeps the rest."""
+        """As `send`; removes each event once sent, so that a cancelled caller keeps the rest.
+
+        One that is translated is removed before, since it changes what later ones become.
+        """
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 while events:
+                    if self.translated is not None:
+                        await self._send_translated(self.translated(events.popleft()))
+                        continue
                     self._num_events += 1
                     data = encode_json({"event_id": f"event_{self._num_events}", **events[0]})
                     await self._websocket.send_text(data.decode())
                     events.popleft()
         except (TimeoutError, WebSocketDisconnect) as error:
             raise Cancelled("the client does not read its events") from error
+
+    async def _send_translated(self, event: Json | None) -> None:
+        if event is not None:
+            await self._websocket.send_text(encode_json(event).decode())
 
     async def send_error(self, error: TokenMeshError, event_id: str | None = None) -> None:
         """Report an error of the client's event `event_id`; the session continues."""

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.services.gateway.audio.clip_passes import RecordingRun
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest
 from tokenmesh.services.gateway.audio.response import TextStream
 from tokenmesh.services.gateway.audio.segments import Transcript
@@ -21,6 +22,7 @@ from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
 
 EVENT: Final = "conversation.item.input_audio_transcription"
+_COUNTED: Final = ("prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class FinishedTranscript:
     text: str
     seconds: float
     """Of audio."""
+    tokens: dict[str, int]
+    """Charged for it: `prompt_tokens` and `completion_tokens`."""
 
 
 @dataclass(slots=True)
@@ -47,7 +51,7 @@ class ItemTranscripts:
             running = self.gateway.transcriptions.running(fields, context, audio, rate)
             async with running as transcriber:
                 stream = TextStream(transcriber.recording)
-                return await self._send(item_id, transcriber.run(context), stream)
+                return await self._send(item_id, transcriber.run(context), stream, transcriber)
         finally:
             context.release()
 
@@ -66,7 +70,7 @@ class ItemTranscripts:
                 return None
             await self._admitted(context)
             stream = TextStream(transcriber.recording)
-            return await self._send(item_id, transcriber.run(), stream)
+            return await self._send(item_id, transcriber.run(), stream, transcriber)
         except TokenMeshError as error:
             if isinstance(error, Cancelled) or (stream is not None and stream.text):
                 raise
@@ -87,13 +91,16 @@ class ItemTranscripts:
         item_id: str,
         transcripts: AsyncGenerator[tuple[Transcript, bool], None],
         stream: TextStream,
+        run: RecordingRun,
     ) -> FinishedTranscript:
         async with aclosing(transcripts) as growing:
             async for transcript, is_done in growing:
                 if delta := stream.push(transcript, is_done):
                     place = {"item_id": item_id, "content_index": 0}
                     await self.channel.send({"type": f"{EVENT}.delta", **place, "delta": delta})
-        return FinishedTranscript(stream.text.strip(), stream.recording.duration_s)
+        usage = run.usage
+        tokens = {} if usage is None else {name: getattr(usage, name) for name in _COUNTED}
+        return FinishedTranscript(stream.text.strip(), stream.recording.duration_s, tokens)
 
     async def send_completed(self, item_id: str, found: FinishedTranscript) -> None:
         """The last event of a transcript."""

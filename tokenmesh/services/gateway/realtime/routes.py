@@ -79,7 +79,11 @@ class Sessions:
         if max_sessions is not None and self._num_open[tenant.name] >= max_sessions:
             raise refusal(tenant, "sessions", _RETRY_AFTER_S)
         is_transcription = query.get("intent") == "transcription"
-        return SessionConfig(model=model or card.name, is_transcription=is_transcription)
+        return SessionConfig(
+            model=model or card.name,
+            is_transcription=is_transcription,
+            names_model=model is not None or "intent" in query,
+        )
 
     async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:
         gateway, session_id = self._gateway, new_request_id("sess")

@@ -8,6 +8,7 @@ from typing import Any
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.realtime import events
 from tokenmesh.services.gateway.realtime.conversation import (
     Item,
@@ -24,6 +25,14 @@ from tokenmesh.services.gateway.realtime.events import Channel
 from tokenmesh.services.gateway.realtime.response import RealtimeResponse, ResponseOutput
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig, translate
 from tokenmesh.services.gateway.realtime.speech_input import SpeechInput
+from tokenmesh.services.gateway.realtime.vllm_dialect import (
+    VllmCommit,
+    VllmEvents,
+    VllmUpdate,
+    begins_dialect,
+    read_vllm_event,
+    transcribing,
+)
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import (
@@ -70,6 +79,7 @@ class RealtimeSession:
         self._ends_s = monotonic_s() + self._settings.realtime_session_timeout_s
         self._expires_at_s = int(wall_s() + self._settings.realtime_session_timeout_s)
         self._active_s = monotonic_s()
+        self._has_events = False
         self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
             events.SessionUpdate: self._update,
             events.ItemCreate: self._create_item,
@@ -78,9 +88,11 @@ class RealtimeSession:
             events.ItemTruncate: self._truncate_item,
             events.ResponseCreate: self._respond,
             events.ResponseCancel: self._cancel_response,
-            events.AudioAppend: lambda event: self._speech.append(event.audio),
+            events.AudioAppend: self._append,
             events.AudioCommit: lambda _: self._speech.commit(),
             events.AudioClear: lambda _: self._speech.clear(),
+            VllmUpdate: self._choose_model,
+            VllmCommit: self._commit_vllm,
         }
 
     async def run(self) -> None:
@@ -108,7 +120,7 @@ class RealtimeSession:
         raise Draining("this gateway is about to stop")
 
     async def _serve(self) -> None:
-        await self._send_session("session.created")
+        await self._send_created()
         while True:
             try:
                 text = await self._channel.receive(self._time_left_s())
@@ -120,6 +132,12 @@ class RealtimeSession:
                 continue
             self._active_s = monotonic_s()
             await self._handle(text)
+
+    async def _send_created(self) -> None:
+        """With the fields of vLLM where the client may be one of its."""
+        view = self._config.view(self._id, self._expires_at_s)
+        flat: Json = {} if self._config.names_model else {"id": self._id, "created": int(wall_s())}
+        await self._channel.send({"type": "session.created", "session": view, **flat})
 
     def _time_left_s(self) -> float:
         idle_ends_s = self._active_s + self._settings.realtime_idle_timeout_s
@@ -145,7 +163,7 @@ class RealtimeSession:
             value = await events.decode_event(text, self._settings)
             given_id = value.get("event_id")
             event_id = given_id if isinstance(given_id, str) else None
-            event = events.read_event(value)
+            event = self._read(value)
             async with self._lock:
                 await self._handlers[type(event)](event)
         except (Cancelled, SessionOver):
@@ -155,16 +173,41 @@ class RealtimeSession:
                 logger.warning("%s: %s", error.code, error.message)
             await self._channel.send_error(error, event_id)
 
-    async def _send_session(self, kind: str) -> None:
-        view = self._config.view(self._id, self._expires_at_s)
-        await self._channel.send({"type": kind, "session": view})
+    def _read(self, value: Json) -> events.ClientEvent:
+        """The event in the dialect that the first one was in. Raises InvalidInput."""
+        if not self._has_events and begins_dialect(value):
+            self._channel.translated = VllmEvents().translated
+        self._has_events = True
+        if self._channel.translated is not None:
+            return read_vllm_event(value)
+        return events.read_event(value)
+
+    async def _choose_model(self, event: VllmUpdate) -> None:
+        card = await self._gateway.catalog.find_soon(event.model)
+        self._config = transcribing(self._config, event.model or card.name)
+        await self._speech.configure(self._config)
+
+    async def _append(self, event: events.AudioAppend) -> None:
+        self._check_model()
+        await self._speech.append(event.audio)
+
+    async def _commit_vllm(self, event: VllmCommit) -> None:
+        """Only the end counts: what is appended is transcribed without a beginning."""
+        self._check_model()
+        if event.final:
+            await self._speech.finish()
+
+    def _check_model(self) -> None:
+        if self._channel.translated is not None and not self._config.is_vllm:
+            raise InvalidInput("send a session.update with a model that is served", param="model")
 
     async def _update(self, event: events.SessionUpdate) -> None:
         config = self._config.updated(event.session)
         await self._gateway.catalog.find_soon(config.model)
         self._config = config
         await self._speech.configure(config)
-        await self._send_session("session.updated")
+        view = config.view(self._id, self._expires_at_s)
+        await self._channel.send({"type": "session.updated", "session": view})
 
     def _interrupt(self) -> None:
         """Speech has begun: the answer to what was said before is no longer wanted."""

@@ -56,6 +56,10 @@ class SessionConfig:
     audio: AudioConfig = DEFAULT_AUDIO
     is_transcription: bool = False
     """Whether the session only transcribes."""
+    is_vllm: bool = False
+    """Whether it does so for a client of vLLM."""
+    names_model: bool = True
+    """Whether the client has named a model, or a transcription, before the session."""
 
     def updated(self, fields: SessionFields) -> "SessionConfig":
         """The configuration after a session.update. Raises NotSupported."""

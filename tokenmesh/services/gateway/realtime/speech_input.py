@@ -3,6 +3,7 @@
 import asyncio
 from base64 import b64decode
 from binascii import Error as Base64Error
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from tokenmesh.services.gateway.realtime.errors import ResponseActive
 from tokenmesh.services.gateway.realtime.events import Channel, ResponseCreate
 from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts, LiveTranscript
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
+from tokenmesh.services.gateway.realtime.vllm_dialect import DONE
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.errors import Cancelled, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
@@ -53,6 +55,8 @@ class _Turn:
     event: ResponseCreate | None = None
     """The client's, which waits for the transcript."""
     is_done: bool = False
+    is_last: bool = False
+    """Whether vLLM's client gets the whole text after it."""
 
 
 class SpeechInput:
@@ -85,10 +89,13 @@ class SpeechInput:
         """Of the next item."""
         self._lives: set[LiveTranscript] = set()
         """That and those of items that wait."""
+        self._usage: Counter[str] = Counter()
+        """Tokens of the text that vLLM's client has not got whole."""
 
     def _new_buffer(self) -> InputBuffer:
         max_s = self._gateway.settings.realtime_max_audio_s
-        return InputBuffer(self._session.audio.rate, max_s, self._session.audio.detection)
+        audio, is_vllm = self._session.audio, self._session.is_vllm
+        return InputBuffer(audio.rate, max_s, audio.detection, keeps_silence=is_vllm)
 
     async def configure(self, config: SessionConfig) -> None:
         """Audio that is not committed is dropped if its format changes."""
@@ -104,6 +111,7 @@ class SpeechInput:
         """Base64 of samples. Raises InvalidInput."""
         data = await off_loop(len(text) > _LONG_CHARS, _decoded, text)
         turns, detection = Turns(), self._session.audio.detection
+        self._buffer.cuts_at_pauses = self._takes_item
         for event in self._buffer.append(data):
             await turns.rest()
             if isinstance(event, SpeechStarted):
@@ -114,7 +122,8 @@ class SpeechInput:
             elif event is not None:
                 await self._channel.send(self._speech_event("stopped", audio_end_ms=event.at_ms))
                 await self._commit(event.audio, is_turn=True)
-        if detection is None and data:
+            self._buffer.cuts_at_pauses = self._takes_item
+        if data and (detection is None or self._session.is_vllm):
             self._follow_speech()
         if self._live is not None:
             self._live.append(self._buffer.read())
@@ -122,6 +131,27 @@ class SpeechInput:
     async def commit(self) -> None:
         """The client ends an item. Raises EmptyBuffer."""
         await self._commit(self._buffer.commit(), is_turn=False)
+
+    @property
+    def _takes_item(self) -> bool:
+        """Of vLLM's clients one item is transcribed at a time: its text names no item."""
+        is_idle = self._newest is None or self._newest.is_done
+        return is_idle or not self._session.is_vllm
+
+    async def finish(self) -> None:
+        """A client of vLLM ends its audio, and waits for the whole text."""
+        if not self._buffer.is_empty:
+            await self._commit(self._buffer.commit(), is_turn=False)
+        if self._newest is None or self._newest.is_done:
+            await self._send_done()
+        else:
+            self._newest.is_last = True
+
+    async def _send_done(self) -> None:
+        usage, self._usage = self._usage, Counter()
+        given, made = usage["prompt_tokens"], usage["completion_tokens"]
+        counts = {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
+        await self._channel.send({"type": DONE, "usage": counts})
 
     async def clear(self) -> None:
         self._buffer.clear()
@@ -159,7 +189,7 @@ class SpeechInput:
         fields = {"object": "realtime.item", "status": "completed", "type": "message"}
         view = {"id": item_id, **fields, "role": "user", "content": [content]}
         item = Item(view, await self._stored(audio))
-        previous_id = self._conversation.add(item)
+        previous_id = None if self._session.is_vllm else self._conversation.add(item)
         place = {"previous_item_id": previous_id}
         await self._channel.send(
             {"type": "input_audio_buffer.committed", "item_id": item_id, **place},
@@ -236,6 +266,8 @@ class SpeechInput:
             turn = await self._waiting.get()
             is_known = await self._is_transcribed(turn)
             turn.is_done = True
+            if turn.is_last:
+                await self._send_done()
             if turn.event is not None or (turn.is_answered and is_known):
                 await self._on_turn(turn.event or ResponseCreate(type="response.create"))
 
@@ -263,6 +295,7 @@ class SpeechInput:
             fields = self._fields(wanted)
             found = await self._transcripts.whole(item_id, fields, turn.audio, turn.config.rate)
         turn.item.change(content=[{"type": "input_audio", "transcript": found.text}])
+        self._usage.update(found.tokens)
         await self._transcripts.send_completed(item_id, found)
 
     def _fields(self, wanted: InputTranscription) -> TranscriptionRequest:
@@ -276,7 +309,7 @@ class SpeechInput:
     def _follow_speech(self) -> None:
         """Transcribe the next item while its audio arrives, where the model can."""
         wanted = self._session.audio.transcription
-        if wanted is None or self._live is not None:
+        if wanted is None or self._live is not None or not self._takes_item:
             return
         fields, rate = self._fields(wanted), self._session.audio.rate
         self._live = LiveTranscript(self._transcripts, self._item_id, wanted, fields, rate)
