@@ -186,6 +186,22 @@ async def test_what_is_wrong_is_named(
         assert (status, error["param"]) == (400, param), error
 
 
+async def test_a_wrong_id_is_named_alone(client: httpx.AsyncClient) -> None:
+    """Whatever else may stand in its field."""
+    for given, message in (
+        ([-1], "input[0]: Input should be greater than or equal to 0 (got -1)"),
+        ([1, -1], "input[1]: Input should be greater than or equal to 0 (got -1)"),
+        ([[1], [2, -1]], "input[1][1]: Input should be greater than or equal to 0 (got -1)"),
+        ([2**32], "input[0]: Input should be less than 4294967296 (got 4294967296)"),
+        ([1, "a"], "input[1]: Input should be a valid integer (got 'a')"),
+        (["a", -1], "input[1]: Input should be a valid string (got -1)"),
+        ([[1], -1], "input[1]: Input should be a valid array (got -1)"),
+    ):
+        _, error = await refused(client, "/pooling", input=given)
+        assert error["message"].partition(" [type=")[0] == message
+        assert error["message"].count("Input should") == 1
+
+
 async def test_pooling_gives_the_numbers_of_each_token(
     mesh: PoolMesh, client: httpx.AsyncClient
 ) -> None:

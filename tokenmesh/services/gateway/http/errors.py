@@ -105,8 +105,8 @@ def invalid_fields(
     """Pydantic's errors as one sentence a field; `param` is the first field.
 
     `place` is the name of what was validated, if that was not the whole body; `name_of` names a
-    field. For a field that may have several types only the deepest errors are shown: those of the
-    type that the client most likely meant.
+    field. For a field that may have several types only the errors of that one are shown that the
+    client most likely meant.
     """
     root: FieldPath = (place,) if place else ()
     details = error.errors(include_url=False, include_context=False)
@@ -114,9 +114,9 @@ def invalid_fields(
     for detail in details:
         field, depth = _field(detail), len(field_path(detail["loc"]))
         depth_by_field[field] = max(depth, depth_by_field.get(field, 0))
-    shown = [
-        each for each in details if len(field_path(each["loc"])) == depth_by_field[_field(each)]
-    ]
+    shown = _of_meant_types(
+        [each for each in details if len(field_path(each["loc"])) == depth_by_field[_field(each)]]
+    )
     names = [name_of((*root, *_path(each["loc"]))) for each in shown[:_MAX_SENTENCES]]
     sentences = dict.fromkeys(map(_sentence, shown[:_MAX_SENTENCES], names))
     path: FieldPath = (names[0],) if names[0] else ()
@@ -130,6 +130,38 @@ def _kind_of(detail_type: str) -> type[InvalidInput]:
     if detail_type == "extra_forbidden":
         return UnknownField
     return WrongType if detail_type.endswith("_type") else InvalidInput
+
+
+def _of_meant_types(details: list[Any]) -> list[Any]:
+    """Without errors of types that fit a value worse than another one that it may have.
+
+    A type fits best where the value of an item is wrong rather than its type, else where its first
+    error comes last.
+    """
+    found: dict[FieldPath, dict[str | int, list[Any]]] = {}
+    for detail in details:
+        union, member = _union_of(detail["loc"])
+        found.setdefault(union, {}).setdefault(member, []).append(detail)
+    kept: list[Any] = []
+    for members in found.values():
+        best = max(map(_fit, members.values()))
+        kept += [each for errors in members.values() if _fit(errors) == best for each in errors]
+    return [each for each in details if each in kept]
+
+
+def _fit(errors: list[Any]) -> tuple[bool, int]:
+    """A higher one is of a type that the client more likely meant."""
+    place = next((part for part in reversed(errors[0]["loc"]) if isinstance(part, int)), -1)
+    return not any(each["type"].endswith("_type") for each in errors), place
+
+
+def _union_of(location: Sequence[str | int]) -> tuple[FieldPath, str | int]:
+    """The path of the first field that may have several types, and which of them; else "" twice."""
+    path = _path(location)
+    for index, part in enumerate(location):
+        if index == len(path) or path[index] != part:
+            return path[:index], part
+    return path, ""
 
 
 def _field(detail: Any) -> str:
