@@ -21,7 +21,7 @@ from tokenmesh.shared.child_pool import ChildPool
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded
 from tokenmesh.shared.ids import BlobKey
-from tokenmesh.shared.messages.structured import Structured
+from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 
 LIMIT_S = 1.0
 SLACK_S = 8.0
@@ -407,18 +407,47 @@ async def test_so_are_all_others(make: MakeCompiler) -> None:
     await endure(make(grammar_memory_bytes=256 << 20, structured_outputs_backend="auto"), HOSTILE)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        json_schema({"type": "array", "items": {"type": "string", "maxLength": 3}}),
+        json_schema({"type": "object"}, calls=CallForms(forms=[CallForm(begin="<f>", end="</f>")])),
+        Structured(kind="grammar", text="start: /a/"),
+    ],
+    ids=["length of items", "schema and tools", "lark"],
+)
+async def test_what_xgrammar_does_not_follow_is_left_to_llguidance(
+    make: MakeCompiler, caplog: pytest.LogCaptureFixture, asked: Structured
+) -> None:
+    compiler = make(structured_outputs_backend="xgrammar")
+    with caplog.at_level("INFO"):
+        await compiler.compile(regex("a"))
+        assert "compiled by" not in caplog.text
+        assert (await compiler.compile(asked)).start() is not None
+    assert "a grammar is compiled by guidance; xgrammar: " in caplog.text
+
+
+@pytest.fixture
+def only_xgrammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gives up is not compiled by the other library."""
+    monkeypatch.setattr(f"{GrammarCompiler.__module__}.backends_of", lambda _: ("xgrammar",))
+
+
+@pytest.mark.usefixtures("only_xgrammar")
 async def test_one_that_takes_too_long_is_given_up(make: MakeCompiler) -> None:
     compiler = make(structured_outputs_backend="xgrammar", grammar_compile_s=0.1)
     with pytest.raises(InvalidInput, match=r"longer than 0\.1 s"):
         await compiler.compile(regex("(((a{1,100}){1,100}){1,100}){1,100}"))
 
 
+@pytest.mark.usefixtures("only_xgrammar")
 async def test_one_that_takes_too_much_memory_is_given_up(make: MakeCompiler) -> None:
     compiler = make(structured_outputs_backend="xgrammar", grammar_memory_bytes=8 << 20)
     with pytest.raises(InvalidInput, match=r"memory|died|bad_alloc"):
         await compiler.compile(HOSTILE["unions that double"])
 
 
+@pytest.mark.usefixtures("only_xgrammar")
 async def test_one_that_compiles_to_too_much_is_refused(make: MakeCompiler) -> None:
     compiler = make(structured_outputs_backend="xgrammar", grammar_max_bytes=2000)
     schema = json_schema({"enum": [f"value {number}" for number in range(500)]})

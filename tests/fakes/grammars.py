@@ -41,7 +41,7 @@ def make_checkpoint(directory: Path) -> Path:
 
 
 class Grammars:
-    """Compiles at once, with the library that a worker of that setting would take."""
+    """Compiles at once, with the library of that name, or `auto` as a worker does."""
 
     def __init__(self, directory: Path) -> None:
         file = directory / "tokenizer.json"
@@ -50,7 +50,7 @@ class Grammars:
 
     def compile(self, structured: Structured, setting: GrammarBackend = "auto") -> Grammar:
         """Raises CannotCompile when no backend can."""
-        for name in backends_of(setting):
+        for name in backends_of(setting) if setting == "auto" else (setting,):
             if name not in self._backends:
                 self._backends[name] = make_backend(name, self.tokens)
             backend = self._backends[name]

@@ -195,8 +195,8 @@ class WorkerSettings(BaseModel):
     )
     structured_outputs_backend: GrammarBackend = Field(
         default="auto",
-        description="Library for structured output; auto: xgrammar, and llguidance for what "
-        "xgrammar cannot do to the letter.",
+        description="Library for structured output; auto and xgrammar: xgrammar, and llguidance "
+        "for what that cannot do to the letter, which xgrammar logs; guidance: llguidance alone.",
     )
     grammar_processes: int = Field(
         default=2,

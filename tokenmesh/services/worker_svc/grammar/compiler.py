@@ -224,7 +224,8 @@ class GrammarCompiler:
         if self._starting is not None:
             # a second process would be started while the first one starts
             await asyncio.wait({self._starting})
-        reasons, is_final = [], True
+        reasons: list[str] = []
+        is_final = True
         plain = msgspec.structs.replace(structured, after=[], field="")
         for name in backends_of(self._settings.structured_outputs_backend):
             job = encode(CompileJob(name, plain))
@@ -239,6 +240,8 @@ class GrammarCompiler:
                 self._has_compiled = True
                 self._pool.start_others()
             if isinstance(answer, Compiled):
+                if reasons and self._settings.structured_outputs_backend == "xgrammar":
+                    logger.info("a grammar is compiled by %s; %s", name, reasons[0])
                 return name, answer.data
             reasons.append(f"{name}: {answer.reason}")
         self._failures.note(key, "; ".join(reasons), is_final)
