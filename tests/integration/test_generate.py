@@ -158,6 +158,12 @@ async def test_text_and_stop_strings_need_a_tokenizer(
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
         assert "tokenizer" in response.json()["error"]["message"]
     await mesh.start_tokenizer()
+    response = await client.post(GENERATE, json=ask(mesh, {"stop": "mesh", "detokenize": False}))
+    assert (response.status_code, response.json()["error"]["param"]) == (
+        400,
+        "sampling_params.stop",
+    )
+    assert "set detokenize to true" in response.json()["error"]["message"]
     await announce_tokenizer(mesh)
     body = ask(mesh, {"stop": "mesh", "logprobs": 1}, output_mode="text")
     (choice,) = (await client.post(GENERATE, json=body)).json()["choices"]

@@ -144,6 +144,11 @@ def _text_needs(body: GenerateRequest, fields: GenerateSampling) -> Iterator[str
             )
         yield "output_mode"
     if fields.stops:
+        if not fields.detokenize:
+            raise InvalidInput(
+                "sampling_params.stop is looked for in the text: set detokenize to true",
+                param="sampling_params.stop",
+            )
         yield "sampling_params.stop"
     if fields.bad_words and rendered.bad_words_token_ids is None:
         yield "sampling_params.bad_words"
