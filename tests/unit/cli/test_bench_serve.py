@@ -28,6 +28,7 @@ from tokenmesh.cli.bench.plot import plot
 from tokenmesh.cli.bench.report import distribution, meets, summarize
 from tokenmesh.cli.bench.run import BenchRun
 from tokenmesh.cli.bench.sweep import Sweep
+from tokenmesh.cli.bench.sweep import plot as plot_sweeps
 from tokenmesh.cli.bench.workload import Ask, RandomPrompts, RequestShape, file_asks
 from tokenmesh.cli.main import MISUSE, run
 
@@ -291,7 +292,7 @@ def test_a_sweep_finds_the_highest_rate_and_remembers_it(tmp_path: Path) -> None
     assert sweep.search(measure, console) == 10.0
     assert rates == [1.0, 2.0, 4.0, 8.0, 16.0, 12.0, 10.0, 11.0]
     picture = tmp_path / "sweep.png"
-    sweep.plot(picture)
+    plot_sweeps({"": sweep}, {"ttft": 500.0}, 0.95, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     # a second search reads all points from the history
     again = Sweep(bench_run(), {"ttft": 500.0}, 0.95, 0.1, history)

@@ -2,7 +2,8 @@
 
 import importlib.util
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,11 +14,12 @@ import uvloop
 from rich.console import Console
 
 from tokenmesh.cli.bench.load import Outcome
-from tokenmesh.cli.bench.options import checked, option, with_load
+from tokenmesh.cli.bench.options import Variants, checked, option, with_load
 from tokenmesh.cli.bench.report import METRICS, PERCENTILES, Summary, show, summarize
 from tokenmesh.cli.bench.run import BenchRun
 from tokenmesh.cli.bench.startup import measure_starts
 from tokenmesh.cli.bench.sweep import Sweep
+from tokenmesh.cli.bench.sweep import plot as plot_sweeps
 from tokenmesh.shared.errors import ConfigError
 
 SOME_FAILED: Final = 1
@@ -55,13 +57,14 @@ def serve(
     metrics = checked(_metrics, percentile_metrics)
     if not request_rate > 0:
         raise ConfigError(f"--request-rate {request_rate}: it must be above 0")
+    _check_outputs({"--result": result, "--plot": plot})
     load = replace(load, request_rate=request_rate)
     console = Console(stderr=True)
     outcomes = _measure(load, api_key, console)
     summary = summarize(outcomes, ranks, goals)
     show(summary, console, metrics)
     if result:
-        save(result, load, summary)
+        save(result, load.config(), summary)
     if plot:
         _plot(outcomes, f"{load.num_prompts} requests to {load.base_url}", plot)
     raise typer.Exit(SOME_FAILED if summary["errors"] else 0)
@@ -74,6 +77,11 @@ def sweep(
     load: BenchRun,
     api_key: str | None,
     goals: dict[str, float],
+    variants: Variants,
+    bench_params: Annotated[
+        Path | None,
+        option("JSON list of settings of the load; each is swept.", "--bench-params"),
+    ] = None,
     share: Annotated[
         float, option("Requests that must meet the goals.", "--share", min=0.01, max=1)
     ] = 0.95,
@@ -92,17 +100,28 @@ def sweep(
     """Find the highest request rate at which the goals of --goodput are met."""
     if not goals:
         raise ConfigError("--goodput is missing: it says what must hold", param="--goodput")
+    _check_outputs({"--history": history, "--plot": plot})
     console = Console(stderr=True)
-    search = Sweep(replace(load, request_rate=start_rate), goals, share, precision, history)
-    best = search.search(lambda each: _measure(each, api_key, console), console)
-    search.show(console)
+    loads = variants(bench_params) if bench_params else {"": load}
+    sweeps = {
+        name: Sweep(replace(each, request_rate=start_rate), goals, share, precision, history)
+        for name, each in loads.items()
+    }
+    found = []
+    for name, search in sweeps.items():
+        if name:
+            console.print(name, style="bold", markup=False)
+        best = search.search(lambda each: _measure(each, api_key, console), console)
+        found.append(best)
+        search.show(console)
+        if best is None:
+            console.print("[red]no rate that was tried met the goals")
+        else:
+            typer.echo(f"{name}: {best:.3g} requests/s" if name else f"{best:.3g} requests/s")
     if plot:
-        _check_matplotlib()
-        search.plot(plot)
-    if best is None:
-        console.print("[red]no rate that was tried met the goals")
+        plot_sweeps(sweeps, goals, share, plot)
+    if not any(found):
         raise typer.Exit(SOME_FAILED)
-    typer.echo(f"{best:.3g} requests/s")
 
 
 @bench.command(context_settings={"ignore_unknown_options": True})
@@ -111,16 +130,25 @@ def startup(
         list[str] | None, typer.Argument(metavar="[MODEL] [FLAGS]", help="As for `tokenmesh up`.")
     ] = None,
     rounds: Annotated[int, option("How often to start.", "--rounds", min=1)] = 3,
+    result: Annotated[
+        Path | None, option("Write the numbers as JSON.", "--result", "--output-json")
+    ] = None,
 ) -> None:
     """Measure how long `tokenmesh up` takes until it is ready, and until the first token."""
+    _check_outputs({"--result": result})
     starts = measure_starts(words or (), rounds)
+    if result:
+        # without the flags: they may hold keys
+        models = [each for each in (words or ())[:1] if not each.startswith("-")]
+        config = {"model": models[0] if models else None, "rounds": rounds}
+        save(result, config, starts._asdict())
     for name, value_s in (("ready", min(starts.ready_s)), ("first token", min(starts.token_s))):
         typer.echo(f"{name} after {value_s:.2f} s (the best of {rounds})")
 
 
-def save(path: Path, run: BenchRun, summary: Summary) -> None:
-    """Write the numbers and what was sent, as JSON; without the key."""
-    encoded = msgspec.json.encode({"config": run.config(), "results": summary}, enc_hook=str)
+def save(path: Path, config: Mapping[str, object], results: Summary | Mapping[str, object]) -> None:
+    """Write the numbers and what was measured, as JSON; without the key."""
+    encoded = msgspec.json.encode({"config": config, "results": results}, enc_hook=str)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(encoded, indent=2) + b"\n")
 
@@ -147,11 +175,25 @@ def _metrics(text: str) -> list[str]:
 
 
 def _plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
-    _check_matplotlib()
     # a slow import
     from tokenmesh.cli.bench.plot import plot
 
     plot(outcomes, title, path)
+
+
+def _check_outputs(paths: Mapping[str, Path | None]) -> None:
+    """Refuse files that cannot be written before minutes are spent on their contents."""
+    for flag, path in paths.items():
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{flag} {path}: {error.strerror}", param=flag) from error
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"{flag} {path}: it cannot be written", param=flag)
+    if paths.get("--plot") is not None:
+        _check_matplotlib()
 
 
 def _check_matplotlib() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from tokenmesh.cli.api import DEFAULT_URL, URL_VARIABLES
@@ -16,6 +17,13 @@ from tokenmesh.shared.errors import ConfigError
 
 _RANDOM: Final = "random"
 _CHAT_BACKEND: Final = "openai-chat"
+
+
+_GIVEN: Final = ("load", "api_key", "goals", "variants")
+"""Parameters of a command that are no options of it."""
+_NAME: Final = "_benchmark_name"
+"""The name of settings in a file, as vLLM's."""
+_NOT_VARIED: Final = ("api_key", "goodput")
 
 
 def option(help_text: str, *names: str, **more: Any) -> Any:
@@ -101,15 +109,26 @@ _LOAD: Final[tuple[tuple[str, Any, Any, Any], ...]] = (
 """Options of every load: parameter, type, default, and how they are shown."""
 
 
+Variants = Callable[[Path], dict[str, BenchRun]]
+"""Reads a file of settings: a load for each of them, by its name. Raises ConfigError."""
+
+
 def with_load(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a load; it receives them as `load`, `api_key` and `goals`."""
+    """Give a command the options of a load; it receives them as `load`, `api_key` and `goals`.
+
+    One that has a parameter `variants` receives a function that varies the load.
+    """
+    own = inspect.signature(command).parameters.values()
+    does_vary = any(each.name == "variants" for each in own)
 
     def run(**values: Any) -> None:
         given = {name: values.pop(name) for name, *_ in _LOAD}
         goals = checked(read_goals, given.pop("goodput") or ())
-        command(api_key=given.pop("api_key"), load=_load(given), goals=goals, **values)
+        api_key = given.pop("api_key")
+        if does_vary:
+            values["variants"] = lambda path: _variants(path, given)
+        command(api_key=api_key, load=_load(given), goals=goals, **values)
 
-    own = inspect.signature(command).parameters.values()
     parameters = [
         inspect.Parameter(
             name,
@@ -119,11 +138,61 @@ def with_load(command: Callable[..., None]) -> Callable[..., None]:
         )
         for name, kind, default, option in _LOAD
     ]
-    parameters += [each for each in own if each.name not in ("load", "api_key", "goals")]
+    parameters += [each for each in own if each.name not in _GIVEN]
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__annotations__ = {}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _variants(path: Path, given: dict[str, Any]) -> dict[str, BenchRun]:
+    found: dict[str, BenchRun] = {}
+    for number, settings in enumerate(_settings(path), 1):
+        name = str(settings.pop(_NAME, "")) or ", ".join(f"{k}={v}" for k, v in settings.items())
+        if name in found:
+            raise ConfigError(f"--bench-params {path}: there are two settings {name!r}")
+        try:
+            found[name] = _load(given | dict(_setting(*each) for each in settings.items()))
+        except (ValueError, ConfigError) as error:
+            raise ConfigError(f"--bench-params {path}: entry {number}: {error}") from error
+    return found
+
+
+def _settings(path: Path) -> list[dict[str, Any]]:
+    """The entries of a list, or of an object whose keys are their names."""
+    try:
+        entries = msgspec.json.decode(
+            path.read_bytes(), type=list[dict[str, Any]] | dict[str, dict[str, Any]]
+        )
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"--bench-params {path}: not a JSON list of settings: {error}", param="--bench-params"
+        ) from error
+    if isinstance(entries, dict):
+        entries = [{_NAME: name, **settings} for name, settings in entries.items()]
+    if not entries:
+        raise ConfigError(f"--bench-params {path}: it holds no settings", param="--bench-params")
+    return entries
+
+
+def _setting(name: str, value: object) -> tuple[str, Any]:
+    """Parameter and value of an option of a load. Raises ValueError."""
+    flag = "--" + name.replace("_", "-")
+    for parameter, kind, _, shown in _LOAD:
+        # of an annotation, typer keeps the first name as the default
+        flags = [each.partition("/")[0] for each in (shown.default, *(shown.param_decls or ()))]
+        if flag not in flags or parameter in _NOT_VARIED:
+            continue
+        try:
+            found = msgspec.convert(value, kind, dec_hook=lambda to, text: to(text))
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ValueError(f"{name}: {error}") from error
+        if shown.min is not None and found < shown.min:
+            raise ValueError(f"{name}: {found} is below {shown.min}")
+        if shown.max is not None and found > shown.max:
+            raise ValueError(f"{name}: {found} is above {shown.max}")
+        return parameter, found
+    raise ValueError(f"{name} is not an option of a load that can vary")
 
 
 def checked(read: Any, text: Any) -> Any:
@@ -133,7 +202,8 @@ def checked(read: Any, text: Any) -> Any:
         raise ConfigError(str(error)) from error
 
 
-def _load(given: dict[str, Any]) -> BenchRun:
+def _load(options: dict[str, Any]) -> BenchRun:
+    given = dict(options)
     prompts = RandomPrompts(
         given.pop("input_len"),
         given.pop("output_len"),

@@ -15,6 +15,7 @@ class Starts(NamedTuple):
 
     ready_s: list[float]
     token_s: list[float]
+    """Until the first token."""
 
 
 def measure_starts(words: Sequence[str], rounds: int) -> Starts:

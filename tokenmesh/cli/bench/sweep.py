@@ -12,6 +12,7 @@ from rich.table import Table
 from tokenmesh.cli.bench.load import Outcome
 from tokenmesh.cli.bench.report import meets
 from tokenmesh.cli.bench.run import BenchRun
+from tokenmesh.shared.errors import ConfigError
 
 _MAX_RUNS: Final = 24
 _UNMEASURED: Final = ("request_rate", "base_url")
@@ -42,7 +43,7 @@ class Sweep:
     ) -> None:
         """`share`: of requests that must meet the goals; `precision`: of the rate, relative.
 
-        Raises ValueError when the history is not one.
+        Raises ConfigError when the history is not one.
         """
         self._run = run
         self._goals_ms = dict(goals_ms)
@@ -76,23 +77,6 @@ class Sweep:
             table.add_row(f"{rate:.3g}", f"[{color}]{point.met:.1%}")
         console.print(table)
 
-    def plot(self, path: Path) -> None:
-        """Write a picture of the points. Needs matplotlib."""
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-
-        rates = sorted(self.points)
-        goals = ", ".join(f"{name} {goal:g} ms" for name, goal in self._goals_ms.items())
-        figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-        axes.plot(rates, [100 * self.points[rate].met for rate in rates], "o-")
-        axes.axhline(100 * self._share, linestyle="--", color="gray")
-        axes.set(xlabel="requests a second", ylabel=f"% within {goals}", ylim=(0, 102))
-        axes.grid(alpha=0.3)
-        figure.savefig(path, dpi=120)
-        plt.close(figure)
-
     def _meets(
         self, rate: float, measure: Callable[[BenchRun], Sequence[Outcome]], console: Console
     ) -> bool:
@@ -109,11 +93,9 @@ class Sweep:
     def _known(self) -> list[Point]:
         if self._history is None or not self._history.exists():
             return []
-        lines = self._history.read_bytes().splitlines()
-        points = [msgspec.json.decode(line, type=Point) for line in lines if line.strip()]
         return [
             each
-            for each in points
+            for each in _read(self._history)
             if each.config == self._config and each.goals_ms == self._goals_ms
         ]
 
@@ -121,6 +103,49 @@ class Sweep:
         if self._history is not None:
             with self._history.open("ab") as file:
                 file.write(msgspec.json.encode(point) + b"\n")
+
+
+def plot(
+    sweeps: Mapping[str, Sweep], goals_ms: Mapping[str, float], share: float, path: Path
+) -> None:
+    """Write a picture of the points of sweeps, by their names. Needs matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    goals = ", ".join(f"{name} {goal:g} ms" for name, goal in goals_ms.items())
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for name, sweep in sweeps.items():
+        rates = sorted(sweep.points)
+        axes.plot(rates, [100 * sweep.points[rate].met for rate in rates], "o-", label=name)
+    if len(sweeps) > 1:
+        axes.legend()
+    axes.axhline(100 * share, linestyle="--", color="gray")
+    axes.set(xlabel="requests a second", ylabel=f"% within {goals}", ylim=(0, 102))
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _read(history: Path) -> list[Point]:
+    try:
+        lines = history.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"--history {history}: {error.strerror}", param="--history") from error
+    points = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            points.append(msgspec.json.decode(line, type=Point))
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise ConfigError(
+                f"--history {history}: line {number} is not a point of a sweep ({error}); "
+                "remove the line, or name another file",
+                param="--history",
+            ) from error
+    return points
 
 
 def _comparable(run: BenchRun) -> dict[str, object]:

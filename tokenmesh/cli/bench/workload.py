@@ -130,10 +130,13 @@ class RandomPrompts:
 def file_asks(path: Path, count: int, output_len: int, random: Random) -> list[Ask]:
     """Entries {"prompt", "output_len"?} or {"conversations": [{"from", "value"}, ...]}, shuffled.
 
-    The file is JSON lines, or one JSON array as ShareGPT's. Raises ValueError naming the first
-    bad entry.
+    The file is JSON lines, or one JSON array as ShareGPT's. Raises ValueError naming the file and
+    the first bad entry.
     """
-    known = list(_read(path.read_text(encoding="utf-8"), output_len))
+    try:
+        known = list(_read(path.read_text(encoding="utf-8"), output_len))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
     if not known:
         raise ValueError(f"{path} holds no prompt")
     random.shuffle(known)
