@@ -252,8 +252,12 @@ class Target:
     def request(self, method: str, path: str, body: object = None) -> bytes:
         """The bytes of a request; `body` becomes JSON."""
         data = b"" if body is None else msgspec.json.encode(body)
+        return self.raw_request(method, path, data, "application/json")
+
+    def raw_request(self, method: str, path: str, data: bytes, content_type: str) -> bytes:
+        """The bytes of a request with a body of any kind."""
         head = (
             f"{method} {self._prefix}{path} HTTP/1.1\r\n{self.headers}"
-            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+            f"Content-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         return head.encode("latin-1") + data

@@ -7,7 +7,8 @@ from random import Random
 from typing import Final
 
 from tokenmesh.cli.bench.client import Connection, Reply, Target
-from tokenmesh.cli.bench.workload import PATHS, Ask, RequestShape
+from tokenmesh.cli.bench.recordings import RecordingFile, TranscriptReader
+from tokenmesh.cli.bench.workload import Ask, RequestShape
 from tokenmesh.shared.clock import perf_s
 
 
@@ -23,6 +24,9 @@ class Outcome:
     output_tokens: int = 0
     error: str | None = None
     """The kind: http_429, timeout, hung_up, truncated, wrong_count, ..."""
+    recording: RecordingFile | None = None
+    text: str = ""
+    """The transcript of the recording."""
 
 
 _EARLY_S: Final = 0.001
@@ -97,12 +101,15 @@ class Load:
 
     async def _run(self, ask: Ask, outcome: Outcome) -> None:
         connection = None
+        outcome.recording = ask.recording
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await self._connection()
-                path = PATHS[self._shape.endpoint]
-                request = self._server.request("POST", path, self._shape.body(ask))
-                reply = await connection.send(request)
+                request = self._shape.request(self._server, ask)
+                if ask.recording is None:
+                    reply = await connection.send(request)
+                else:
+                    reply = await _transcribe(connection, request, outcome)
             self._note(outcome, ask, reply)
         except TimeoutError:
             outcome.error = "timeout"
@@ -138,6 +145,16 @@ class Load:
             outcome.prompt_tokens = reply.usage.prompt_tokens
             outcome.output_tokens = reply.usage.completion_tokens
         outcome.error = fault(reply, ask.output_len if self._shape.ignore_eos else None)
+
+
+async def _transcribe(connection: Connection, request: bytes, outcome: Outcome) -> Reply:
+    """The reply to a recording, as one to a prompt; the transcript is the outcome's."""
+    reader = TranscriptReader()
+    reply = await connection.send(request, on_data=reader.push)
+    outcome.text = reader.text
+    reply.token_times, reply.usage, reply.error = reader.token_times, reader.usage, reader.error
+    reply.is_done |= reader.is_done
+    return reply
 
 
 def fault(reply: Reply, output_len: int | None) -> str | None:

@@ -16,7 +16,18 @@ from tokenmesh.cli.bench.workload import Endpoint, RandomPrompts
 from tokenmesh.shared.errors import ConfigError
 
 _RANDOM: Final = "random"
-_CHAT_BACKEND: Final = "openai-chat"
+_BACKENDS: Final[dict[str, Endpoint]] = {
+    "openai": "completions",
+    "vllm": "completions",
+    "openai-chat": "chat",
+    "openai-audio": "transcriptions",
+}
+_PATH_ENDS: Final[dict[Endpoint, tuple[str, ...]]] = {
+    "completions": ("completions",),
+    "chat": ("chat/completions",),
+    "transcriptions": ("transcriptions", "translations"),
+}
+"""What --endpoint may end with."""
 
 
 _GIVEN: Final = ("load", "api_key", "goals", "variants")
@@ -36,8 +47,12 @@ _LOAD: Final[tuple[tuple[str, Any, Any, Any], ...]] = (
         "backend",
         str,
         "openai",
-        option("openai (completions of token ids), vllm (the same) or openai-chat.", "--backend"),
+        option(
+            "openai (completions of token ids), vllm (the same), openai-chat or openai-audio.",
+            "--backend",
+        ),
     ),
+    ("path", str | None, None, option("Path of the requests; that of --backend.", "--endpoint")),
     ("model", str | None, None, option("Default: the first that the server lists.", "--model")),
     ("api_key", str | None, None, option("API key.", "--api-key", envvar="OPENAI_API_KEY")),
     (
@@ -50,7 +65,10 @@ _LOAD: Final[tuple[tuple[str, Any, Any, Any], ...]] = (
         "dataset_path",
         Path | None,
         None,
-        option("ShareGPT's JSON, or JSON lines with `prompt`.", "--dataset-path"),
+        option(
+            "ShareGPT's JSON, JSON lines with `prompt`, or recordings: a folder or JSON lines.",
+            "--dataset-path",
+        ),
     ),
     ("num_prompts", int, 100, option("Requests to measure.", "--num-prompts", min=1)),
     (
@@ -210,9 +228,10 @@ def _load(options: dict[str, Any]) -> BenchRun:
         given.pop("range_ratio"),
         given.pop("prefix_len"),
     )
+    endpoint = _endpoint(given.pop("backend"), given["path"])
     return BenchRun(
-        endpoint=_endpoint(given.pop("backend")),
-        dataset=_dataset(given.pop("dataset_name"), given.pop("dataset_path")),
+        endpoint=endpoint,
+        dataset=_dataset(given.pop("dataset_name"), given.pop("dataset_path"), endpoint),
         timeout_s=given.pop("timeout"),
         prompts=prompts,
         request_rate=math.inf,
@@ -220,21 +239,31 @@ def _load(options: dict[str, Any]) -> BenchRun:
     )
 
 
-def _endpoint(backend: str) -> Endpoint:
-    if backend in ("openai", "vllm"):
-        return "completions"
-    if backend == _CHAT_BACKEND:
-        return "chat"
-    raise ConfigError(f"--backend {backend}: not openai, vllm or openai-chat", param="--backend")
+def _endpoint(backend: str, path: str | None) -> Endpoint:
+    endpoint = _BACKENDS.get(backend)
+    if endpoint is None:
+        names = ", ".join(_BACKENDS)
+        raise ConfigError(f"--backend {backend}: not one of {names}", param="--backend")
+    ends = _PATH_ENDS[endpoint]
+    if path is not None and not (path.startswith("/") and path.endswith(ends)):
+        raise ConfigError(
+            f"--endpoint {path}: with --backend {backend} a path that ends with "
+            f"{' or '.join(ends)}",
+            param="--endpoint",
+        )
+    return endpoint
 
 
-def _dataset(name: str, path: Path | None) -> Path | None:
+def _dataset(name: str, path: Path | None, endpoint: Endpoint) -> Path | None:
     if name not in (_RANDOM, "sharegpt", "custom"):
         raise ConfigError(
             f"--dataset-name {name}: not random, sharegpt or custom", param="--dataset-name"
         )
     if (name == _RANDOM) != (path is None):
         raise ConfigError("--dataset-path goes with --dataset-name sharegpt or custom")
-    if path is not None and not path.is_file():
+    is_audio = endpoint == "transcriptions"
+    if is_audio and name != "custom":
+        raise ConfigError("--backend openai-audio needs --dataset-name custom and --dataset-path")
+    if path is not None and not (path.is_file() or (is_audio and path.is_dir())):
         raise ConfigError(f"--dataset-path {path}: there is no such file", param="--dataset-path")
     return path

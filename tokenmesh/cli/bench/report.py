@@ -1,15 +1,18 @@
 """Numbers of a run: percentiles, rates, goodput, errors by kind."""
 
 import math
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Final, TypedDict
+from typing import Final, NotRequired, TypedDict
 
 from rich.console import Console
 from rich.table import Table
 
 from tokenmesh.cli.bench.load import Outcome
+from tokenmesh.cli.bench.recordings import edit_distance
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 METRICS: Final = {
@@ -19,6 +22,9 @@ METRICS: Final = {
     "e2el": "whole request",
 }
 """Names of latencies, as vLLM's, and what they are."""
+_IDEOGRAPH: Final = "\u3040-\u30ff\u3400-\u9fff"
+_WORD: Final = re.compile(rf"[{_IDEOGRAPH}]|[^\W_{_IDEOGRAPH}]+(?:'[^\W_{_IDEOGRAPH}]+)*")
+"""Characters of languages that are written without spaces count as words."""
 
 
 class Distribution(TypedDict):
@@ -46,6 +52,12 @@ class Summary(TypedDict):
     itl_ms: Distribution
     tpot_ms: Distribution
     e2e_ms: Distribution
+    audio_s: NotRequired[float]
+    """Of the recordings that were transcribed."""
+    rtfx: NotRequired[float]
+    """Seconds of audio in a second: the inverse of the real-time factor."""
+    word_error_rate: NotRequired[float]
+    """Words to insert, delete or replace, for each word of the references."""
 
 
 def distribution(values_s: Sequence[float], ranks: Sequence[float] = PERCENTILES) -> Distribution:
@@ -118,7 +130,7 @@ def summarize(
     prompt_tokens = sum(outcome.prompt_tokens for outcome in good)
     output_tokens = sum(outcome.output_tokens for outcome in good)
     num_met = sum(meets(outcome, goals_ms or {}) for outcome in good)
-    return Summary(
+    found = Summary(
         duration_s=round(duration_s, 3),
         completed=len(good),
         errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None)),
@@ -135,6 +147,30 @@ def summarize(
         ),
         e2e_ms=distribution([outcome.ended_s - outcome.began_s for outcome in good], ranks),
     )
+    if any(outcome.recording for outcome in outcomes):
+        audio_s = sum(each.recording.duration_s for each in good if each.recording is not None)
+        found["audio_s"] = round(audio_s, 3)
+        found["rtfx"] = round(audio_s / duration_s, 3)
+        if (rate := word_error_rate(good)) is not None:
+            found["word_error_rate"] = round(rate, 5)
+    return found
+
+
+def word_error_rate(outcomes: Sequence[Outcome]) -> float | None:
+    """Over all words of all references; None when there are none."""
+    num_errors = num_words = 0
+    for outcome in outcomes:
+        if outcome.recording is None or outcome.recording.reference is None:
+            continue
+        words = words_of(outcome.recording.reference)
+        num_errors += edit_distance(words, words_of(outcome.text))
+        num_words += len(words)
+    return num_errors / num_words if num_words else None
+
+
+def words_of(text: str) -> list[str]:
+    """Without case and punctuation."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold().replace("\u2019", "'"))
 
 
 def show(summary: Summary, console: Console, metrics: Sequence[str] = tuple(METRICS)) -> None:
@@ -146,6 +182,11 @@ def show(summary: Summary, console: Console, metrics: Sequence[str] = tuple(METR
         rates.add_row("of these within the goals", f"{summary['goodput_per_s']:.2f}")
     rates.add_row("output tokens/s", f"{summary['output_tokens_per_s']:.1f}")
     rates.add_row("total tokens/s", f"{summary['total_tokens_per_s']:.1f}")
+    if "rtfx" in summary:
+        rates.add_row("audio", f"{summary['audio_s']:.1f} s")
+        rates.add_row("RTFx", f"{summary['rtfx']:.2f}")
+    if "word_error_rate" in summary:
+        rates.add_row("word error rate", f"{summary['word_error_rate']:.2%}")
     for kind, count in sorted(summary["errors"].items()):
         rates.add_row(f"[red]{kind}", f"[red]{count}")
     console.print(rates)

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tokenmesh.cli.bench.client import Target
 from tokenmesh.cli.bench.load import Load, Outcome
+from tokenmesh.cli.bench.recordings import recordings
 from tokenmesh.cli.bench.workload import (
     Ask,
     Endpoint,
@@ -30,7 +31,7 @@ class BenchRun:
     """None: the first that the server lists."""
     endpoint: Endpoint
     dataset: Path | None
-    """A file of prompts; None: random ones."""
+    """A file of prompts, or recordings; None: random prompts."""
     prompts: RandomPrompts
     num_prompts: int
     request_rate: float
@@ -42,6 +43,8 @@ class BenchRun:
     ignore_eos: bool
     timeout_s: float
     seed: int
+    path: str | None = None
+    """Of the requests; None: that of the endpoint."""
 
     def config(self) -> dict[str, Any]:
         """As it is kept next to results; without the key."""
@@ -57,7 +60,9 @@ class BenchRun:
             self.model or await first_model(server),
             self.endpoint,
             self.temperature,
-            self.ignore_eos,
+            # the length of a transcript is that of its recording
+            self.ignore_eos and self.endpoint != "transcriptions",
+            self.path,
         )
         asks = await self._asks(server, shape)
         warm, asks = asks[: self.num_warmups], asks[self.num_warmups :]
@@ -86,6 +91,8 @@ class BenchRun:
         random = Random(self.seed)
         if self.dataset is None:
             return await self.prompts.asks(server, shape, count, random)
+        if self.endpoint == "transcriptions":
+            return [Ask("", 0, each) for each in recordings(self.dataset, count, random)]
         return file_asks(self.dataset, count, self.prompts.output_len, random)
 
 

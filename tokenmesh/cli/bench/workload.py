@@ -1,4 +1,4 @@
-"""What to ask: random prompts of a chosen length, or prompts from a JSON-lines file."""
+"""What to ask: random prompts of a chosen length, prompts from a JSON-lines file, or recordings."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,9 +10,14 @@ from typing import Any, Literal
 import msgspec
 
 from tokenmesh.cli.bench.client import Target
+from tokenmesh.cli.bench.recordings import RecordingFile, form
 
-Endpoint = Literal["chat", "completions"]
-PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+Endpoint = Literal["chat", "completions", "transcriptions"]
+PATHS: dict[Endpoint, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "transcriptions": "/v1/audio/transcriptions",
+}
 
 _TEXT = (
     " river stone light garden number window paper silver morning music answer table winter bridge"
@@ -28,6 +33,8 @@ class Ask:
 
     prompt: str | list[int]
     output_len: int
+    recording: RecordingFile | None = None
+    """To transcribe; there is no prompt then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,23 @@ class RequestShape:
     endpoint: Endpoint
     temperature: float
     ignore_eos: bool
+    path: str | None = None
+    """None: that of the endpoint."""
+
+    def request(self, server: Target, ask: Ask) -> bytes:
+        """The bytes of a request."""
+        path = self.path or PATHS[self.endpoint]
+        if ask.recording is None:
+            return server.request("POST", path, self.body(ask))
+        fields = {
+            "model": self.model,
+            "temperature": f"{self.temperature:g}",
+            "stream": "true",
+            "stream_include_usage": "true",
+        }
+        if ask.recording.language:
+            fields["language"] = ask.recording.language
+        return server.raw_request("POST", path, *form(fields, ask.recording))
 
     def body(self, ask: Ask) -> dict[str, object]:
         """The JSON of a request."""
