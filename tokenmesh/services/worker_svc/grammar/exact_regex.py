@@ -13,9 +13,9 @@ from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile
 from tokenmesh.shared.json_schema import schema_nodes
 
 _TOKEN: Final = re.compile(
-    r"""(?P<escape>\\(?:x\{[^}]*\}|u\{[^}]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[pP]\{[^}]*\}|.))
-    |(?P<set>\[\^?(?:\\.|[^\]\\])*\])
-    |(?P<group>\((?:\?(?:[^:()<=!>]*[:)]|P?<[^>=!]*>|P?[^)]?[=!]?))?)
+    r"""(?P<escape>\\(?:[xupP]\{[^}\\]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.))
+    |(?P<set>\[\^?(?:\\.?|[^\]\\])*(?:\]|(?P<open>\Z)))
+    |(?P<group>\((?:\?(?:[^:()<=!>]*[:)]|P?<[^>=!(]*>|P?[^)]?[=!]?))?)
     |(?P<times>(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})(?P<more>[*+?]|\{[0-9]+(?:,[0-9]*)?\})*)
     |(?P<char>.)""",
     re.VERBOSE | re.DOTALL,
@@ -24,6 +24,7 @@ _PLAIN_ESCAPE: Final = re.compile(
     r"\\(?:[dwsntrfv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[!-/:-@\[-`{-~ ])", re.ASCII
 )
 _IN_SET: Final = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_LAZY: Final = re.compile(r"(?:[*+?]|\{[^}]*\})\?")
 _SHOWN: Final = 20
 
 
@@ -82,6 +83,8 @@ def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
         kind, text = found.lastgroup or "", found.group()
         if kind == "more":
             kind = "times"
+        if found["open"] is not None:
+            raise CannotCompile("a class without its end: write \\[ for the character")
         if kind == "times" and found["more"] is not None and not _is_lazy(text):
             # possessive in Python, a repetition of the repetition in the library
             raise CannotCompile(f"the repetition {text[:_SHOWN]!r} of a repetition")
@@ -92,7 +95,7 @@ def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
 
 def _is_lazy(text: str) -> bool:
     """Whether it is one repetition that takes as little as it can, which is the same language."""
-    return re.fullmatch(r"(?:[*+?]|\{[^}]*\})\?", text) is not None
+    return _LAZY.fullmatch(text) is not None
 
 
 def _is_plain_set(text: str) -> bool:
