@@ -93,7 +93,7 @@ class OutputReader:
         content = None if choice.logprobs is None else choice.logprobs.content
         if content is None:
             return None
-        if [each.token_id for each in content] != (choice.token_ids or []):
+        if not self.are_of_tokens(choice):
             if not self.needs_each:
                 return None
             raise InvalidInput(
@@ -101,6 +101,11 @@ class OutputReader:
                 param="logprobs",
             )
         return self.shown(content)
+
+    def are_of_tokens(self, choice: TokensChoice) -> bool:
+        """Whether the choice has a log-probability of each of its tokens."""
+        content = None if choice.logprobs is None else choice.logprobs.content
+        return [each.token_id for each in content or ()] == (choice.token_ids or [])
 
     def shown(self, content: Sequence[SampledLogprob]) -> list[TokenLogprobs]:
         """Log-probabilities as the response shows them."""
@@ -203,7 +208,7 @@ def read_whole(
             for output in reader.outputs(choice, is_whole=True):
                 own += delivery.push([(index * n + choice.index, output)])
             content = None if choice.logprobs is None else choice.logprobs.content
-            if own and content is not None and not own[0].logprobs:
+            if own and content is not None and not reader.are_of_tokens(choice):
                 own[-1].logprobs = reader.shown(content)
             chunks += own
         check_echo(request, part.prompt_ids, has_prompt_logprobs=first.prompt_logprobs is not None)
