@@ -84,7 +84,6 @@ RULES: Final = {
         lambda node: _of_tokenizer(node, _DECODES),
         {
             "services/tokenizer_svc/encoding.py": "a number of ids",
-            "shared/text/vocabulary.py": "the model's length; windows of a few tokens",
         },
     ),
     "re without a compiled pattern": Rule(

@@ -93,7 +93,8 @@ def encode_with_ends(tokenizer: Tokenizer, text: str) -> tuple[Ids, list[int]]:
 def decode_ids(tokenizer: Tokenizer, ids: Ids, most: int, param: str) -> str:
     """The text of ids, special tokens included. Raises InvalidInput for more than `most`."""
     if len(ids) > most:
-        raise InvalidInput(f"{param} holds {len(ids)} ids, at most {most}", param=param)
+        bound = f"{most} (tokenizer.max_prompt_chars)"
+        raise InvalidInput(f"{param} holds {len(ids)} ids, at most {bound}", param=param)
     # Only the batch form lets other threads run.
     (text,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
     return str(text)

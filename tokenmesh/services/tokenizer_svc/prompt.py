@@ -13,6 +13,7 @@ from tokenmesh.services.tokenizer_svc.encoding import (
     bad_words_ids,
     check_ids,
     decode_ids,
+    encode_texts,
     given_ids,
     token_limit,
     token_strings,
@@ -188,7 +189,8 @@ class PromptTokenizer:
         if asking is None:
             raise InvalidInput(f"the model {self._name} cannot be asked", param="model")
         question = asking.write(ask, self.model)
-        await self._threads.run_text(message.tenant, len(ask.prompt), partial(self._check, ask))
+        num_chars = len(ask.prompt) + sum(map(len, ask.keywords))
+        await self._threads.run_text(message.tenant, num_chars, partial(self._check, ask))
         prompt = ChatPrompt(
             messages_json=b"",
             add_generation_prompt=not question.continues,
@@ -210,8 +212,9 @@ class PromptTokenizer:
     def _check(self, ask: SpeechAsk) -> None:
         """Refuse texts of a client that hold special tokens."""
         special = frozenset(self.model.special_ids)
-        for name, text in (("prompt", ask.prompt), ("keywords", "\n".join(ask.keywords))):
-            ids = self.model.tokenizer.encode(text, add_special_tokens=False).ids
+        texts = {"prompt": ask.prompt, "keywords": "\n".join(ask.keywords)}
+        found = encode_texts(self.model.tokenizer, [*texts.values()])
+        for name, ids in zip(texts, found, strict=True):
             if not special.isdisjoint(ids):
                 raise InvalidInput(f"{name} holds special tokens of the model", param=name)
 
