@@ -52,6 +52,13 @@ OTHERS = {
     "a message holds more than",
     "the chat template exceeds a limit: ",
     "tokens holds  ids, at most ",
+    # constants: what is read at once, whatever the model takes
+    "holds  characters, at most ",
+    "has more than  characters",
+    "characters can be read at once",
+    "mm_processor_kwargs is ",
+    "holds  ids, at most ",
+    "the schemas of calls have more than ",
     "it is larger than  bytes",
     "sent  times",
 }

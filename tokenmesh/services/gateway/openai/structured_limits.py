@@ -119,7 +119,8 @@ def check_structured(structured: Structured, limits: GatewaySettings) -> None:
         num_bytes += len(f"{form.begin}{text}{form.end}".encode())
         try:
             if num_bytes > limits.max_grammar_bytes:
-                raise ValueError(f"more than {limits.max_grammar_bytes} bytes of calls")
+                bound = f"{limits.max_grammar_bytes} bytes (gateway.max_grammar_bytes)"
+                raise ValueError(f"the schemas of calls have more than {bound}")
             if text:
                 _check_schema(_parse(text), limits)
         except ValueError as error:
