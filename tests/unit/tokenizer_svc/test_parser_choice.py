@@ -142,7 +142,7 @@ SAMPLES = {
     ids=["demo", "chatml", "deepseek", "llama3", "mistral", "documents", "parts", *SAMPLES],
 )
 def test_a_template_shows_its_models_markers(template: str, reasoning: str, tools: str) -> None:
-    assert choose(template) == ParserNames(reasoning, tools)
+    assert choose(template) == ParserNames(reasoning, tools, are_detected=True)
 
 
 def test_detected_parsers_have_known_names() -> None:
@@ -158,7 +158,9 @@ def test_every_template_of_a_model_counts() -> None:
 
 def test_the_operators_word_counts_before_the_template() -> None:
     assert choose(chat_templates.CHATML, reasoning="deepseek_r1").reasoning == "deepseek_r1"
-    assert choose(chat_templates.CHATML, reasoning="none", tools="none") == ParserNames()
+    assert choose(chat_templates.CHATML, reasoning="none", tools="none") == ParserNames(
+        are_detected=True
+    )
 
 
 def test_an_unknown_parser_is_refused_with_the_known_names() -> None:
