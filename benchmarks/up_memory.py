@@ -42,7 +42,7 @@ def measure_up(model: str) -> UpResult:
         with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
             name = client.get("/v1/models").json()["data"][0]["id"]
             for number in range(ANSWERS):
-                _ask(client, name, f"Tell me story number {number} about a fox")
+                _ask(client, name, f"Tell me a story about a fox and {number} hens")
         return UpResult(ready_s, _pss_of(mesh.pid))
 
 

@@ -1,4 +1,4 @@
-"""Calls whose time grows with a client's text stand in the modules that bound the text first.
+"""Only modules that check the size of a client's text first make calls whose time grows with it.
 
 A new one elsewhere fails here. Either it goes through the owner, or its module is added with what
 bounds its text. Patterns of regular expressions are checked in tests/unit/test_linear_patterns.py,

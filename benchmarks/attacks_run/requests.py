@@ -121,7 +121,7 @@ TEXTS: Final[Mapping[str, tuple[str, Make]]] = {
         _repeat(b'"truncate_prompt_tokens":1,"prompt":"', b"aZ9 _", b'"}', 3_900_000),
     ),
 }
-"""Against a model of 131,072 tokens with markers for a suffix, whose special tokens are guarded."""
+"""Attacks on a model that takes 131,072 tokens and a suffix, with its special tokens guarded."""
 READS: Final[Mapping[str, str]] = {
     "GET document": "/openapi.json",
     "GET models": "/v1/models",

@@ -159,7 +159,7 @@ def _is_negation_of_missing(name: str) -> bool:
 
 
 def _refusal(given: str, name: str) -> ConfigError:
-    """Of a flag that vLLM has with what to do instead."""
+    """The error about a flag of vLLM that is not served, with what to do instead."""
     stem = name.partition(".")[0]
     bare = stem.removeprefix(_NEGATION).removeprefix("--")
     if bare not in NAMES:

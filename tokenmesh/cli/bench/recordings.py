@@ -29,7 +29,7 @@ class RecordingFile:
     data: bytes
     duration_s: float
     reference: str | None = None
-    """What is said in it."""
+    """The text that is said in the recording; None: not known."""
     language: str | None = None
 
 

@@ -53,7 +53,7 @@ class Summary(TypedDict):
     tpot_ms: Distribution
     e2e_ms: Distribution
     audio_s: NotRequired[float]
-    """Of the recordings that were transcribed."""
+    """The length of all recordings that were transcribed."""
     rtfx: NotRequired[float]
     """Seconds of audio in a second: the inverse of the real-time factor."""
     word_error_rate: NotRequired[float]

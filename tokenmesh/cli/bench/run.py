@@ -44,7 +44,7 @@ class BenchRun:
     timeout_s: float
     seed: int
     path: str | None = None
-    """Of the requests; None: that of the endpoint."""
+    """The route that requests are sent to; None: the endpoint's own."""
 
     def config(self) -> dict[str, Any]:
         """As it is kept next to results; without the key."""

@@ -187,7 +187,7 @@ class RecordingRun:
     settings: GatewaySettings
     meter: Meter
     usage: Usage | None = field(default=None, init=False)
-    """What was charged, at the end."""
+    """The usage that the tenant was charged for; None until the end."""
 
     async def _prepare_audio(self, message: Message, expected: type[_Answer]) -> _Answer:
         """The answer of a tokenizer, which makes the features of clips."""

@@ -25,7 +25,7 @@ class SpeechTask:
     language: str | None = None
     """None: not detected yet, or a model of one language."""
     ask: SpeechAsk | None = None
-    """Of a model for which a tokenizer writes the prompts."""
+    """The request's texts, for models whose prompts a tokenizer writes; None for others."""
     asked_ids: tuple[int, ...] = ()
     """The prompt that it has written, with one token for the embeddings of a clip."""
 

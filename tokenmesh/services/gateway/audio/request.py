@@ -82,7 +82,7 @@ class SpeechFields(Bounded, extra="allow", use_attribute_docstrings=True, allow_
     keywords: list[Keyword] | None = Field(default=None, max_length=_MAX_KEYWORDS)
     """Words that are likely to be said, of models whose prompts have a place for them."""
     hotwords: str | None = Field(default=None, max_length=_MAX_PROMPT_CHARS)
-    """The same, divided by commas."""
+    """Further keywords, divided by commas."""
     to_language: Annotated[str | None, NotServed(None, "", "en")] = None
     use_beam_search: Annotated[Flag, NotServed()] = False
     n: Annotated[Positive, NotServed(1)] = 1
@@ -93,7 +93,7 @@ class SpeechFields(Bounded, extra="allow", use_attribute_docstrings=True, allow_
 
     @property
     def all_keywords(self) -> list[str]:
-        """Those of both fields."""
+        """The words of `keywords` and of `hotwords`."""
         given = [*(self.keywords or ()), *(self.hotwords or "").split(",")]
         return [word.strip() for word in given if word.strip()]
 

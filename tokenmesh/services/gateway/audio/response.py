@@ -109,7 +109,7 @@ class TextStream:
     _clip: Transcript | None = None
     _said: SpokenText | None = None
     _has_text: bool = False
-    """Whether the clip has text."""
+    """Whether text of the clip has been sent."""
     language: str | None = None
     """Code of the language that the model names first."""
 
@@ -133,7 +133,7 @@ class TextStream:
         return delta
 
     def _spoken(self, said: SpokenText, delta: str, is_done: bool) -> str:
-        """What was said, with a gap before the first of it."""
+        """The text that a delta adds, with a space before the first text of a clip."""
         delta = said.push(delta)
         if is_done:
             delta += said.finish()
