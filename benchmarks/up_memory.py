@@ -24,7 +24,7 @@ class UpResult(msgspec.Struct):
 
     ready_s: float
     pss_bytes: dict[str, int]
-    """After the answers, by process: the service, or the program; children with a number."""
+    """Memory after the answers by process: its service or program, children with a number."""
 
     @property
     def total_bytes(self) -> int:
@@ -57,7 +57,7 @@ def _ask(client: httpx.Client, model: str, text: str) -> None:
 
 
 def _pss_of(pid: int) -> dict[str, int]:
-    """Of a process and all below it."""
+    """The memory of a process and of all its descendants, by name."""
     found: dict[str, int] = {}
     todo = [pid]
     while todo:

@@ -36,7 +36,7 @@ class Rule:
 
     finds: Callable[[ast.AST], bool]
     owners: dict[str, str]
-    """With what bounds the text there."""
+    """The modules, and what bounds the text in each of them."""
     within: tuple[str, ...] = ("",)
     """Prefixes of the paths for which the rule is."""
 
@@ -54,7 +54,7 @@ def _names_of(node: ast.AST) -> tuple[str, str]:
 
 
 def _of_tokenizer(node: ast.AST, methods: set[str]) -> bool:
-    """By the object's name, by an option that no other `encode` has, or by the method's name."""
+    """Whether the object, an option or the method has the name that a tokenizer's call has."""
     if isinstance(node, ast.Call):
         options = {each.arg for each in node.keywords}
         is_special = bool(options & {"add_special_tokens", "skip_special_tokens"})

@@ -87,7 +87,7 @@ def test_an_expression_that_takes_too_many_steps_is_refused_by_its_key(
 def test_patterns_of_ranks_are_expressions_for_modules_and_parameters_of_experts(
     tiny: Tiny, tmp_path: Path
 ) -> None:
-    """As PEFT writes them for GLM-4-MoE and DeepSeek-V3, whose gate and up are one parameter."""
+    """PEFT writes such keys for GLM-4-MoE and DeepSeek-V3, whose gate and up are one parameter."""
     driver = EngineDriver(tiny("glm4_moe").directory, lora=LORA)
     ranks = {r".*\.gate_up_proj": 8, r".*\.(?:1|2)\.self_attn\.q_proj": 2}
     alphas = {r".*\.gate_up_proj": 16, r"layers\.\d\.mlp\.experts\.down_proj": 5}

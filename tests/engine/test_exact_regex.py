@@ -25,7 +25,7 @@ TEXTS = [
 
 
 def compiled(pattern: str) -> list[Grammar]:
-    """Those of the libraries that take it."""
+    """The grammars of the libraries that accept the pattern."""
     found: list[Grammar] = []
     for backend in BACKENDS:
         try:

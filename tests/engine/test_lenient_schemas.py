@@ -14,7 +14,7 @@ UNKNOWN = ["binary", "path", "password", "uuid4", "iri", "decimal", "int64", "by
 
 
 def texts_of(schema: Any, *texts: str) -> list[list[str]]:
-    """Those of the texts that each library which takes the schema allows."""
+    """For each library that accepts the schema, the texts that it allows."""
     found = []
     for backend in BACKENDS:
         try:

@@ -73,7 +73,6 @@ class _Pipe:
         self.data = b""
 
     def write(self, data: bytes) -> int:
-        """As a file does."""
         self.data += bytes(data)
         return len(data)
 

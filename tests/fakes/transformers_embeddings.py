@@ -18,7 +18,7 @@ _LOOKUP = re.compile(
 
 
 def expressions_for_ids_alone() -> dict[str, set[str]]:
-    """By expression other than a lookup that a branch for ids alone gives to embeddings, the
+    """For each expression but a lookup that only a branch for ids applies to embeddings, the
     model types whose code has it."""
     found: dict[str, set[str]] = {}
     root = Path(transformers.__file__).parent / "models"

@@ -51,7 +51,7 @@ class World:
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(self.directory)
 
     def prompt(self, **asked: Any) -> str:
-        """As the processor writes it."""
+        """The prompt that the processor writes."""
         if self.family == "voxtral":  # by a package that reads Mistral's files only
             language = f"lang:{asked['language']}" if asked.get("language") else ""
             return f"<s>[INST][BEGIN_AUDIO][AUDIO][/INST]{language}[TRANSCRIBE]"

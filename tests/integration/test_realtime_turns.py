@@ -101,7 +101,7 @@ async def test_a_response_waits_for_the_transcript_of_what_was_committed(
 async def test_a_client_of_vllm_gets_the_text_in_its_dialect(
     mesh: BackEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As its example of a file does: a commit before any audio, and a final one after all of it."""
+    """Like its example of a file, it commits before any audio, and finally after all of it."""
 
     async def hear(
         self: ItemTranscripts, item_id: str, _fields: object, audio: bytes, rate: int

@@ -116,7 +116,7 @@ def timeless(body: Any) -> Any:
 
 
 def plain_id(body: Any) -> Any:
-    """With the client's id: render puts the kind of the request before it, as in vLLM.
+    """The body with the client's id: render puts the kind of the request before it, as in vLLM.
 
     Ids of calls are made from that one.
     """

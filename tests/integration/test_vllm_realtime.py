@@ -70,7 +70,7 @@ async def world(
 
 
 class Client:
-    """As vLLM's examples read and write events."""
+    """Reads and writes events as vLLM's examples do."""
 
     def __init__(self, socket: Any) -> None:
         self.socket = socket
@@ -182,7 +182,7 @@ async def test_no_audio_of_a_recording_is_left_out(world: World) -> None:
 
 
 async def seconds(world: World) -> float:
-    """Of audio that was transcribed."""
+    """The length of the audio that was transcribed."""
     text = (await world.mesh.client.get("/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith("tokenmesh:audio_seconds_total")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

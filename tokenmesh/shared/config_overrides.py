@@ -70,7 +70,7 @@ def _link(directory: Path, target: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """At once: another process reads it without the lock."""
+    """Write a file in one step, as another process reads it without the lock."""
     handle, scratch = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)

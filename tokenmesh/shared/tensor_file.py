@@ -183,7 +183,7 @@ class TensorShards:
         return self._file_by_name[name]
 
     def _open_all(self, shards: list[Path], wants: Callable[[str], bool]) -> None:
-        """Without an index each file says what it holds."""
+        """Open all shards: without an index each file says what it holds."""
         for file in map(TensorFile, shards):
             twice = next((name for name in file if name in self._file_by_name), None)
             if twice is not None:

@@ -27,7 +27,7 @@ def settings_of(**sections: Any) -> Settings:
 
 
 def placed(settings: Settings, folder: Path) -> dict[str, str | None]:
-    """By process the GPU that it sees; None: all of them."""
+    """The GPU that each process sees, by its name; None: all of them."""
     folder.mkdir(exist_ok=True)
     services = make_plan(settings, folder).services
     return {each.name: each.environment.get(gpus.VISIBLE) for each in services}

@@ -35,7 +35,7 @@ def ids(count: int) -> list[int]:
 
 
 def tool(number: int) -> dict[str, Any]:
-    """As LangChain and pydantic-ai write a function of six arguments."""
+    """A function of six arguments as LangChain and pydantic-ai write it."""
     arguments = {
         f"argument_{index}": {
             "type": "string",

@@ -30,7 +30,7 @@ class Index:
 
 
 async def reasons(index: Index, count: int) -> list[str]:
-    """Of placements one after the other."""
+    """The reasons of placements that follow one another."""
     settings = SchedulerSettings()
     placement = IndexedPlacement(settings, SETTINGS, cast("Any", index), Metrics())
     found = []

@@ -35,7 +35,7 @@ def without_decoder(_folder: Path) -> Tokenizer:
 
 
 def words(_folder: Path) -> Tokenizer:
-    """As BERT's: parts of words begin with ##."""
+    """A tokenizer like BERT's, in which parts of words begin with ##."""
     names = ["[UNK]", "[CLS]", "a", "##b", "don", "'", "t", "."]
     tokenizer = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}))
     tokenizer.decoder = decoders.WordPiece()
@@ -58,7 +58,7 @@ def read(folder: Path) -> Tokenizer:
 
 
 def bare(tokenizer: Tokenizer) -> str:
-    """As tokenizers send it: without merges."""
+    """The JSON that tokenizers send, which has no merges."""
     whole: dict[str, Any] = msgspec.json.decode(tokenizer.to_str())
     whole["model"].pop("merges", None)
     return msgspec.json.encode(whole).decode()

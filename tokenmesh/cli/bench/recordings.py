@@ -119,7 +119,7 @@ class _Usage(TokenUsage):
 
 
 class _Event(msgspec.Struct):
-    """Of a streamed transcript: OpenAI's `transcript.text.*`, or vLLM's chunks like a chat's."""
+    """An event of a streamed transcript, of OpenAI's kinds or vLLM's."""
 
     type: str = ""
     delta: str = ""

@@ -169,7 +169,7 @@ def word_error_rate(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def words_of(text: str) -> list[str]:
-    """Without case and punctuation."""
+    """The words of a text without case and punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold().replace("\u2019", "'"))
 
 

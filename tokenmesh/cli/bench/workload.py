@@ -34,7 +34,7 @@ class Ask:
     prompt: str | list[int]
     output_len: int
     recording: RecordingFile | None = None
-    """To transcribe; there is no prompt then."""
+    """The recording to transcribe; there is no prompt then."""
 
 
 @dataclass(frozen=True, slots=True)

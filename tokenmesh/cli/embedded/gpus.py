@@ -38,7 +38,7 @@ def visible_gpus(
 def assign_gpus(
     settings: Settings, num_workers: int, gpus: Sequence[str]
 ) -> dict[str, list[dict[str, str]]]:
-    """By service what is added to the environment of each of its processes.
+    """What is added to the environment of each process, by service.
 
     Each process has a GPU of its own while there are enough, workers first; then they take turns.
     With fewer than two GPUs there is nothing to choose.

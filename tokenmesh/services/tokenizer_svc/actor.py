@@ -159,7 +159,7 @@ class TokenizerActor(Actor):
 
 @lru_cache(maxsize=1)
 def _whole_json(tokenizer: Tokenizer) -> bytes:
-    """For gateways of former versions, which read it in parts."""
+    """The whole tokenizer.json, for gateways of former versions, which read it in parts."""
     return tokenizer.to_str().encode()
 
 

@@ -133,7 +133,7 @@ class _Source:
 
 
 def _of_gguf(directory: Path) -> _Source:
-    """Of files that `unpacked` wrote, which need none of transformers' rules and repairs."""
+    """Read files that `unpacked` wrote, which need none of transformers' rules and repairs."""
     config = read_json(directory / "tokenizer_config.json")
     tokenizer: Tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     names = ("bos_token", "eos_token")
@@ -235,7 +235,7 @@ def _eos_token_ids(directory: Path, config: JsonObject, of_tokenizer: object) ->
 
 
 def _default_sampling(settings: ModelSettings, directory: Path, config: JsonObject) -> JsonObject:
-    """Those of generation_config.json; without that file config.json's, as older ones have them.
+    """The values of generation_config.json, or of config.json where that file is missing.
 
     The settings' lie over them. Raises ConfigError for one that requests do not have.
     """

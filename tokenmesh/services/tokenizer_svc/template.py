@@ -237,7 +237,7 @@ class ChatTemplate:
     source: str
     program: Template
     shapes: Mapping[str, TemplateShape]
-    """By role; that of any other role is under an empty name."""
+    """The shape of each role's messages; that of any other role is under an empty name."""
 
     def shape_of(self, role: str) -> TemplateShape:
         """The form in which it expects the content of messages of a role."""

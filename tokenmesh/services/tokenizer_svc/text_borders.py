@@ -69,7 +69,7 @@ _MOST_SAMPLES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """Of one tokenizer; a border is the place of the character behind it."""
+    """Finds the borders of one tokenizer; a border is the place of the character behind it."""
 
     drops_space: bool = False
     """Whether the space is left out: the tokenizer puts one before each text."""

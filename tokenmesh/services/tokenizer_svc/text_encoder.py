@@ -114,7 +114,7 @@ class TextEncoder:
     def all_ids(
         self, texts: Sequence[str], most: int | None = None, side: Side = "right"
     ) -> list[Ids]:
-        """Those of each text, in order. Short texts are encoded together."""
+        """The ids of each text, in order. Short texts are encoded together."""
         found: list[Ids] = []
         group: list[str] = []
         num_chars = 0
@@ -135,7 +135,7 @@ class TextEncoder:
         return encode_texts(self._tokenizer, [portion])[0]
 
     def _portions(self, text: str, side: Side) -> Iterator[str]:
-        """Those at the end that is kept come first."""
+        """The portions of a text; those at the end that is kept come first."""
         if self._borders is None:
             yield text
         elif side == "right":

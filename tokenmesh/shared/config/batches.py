@@ -81,5 +81,5 @@ class BatchSettings(BaseModel):
 
     @property
     def disk_bytes(self) -> int:
-        """With room for states: a batch must be able to end on a full disk."""
+        """The bytes of the stream, with room for states: a batch must end on a full disk, too."""
         return self.max_total_bytes + self.max_total_bytes // 8 + (1 << 20)

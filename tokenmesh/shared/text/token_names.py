@@ -63,7 +63,7 @@ class TokenNames:
         self.known: dict[str, int] = {}
         """Ids of the tokens that were added to the vocabulary, by their text, and of ANCHORS."""
         self.id_by_byte: dict[int, int] = {}
-        """Of the tokens that stand for one byte by their name, such as `<0x0A>`."""
+        """Ids of the tokens that stand for one byte by their name, such as `<0x0A>`."""
         for name, token_id in pieces:
             spelled[token_id], flags[token_id] = name.encode(), _IS_THERE
             if name in _BYTES:
@@ -90,7 +90,7 @@ class TokenNames:
         return len(self._flags)
 
     def name(self, token_id: int) -> str | None:
-        """As the vocabulary spells it, such as `Ġhello`; None: no token has this id."""
+        """The token as the vocabulary spells it, such as `Ġhello`; None: no token has this id."""
         if not 0 <= token_id < len(self._flags) or not self._flags[token_id]:
             return None
         return self._spelled[self._starts[token_id] : self._starts[token_id + 1]].decode()

@@ -37,7 +37,7 @@ class Vocabulary:
         """The same with nothing for special ids."""
         self._join = self._joined_bytes if self.is_byte_level else _joiner(names.decoder)
         self.bytes_by_id: dict[int, bytes] = {}
-        """Of the tokens that stand for one byte each, where characters fall back to bytes."""
+        """Ids of the tokens that stand for one byte each, where characters fall back to bytes."""
         letter = names.id_by_byte.get(ord("A"))
         if letter is not None and self.decode([letter]) == "A":
             self.bytes_by_id = {found: bytes([byte]) for byte, found in names.id_by_byte.items()}

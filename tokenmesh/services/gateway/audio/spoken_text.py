@@ -26,7 +26,7 @@ _END_CHARS: Final = 3
 
 @dataclass(slots=True)
 class SpokenText:
-    """Of one answer, which arrives in deltas."""
+    """The spoken text of one answer, which arrives in deltas."""
 
     facts: SpeechFacts
     language: str | None = None
@@ -108,7 +108,7 @@ def gap_between(before: str, after: str) -> str:
 
 
 def _is_unspaced(char: str) -> bool:
-    """Of Chinese, Japanese, Thai, Lao, Khmer or Burmese; Korean has spaces."""
+    """Whether a character is of a script without spaces between words; Korean has them."""
     name = unicodedata.name(char, "").split(" ")[0]
     if name in ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "FULLWIDTH"):
         return True

@@ -56,7 +56,7 @@ class CohereMessage(_Part):
     """Reasoning before the calls of an assistant's turn."""
     tool_calls: list[CohereCall] | None = None
     tool_call_id: str | None = None
-    """Of a turn with a tool's result."""
+    """The call whose result a turn of a tool has."""
 
 
 class CohereFormat(_Part):

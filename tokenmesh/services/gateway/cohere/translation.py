@@ -184,7 +184,7 @@ def _budget(thinking: CohereThinking) -> Json:
 
 
 def _documents(documents: list[str | dict[str, Any]]) -> Iterator[Json]:
-    """As chat templates of Hugging Face's form read them."""
+    """Documents in the form that chat templates read."""
     for index, document in enumerate(documents):
         if isinstance(document, str):
             yield {"text": document}

@@ -73,7 +73,7 @@ class CohereWriter:
         self._blocks = CohereEvents(self._head.id, is_reasoning_model=is_reasoning_model)
         self._is_reasoning_model = is_reasoning_model
         self._held: list[CohereLogprobs] = []
-        """Of tokens whose text is not content, or not yet."""
+        """Log-probabilities of tokens whose text is not content, or not yet."""
         self._finish = _COMPLETE
 
     def begin(self, delivery: Delivery) -> bytes:

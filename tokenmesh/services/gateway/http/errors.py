@@ -133,7 +133,7 @@ def _kind_of(detail_type: str) -> type[InvalidInput]:
 
 
 def _of_meant_types(details: list[Any]) -> list[Any]:
-    """Without errors of types that fit a value worse than another one that it may have.
+    """The errors without those of types that fit a value worse than another one does.
 
     A type fits best where the value of an item is wrong rather than its type, else where its first
     error comes last.

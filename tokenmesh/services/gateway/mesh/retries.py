@@ -107,7 +107,7 @@ class _Asks:
         return max(0.0, self._sent_s + self._pause_s - monotonic_s())
 
     def take(self, done: set[asyncio.Future[Any]]) -> _Task | None:
-        """Of those that are done, the one whose outcome counts."""
+        """The request whose outcome counts, of those that are done."""
         # of several, each error is looked at
         answered = sorted((each for each in self.open if each in done), key=_is_final)
         self.open.difference_update(answered)

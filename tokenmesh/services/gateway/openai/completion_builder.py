@@ -160,7 +160,7 @@ class Suffix:
         return f"{markers.prefix}{prompt}{markers.suffix}{self.text}{markers.middle}"
 
     def around_ids(self, prompt: list[int]) -> bytes:
-        """The same for ids."""
+        """The packed ids around a prompt of ids."""
         before, between, _ = self.marker_ids
         return pack_ids([before, *prompt, between]) + self.end
 

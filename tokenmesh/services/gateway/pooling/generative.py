@@ -51,7 +51,7 @@ class GenerativeScoringRequest(Bounded, extra="allow", strict=True, allow_inf_na
     item_first: Off = False
     """Each item stands before the query."""
     add_special_tokens: On = True
-    """To the query; items never have any."""
+    """Whether the query has special tokens; items never have any."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     priority: Priority = 0
     request_id: str | None = Field(default=None, min_length=1)

@@ -49,7 +49,7 @@ class Channel:
         await self.send_all(deque(events))
 
     async def send_all(self, events: deque[dict[str, Any]]) -> None:
-        """As `send`; removes each event once sent, so that a cancelled caller keeps the rest.
+        """Send events in order; each is removed once sent: a cancelled caller keeps the rest.
 
         One that is translated is removed before, since it changes what later ones become.
         """

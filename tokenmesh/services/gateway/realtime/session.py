@@ -134,7 +134,7 @@ class RealtimeSession:
             await self._handle(text)
 
     async def _send_created(self) -> None:
-        """With the fields of vLLM where the client may be one of its."""
+        """Send `session.created`, with vLLM's fields where the client may speak its dialect."""
         view = self._config.view(self._id, self._expires_at_s)
         flat: Json = {} if self._config.names_model else {"id": self._id, "created": int(wall_s())}
         await self._channel.send({"type": "session.created", "session": view, **flat})

@@ -134,7 +134,7 @@ class SpeechInput:
 
     @property
     def _takes_item(self) -> bool:
-        """Of vLLM's clients one item is transcribed at a time: its text names no item."""
+        """Whether an item may begin: in vLLM's dialect one at a time, as its texts name no item."""
         is_idle = self._newest is None or self._newest.is_done
         return is_idle or not self._session.is_vllm
 

@@ -48,7 +48,7 @@ class Rendering:
     transfer: dict[str, Any] | None
     """kv_transfer_params, passed through."""
     request_id: str
-    """Of all prompts together; of several each has its number behind it."""
+    """The id of the request; of several prompts, each has this id and its number."""
 
     def request(self, job: PromptJob, prompt: Prompt) -> RenderedRequest:
         """The body for one prompt. Raises NotSupported for a prompt with media."""

@@ -149,7 +149,7 @@ class DerenderedChat(ChatCompletion, kw_only=True):
 
     kv_transfer_params: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
     metrics: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
-    """As generate has answered them."""
+    """The metrics of the answer of generate."""
 
 
 class DerenderedCompletion(Completion, kw_only=True):
@@ -157,7 +157,7 @@ class DerenderedCompletion(Completion, kw_only=True):
 
     kv_transfer_params: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
     metrics: dict[str, Json] | msgspec.UnsetType = msgspec.UNSET
-    """As generate has answered them."""
+    """The metrics of the answer of generate."""
 
 
 class DerenderState(msgspec.Struct, kw_only=True):

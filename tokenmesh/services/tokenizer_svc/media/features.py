@@ -63,7 +63,7 @@ class WhisperFeatures:
 
 
 class RecordingFeatures:
-    """Those of clips for a model that hears in chats: what a recording in a prompt becomes."""
+    """Features of clips for a model that hears in chats, as of a recording in a prompt."""
 
     def __init__(self, processor: RecordingProcessor, window_s: float) -> None:
         self._processor = processor

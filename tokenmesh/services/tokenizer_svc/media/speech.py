@@ -98,7 +98,7 @@ def _streaming(loaded: LoadedTokenizer) -> SpeechFacts:
 
 
 def _asked(loaded: LoadedTokenizer, asking: Asking) -> SpeechFacts | None:
-    """Of a model that hears in chats; None where its context holds no clip."""
+    """The facts of a model that hears in chats; None where its context holds no clip."""
     processor, context = RecordingProcessor(loaded.directory), loaded.max_model_len
     window_s = min(asking.clip_s, processor.max_s or asking.clip_s)
     if context is not None:

@@ -108,7 +108,7 @@ def _check(tree: Any) -> None:
 
 
 class _Match:
-    """Of one name. A set of places has bit p for the place before character p."""
+    """Matches one name. A set of places has bit p for the place before character p."""
 
     def __init__(self, name: str, steps: Steps) -> None:
         self._name = name

@@ -91,7 +91,7 @@ class PeftConfig:
     targets: Targets = ANY_MODULE
 
     def rank_of(self, name: str) -> int:
-        """Of a module, or a parameter of experts, by its path in the tree."""
+        """The rank of a module, or of a parameter of experts, by its path in the tree."""
         return self._value_for("rank_pattern", self.ranks, name, self.rank)
 
     def scale_of(self, name: str) -> float:

@@ -66,7 +66,7 @@ def check_guidance_regex(pattern: str) -> None:
 
 
 def check_guidance_patterns(schema: Any) -> None:
-    """The same for all patterns of a JSON schema."""
+    """Raises CannotCompile for such an expression among the patterns of a JSON schema."""
     for node in schema_nodes(schema):
         for pattern in (node.get("pattern"), *_keys(node.get("patternProperties"))):
             if isinstance(pattern, str):

@@ -37,7 +37,7 @@ def read_token_table(path: Path, vocab_size: int, eos_ids: frozenset[int]) -> To
 
 
 def token_table(names: TokenNames, vocab_size: int, eos_ids: frozenset[int]) -> TokenTable:
-    """As long as the model's vocabulary."""
+    """The bytes of each token, as many as the model's vocabulary has."""
     tokens = [b""] * vocab_size
     special: dict[str, int] = {}
     spell = byte_level_piece if names.is_byte_level else _sentencepiece_piece

@@ -95,7 +95,7 @@ def _first_input(
 
 
 def _numbers_of(*modules: Any) -> Iterator[float]:
-    """Those that a tree may multiply by: of its outer modules, of their configs, the root of H."""
+    """Numbers that a tree may multiply by: of outer modules, of their configs, the root of H."""
     for module in dict.fromkeys(modules):
         config = module.config.get_text_config()
         for values in (vars(module), vars(config)):

@@ -152,7 +152,7 @@ def _read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> Pool
 
 
 def _colbert_size(raw: RawConfig, directory: Path) -> int:
-    """As config.json states it, else of the projection itself."""
+    """The size in config.json, else that of the projection itself."""
     for key in ("colbert_dim", "dim"):
         if raw.get(key) is not None:
             return raw.integer(key)
