@@ -86,6 +86,7 @@ async def test_a_prompt_that_is_too_long_is_cut_at_its_end(
         ({"items": []}, 400, "items: "),
         ({"items": ["a", [1]]}, 400, "items"),
         ({"items": [[]]}, 400, "items[0] is an empty list"),
+        ({"items": ["a"] * 1025}, 400, "items holds 1025 entries, at most 1024"),
         ({"query": [10**6]}, 400, "query"),
         ({"label_token_ids": []}, 400, "label_token_ids: "),
         ({"label_token_ids": [10**6]}, 400, "label_token_ids"),
@@ -100,6 +101,18 @@ async def test_errors_name_the_fields_of_the_request(
     response = await client.post(PATH, json=asked(mesh, **fields))
     assert response.status_code == status
     assert response.json()["error"]["message"].startswith(problem)
+    assert not mesh.workers[0].generates
+
+
+async def test_a_query_that_its_items_multiply_is_refused_before_it_is_copied(
+    mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = mesh.gateway.settings.model_copy(update={"max_json_ids": 1000})
+    monkeypatch.setattr(mesh.gateway.builder, "settings", bounded)
+    response = await client.post(PATH, json=asked(mesh, query=[8] * 100, items=[[9]] * 10))
+    assert response.status_code == 413
+    message = response.json()["error"]["message"]
+    assert "holds 1010 token ids, at most 1000 (gateway.max_json_ids)" in message
     assert not mesh.workers[0].generates
 
 

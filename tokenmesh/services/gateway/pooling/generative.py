@@ -6,7 +6,7 @@ Each item behind the query is a prompt, and its score is how likely the first la
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from tokenmesh.services.gateway.generation.request import GenerationRequest, Hea
 from tokenmesh.services.gateway.generation.usage import Usage
 from tokenmesh.services.gateway.http import sse
 from tokenmesh.services.gateway.http.errors import invalid
+from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.http.fields import Bounded, Flag, Off, On, Priority, TokenId
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
 from tokenmesh.services.gateway.openai.request import CompletionRequest
@@ -27,7 +28,7 @@ from tokenmesh.services.gateway.openai.translation import FieldNames
 from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PathOf, PoolTokenizer
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.errors import FieldPath, TokenMeshError
+from tokenmesh.shared.errors import FieldPath, PayloadTooLarge, TokenMeshError
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.pooling import PoolingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -95,8 +96,13 @@ async def build_scoring(
         priority=body.priority,
         request_id=body.request_id,
     )
+    limits = builder.settings
+    if len(body.items) > limits.max_choices:
+        bound = f"at most {limits.max_choices} (gateway.max_choices)"
+        raise invalid("items", f"holds {len(body.items)} entries, {bound}")
     card = await builder.find_model(completion, context, _GENERATED)
-    completion.prompt = await _prompts(tokenizer, body, _job(builder, card, context))
+    job = _job(builder, card, context)
+    completion.prompt = await _prompts(tokenizer, body, job, limits.max_json_ids)
     request = await build_completion(builder, completion, context)
     await context.widen(len(request.jobs), 1)
     return replace(request, is_stream=False)
@@ -118,14 +124,28 @@ def _job(builder: RequestBuilder, card: ModelCard, context: RequestContext) -> P
 
 
 async def _prompts(
-    tokenizer: PoolTokenizer, body: GenerativeScoringRequest, job: PoolJob
+    tokenizer: PoolTokenizer, body: GenerativeScoringRequest, job: PoolJob, most: int
 ) -> list[list[int]]:
-    """The ids of each prompt, cut so that there is room for a token."""
+    """The ids of each prompt, cut so that there is room for a token.
+
+    Raises PayloadTooLarge for more than `most` ids: each prompt holds all of the query's.
+    """
     query = await _ids(tokenizer, job, [body.query], _of_query, special=body.add_special_tokens)
     items = await _ids(tokenizer, job, body.items, _of_item, special=False)
     room = job.card.max_model_len - _GENERATED
-    pairs = (((item, query[0]) if body.item_first else (query[0], item)) for item in items)
-    return [list(chain(*pair))[:room] for pair in pairs]
+    num_ids = sum(min(room, len(query[0]) + len(item)) for item in items)
+    if num_ids > most:
+        raise PayloadTooLarge(
+            f"the query with each of the items holds {num_ids} token ids, at most {most} "
+            "(gateway.max_json_ids)",
+            param="items",
+        )
+    found, turns = [], Turns()
+    for item in items:
+        pair = (item, query[0]) if body.item_first else (query[0], item)
+        found.append(list(islice(chain(*pair), room)))
+        await turns.rest()
+    return found
 
 
 async def _ids(
