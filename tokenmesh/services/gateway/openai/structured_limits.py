@@ -113,13 +113,13 @@ def check_structured(structured: Structured, limits: GatewaySettings) -> None:
     except ValueError as error:
         raise InvalidInput(f"{structured.field}: {error}", param=structured.field) from error
     forms = () if structured.calls is None else structured.calls.forms
-    num_bytes = 0
+    num_chars = 0
     for form in forms:
         text = form.schema or ""
-        num_bytes += len(f"{form.begin}{text}{form.end}".encode())
+        num_chars += len(form.begin) + len(text) + len(form.end)
         try:
-            if num_bytes > limits.max_grammar_bytes:
-                bound = f"{limits.max_grammar_bytes} bytes (gateway.max_grammar_bytes)"
+            if num_chars > limits.max_grammar_bytes:
+                bound = f"{limits.max_grammar_bytes} characters (gateway.max_grammar_bytes)"
                 raise ValueError(f"the schemas of calls have more than {bound}")
             if text:
                 _check_schema(_parse(text), limits)
@@ -152,9 +152,11 @@ def _check_schema(schema: dict[str, Any], limits: GatewaySettings) -> None:
 
 
 def _check_size(text: str, setting: str, limits: GatewaySettings) -> None:
-    num_bytes, limit = len(text.encode()), getattr(limits, setting)
+    limit = getattr(limits, setting)
+    # Characters first: a text that has too many is not encoded, which copies it.
+    num_bytes = len(text) if len(text) > limit else len(text.encode())
     if num_bytes > limit:
-        raise ValueError(f"{num_bytes} bytes, at most {limit} (gateway.{setting})")
+        raise ValueError(f"{num_bytes} bytes or more, at most {limit} (gateway.{setting})")
 
 
 def _parse(text: str) -> dict[str, Any]:
