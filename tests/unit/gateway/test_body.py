@@ -229,13 +229,13 @@ async def test_a_wrong_id_in_a_long_list_is_refused(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("padding", ["", " " * 200_000])
-async def test_a_mark_of_byte_order_before_a_body_is_left_out(padding: str) -> None:
+async def test_a_byte_order_mark_before_a_body_is_left_out(padding: str) -> None:
     text = json.dumps({"model": "m", "tokens": [1, 2]}) + padding
     body = await parsed(DetokenizeRequest, text.encode("utf-8-sig"))
     assert body.tokens == [1, 2]
 
 
-async def test_a_mark_of_byte_order_before_a_batch_is_left_out() -> None:
+async def test_a_byte_order_mark_before_a_batch_is_left_out() -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield b"\xef\xbb\xbf{}\n{}"
 

@@ -60,7 +60,7 @@ async def parse_body(
     data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
 ) -> _Body:
     """Check the bounds, then the fields; a large body yields to other requests in between."""
-    # Some programs on Windows begin every text with a mark, which RFC 8259 lets a parser ignore.
+    # Some programs on Windows write a byte order mark, which RFC 8259 lets a parser ignore.
     data = data.removeprefix(BOM_UTF8)
     if len(data) <= SHORT_BYTES:
         check_bounds_now(data, limits)
