@@ -164,7 +164,7 @@ async def test_a_draining_gateway_finishes_a_realtime_response(
                 await idle.wait_closed()
                 assert idle.close_code == 1012
                 await socket.send(create)
-                assert "draining" in await next_event(socket, "error")
+                assert "about to stop" in await next_event(socket, "error")
                 back_end.workers[0].release(burst=10)
                 done = json.loads(await next_event(socket, "response.done"))["response"]
                 assert done["status"] == "completed"
