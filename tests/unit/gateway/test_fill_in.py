@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -11,9 +12,12 @@ from tokenmesh.services.gateway.openai.completion_builder import (
     FORMATS,
     Suffix,
     SuffixMarkers,
+    check_copies,
     find_markers,
 )
-from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.services.gateway.openai.request import CompletionRequest
+from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 from tokenmesh.shared.tokens import count_ids, pack_ids, unpack_ids
 
 
@@ -52,6 +56,23 @@ def test_the_ids_of_a_suffix_are_packed_once_for_all_prompts(tmp_path: Path) -> 
         assert count_ids(suffix.around_ids([5])) == 20_003
         again_s.append(time.thread_time() - began_s)
     assert min(again_s) < min(once_s) / 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "length", "kind", "setting"),
+    [
+        (["\N{GRINNING FACE}"] * 1024, 7_900_000, str, "gateway.max_body_bytes"),
+        ([[5]] * 1024, 100_000, list, "gateway.max_json_ids"),
+    ],
+)
+def test_a_suffix_that_prompts_multiply_is_refused_before_it_is_copied(
+    prompts: Any, length: int, kind: type, setting: str
+) -> None:
+    limits = GatewaySettings()
+    body = CompletionRequest(model="m", prompt=prompts, suffix="x")
+    with pytest.raises(PayloadTooLarge, match=setting):
+        check_copies(body, length, kind, limits)
+    check_copies(body, 100, kind, limits)
 
 
 def test_a_vocabulary_without_all_markers_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tokenmesh.services.gateway.openai.sampling import read_budget
 from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput, PromptTooLong
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import EMBEDS, MediaItem
@@ -193,10 +193,25 @@ async def _read_suffix(
     if not body.suffix:
         return None
     markers, marker_ids = find_markers(text.vocabulary)
+    check_copies(body, len(body.suffix), str, builder.settings)
     ids: list[int] = []
     if not all(isinstance(prompt, str) for prompt in body.prompts):
         ids = await builder.encode("suffix", body.suffix, card, context)
+        check_copies(body, len(ids), list, builder.settings)
     return Suffix(body.suffix, markers, marker_ids, pack_ids([*ids, marker_ids[2]]))
+
+
+def check_copies(body: CompletionRequest, length: int, kind: type, limits: GatewaySettings) -> None:
+    """Raises PayloadTooLarge where the suffix of that length, which each prompt of a kind holds a
+    copy of, makes the prompts larger than a body may be."""
+    name, what = ("max_body_bytes", "characters") if kind is str else ("max_json_ids", "token ids")
+    total = sum(len(prompt) + length for prompt in body.prompts if isinstance(prompt, kind))
+    if total > (most := getattr(limits, name)):
+        raise PayloadTooLarge(
+            f"with the suffix in each of them the prompts hold {total} {what}, at most {most} "
+            f"(gateway.{name})",
+            param="suffix",
+        )
 
 
 async def build_completion(
