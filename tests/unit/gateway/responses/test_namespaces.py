@@ -1,11 +1,12 @@
 """Tools of namespaces, which a model calls as functions, and custom tools with a grammar."""
 
+import time
 from typing import Any
 
 import pytest
 
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.tools import ToolName
+from tokenmesh.services.gateway.responses.tools import ToolName, read_tools
 from tokenmesh.services.gateway.responses.translation import (
     ResponsesTranslation,
     is_long,
@@ -128,3 +129,20 @@ def test_a_regular_expression_binds_the_input_of_a_custom_tool() -> None:
     assert function["strict"] is True
     assert function["parameters"]["properties"]["input"]["pattern"] == "^(?:[a-z]+|\\d)$"
     assert "[a-z]+" in function["description"]
+
+
+@pytest.mark.parametrize("place", ["namespace", "tool"])
+def test_names_are_bounded_before_they_are_joined(place: str) -> None:
+    long = "\u00e9" * 257
+    function = {"type": "function", "name": long if place == "tool" else "f"}
+    name = long if place == "namespace" else "n"
+    with pytest.raises(InvalidInput, match="more than 256 characters"):
+        read_tools([{"type": "namespace", "name": name, "tools": [function]}], {})
+
+
+def test_only_the_end_of_a_name_is_looked_at() -> None:
+    """A call of the history may have any name; a namespace of megabytes held the event loop."""
+    name = ToolName("function", name="f", namespace="n" * 4_000_000)
+    began_s = time.thread_time()
+    assert name.flat_name == "n" * 61 + "__f"
+    assert time.thread_time() - began_s < 0.05

@@ -140,7 +140,8 @@ class ItemsConversation(ChatMessages):
         self.add_call(call_id, self._name_of(tool), arguments, path)
 
     def _name_of(self, tool: ToolName) -> str:
-        return self._function_names.get(tool, tool.flat_name)
+        found = self._function_names.get(tool)
+        return tool.flat_name if found is None else found
 
     def _add_mcp_call(self, item: Json, path: str) -> None:
         """A call that a gateway has made, and its result."""

@@ -41,6 +41,8 @@ _HOSTED: Final = re.compile(
 _MAX_DEFINITION: Final = 16_384
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_CHARS: Final = 64
+_MAX_OWN_NAME_CHARS: Final = 256
+"""Of a namespace, and of a tool in one: both are joined for each tool, and for each call."""
 _DIGEST_CHARS: Final = 8
 
 
@@ -71,7 +73,7 @@ class ToolName:
         if self.namespace is None:
             return self.name
         flat = f"{self.namespace.rstrip('_')}__{self.name.lstrip('_')}"
-        return _UNSAFE.sub("_", flat)[-_MAX_NAME_CHARS:]
+        return _UNSAFE.sub("_", flat[-_MAX_NAME_CHARS:])
 
     @property
     def long_name(self) -> str:
@@ -157,15 +159,22 @@ def _add_own(found: ToolSet, tool: Json, path: str) -> None:
     _add(found, function, ToolName("custom", name=function["name"]), path)
 
 
+def _own_name(tool: Json, path: str) -> str:
+    name = get_string(tool, "name", path)
+    if len(name) > _MAX_OWN_NAME_CHARS:
+        raise invalid(f"{path}.name", f"has more than {_MAX_OWN_NAME_CHARS} characters")
+    return name
+
+
 def _add_namespace(found: ToolSet, tool: Json, taken: set[str], path: str) -> None:
     """Each tool of a namespace; the first one shows the description of the whole."""
-    namespace = get_string(tool, "name", path)
+    namespace = _own_name(tool, path)
     about = get_optional_string(tool, "description", path)
     for index, each in enumerate(get_objects(tool, "tools", path)):
         place = f"{path}.tools[{index}]"
         one_of(each.get("type"), ("function", "custom"), f"{place}.type")
         kind: Literal["function", "custom"] = "custom" if each["type"] == "custom" else "function"
-        name = ToolName(kind, name=get_string(each, "name", place), namespace=namespace)
+        name = ToolName(kind, name=_own_name(each, place), namespace=namespace)
         flat = name.flat_name if name.flat_name not in taken else name.long_name
         first = found.names.get(name.flat_name)
         is_repeated = first and (first.namespace, first.name) == (namespace, name.name)
