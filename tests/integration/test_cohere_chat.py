@@ -118,7 +118,7 @@ async def test_a_round_of_tools(mesh: BackEnd, client: httpx.AsyncClient, path: 
     usage = first["usage"]
     assert usage["tokens"] == usage["billed_units"]
     assert usage["tokens"]["output_tokens"] == len(script(mesh.workers[0].generates[-1]))
-    result = {"type": "document", "document": {"id": "d", "data": {"sky": "blue"}}}
+    result = {"type": "document", "document": {"id": "d", "data": {"sky": "blåu"}}}
     turns = [
         {"role": "developer", "content": "Be brief."},
         *MESSAGES,
@@ -133,6 +133,7 @@ async def test_a_round_of_tools(mesh: BackEnd, client: httpx.AsyncClient, path: 
     assert sent[2]["reasoning"].strip() == THOUGHT
     assert sent[2]["tool_calls"][0]["id"] == sent[3]["tool_call_id"] == call["id"]
     assert json.loads(sent[3]["content"]) == result["document"]
+    assert "blåu" in sent[3]["content"]
 
 
 @pytest.mark.parametrize("is_reasoning_model", [True, False], indirect=True)
@@ -164,6 +165,7 @@ async def test_log_probabilities_have_ids_and_go_with_the_text(
     events = await streamed(client, body)
     items = [event["logprobs"] for event in events if "logprobs" in event]
     ids = [each for item in items for each in item["token_ids"]]
+    assert ids
     assert ids == [each["token_ids"][0] for each in whole["logprobs"]][: len(ids)]
     assert all(len(item["token_ids"]) == len(item["logprobs"]) for item in items)
 
@@ -202,6 +204,7 @@ async def test_what_the_template_reads_is_given_to_it(
         ({"stop_sequences": ["x"] * 99}, "stop_sequences"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"documents": [{"data": 1}]}, "documents[0].data"),
+        ({"guided_json": {}}, "guided_json"),
         ({"thinking": {"type": "enabled", "token_budget": 0}}, "thinking.token_budget"),
     ],
 )

@@ -118,7 +118,8 @@ def _parts(message: CohereMessage, role: str, path: str) -> tuple[list[Json], li
             text = get_string(block, "text", where, is_empty_ok=True)
             parts.append({"type": "text", "text": text})
         elif kind == "document":
-            parts.append({"type": "text", "text": json.dumps(_member(block, "document", where))})
+            text = json.dumps(_member(block, "document", where), ensure_ascii=False)
+            parts.append({"type": "text", "text": text})
         else:
             parts.append({"type": "image_url", "image_url": _member(block, "image_url", where)})
     if role == "assistant" and parts:

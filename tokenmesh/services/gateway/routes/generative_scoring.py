@@ -9,6 +9,7 @@ from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.openai.translation import warn_unknown
 from tokenmesh.services.gateway.pooling.generative import (
     NAMES,
@@ -30,6 +31,7 @@ def scoring_endpoint(gateway: Gateway) -> Endpoint:
         context.rename_error = NAMES.rename
         with span("validate"):
             body = await read_json(request, GenerativeScoringRequest, gateway.settings)
+            refuse_former_fields(body.model_extra, GenerativeScoringRequest.model_fields)
             warn_unknown(list(body.model_extra or ()), context.warnings)
             tokenizer = gateway.pooling.tokenizer
             generation = await build_scoring(gateway.builder, tokenizer, body, context)

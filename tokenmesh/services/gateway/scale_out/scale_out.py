@@ -81,6 +81,7 @@ class GenerateBuilder:
             prompt_logprobs=body.sampling_params.prompt_logprobs,
         )
         sampling = _with_rules(sampling, body, fields, text, packed)
+        await self._builder.check(sampling.structured)
         rendered = body.rendered or RenderedPrompt()
         if rendered.bad_words_token_ids is not None:
             fields = fields.model_copy(update={"bad_words": None})
