@@ -46,6 +46,8 @@ class RequestContext:
     model: str | None = None
     asked_model: str | None = None
     """The model's name in the request."""
+    has_large_body: bool = False
+    """Whether reading the body further takes more than a few milliseconds."""
     session_id: str | None = None
     """The client's name for related requests; an attribute of the trace."""
     status: int = 0
@@ -64,6 +66,8 @@ class RequestContext:
     @property
     def answer_id(self) -> str:
         """The id, with the kind before one that the client chose, as vLLM has it."""
+        if not self.kind:  # of a line of a batch, whose id is ours
+            return self.request_id
         is_marked = self.request_id.startswith((f"{self.kind}-", f"{self.kind}_"))
         return self.request_id if is_marked else f"{self.kind}-{self.request_id}"
 

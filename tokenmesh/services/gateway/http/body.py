@@ -49,10 +49,11 @@ async def read_json(
     data = await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)
     converted = Conversions()
     body = await parse_body(data, model, limits, converted)
+    context = context_of(request.scope)
+    context.has_large_body = len(data) > SHORT_BYTES
     if converted:
         names = ", ".join(converted)
-        warnings = context_of(request.scope).warnings
-        warnings.append(f"strings read as numbers or booleans: {names}")
+        context.warnings.append(f"strings read as numbers or booleans: {names}")
     return body
 
 

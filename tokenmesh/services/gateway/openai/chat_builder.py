@@ -58,7 +58,8 @@ async def build_chat(
         prompt_logprobs=_num_prompt_logprobs(body),
         logprobs_field="top_logprobs",
     )
-    structured, is_long = sampling.structured, len(tools.schemas) > _FEW_TOOLS
+    structured = sampling.structured
+    is_long = len(tools.schemas) > _FEW_TOOLS or context.has_large_body
     if structured is None:
         structured = await off_loop(is_long, call_constraint, body, tools, text, context, settings)
     elif tools.mode == "auto":

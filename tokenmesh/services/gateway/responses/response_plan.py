@@ -160,7 +160,8 @@ async def prepare(
 
     Raises InvalidInput that names the client's fields.
     """
-    translation = await off_loop(is_long(body, previous), translate, body, previous, served)
+    is_large = is_long(body, previous) or context.has_large_body
+    translation = await off_loop(is_large, translate, body, previous, served)
     context.warnings.extend(translation.warnings)
     with translation.client_paths():
         generation = await build_chat(builder, translation.chat, context)

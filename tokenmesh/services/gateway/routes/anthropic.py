@@ -73,7 +73,7 @@ async def translate_body(body: CountTokensRequest, context: RequestContext) -> T
     """The chat request of a body, with a warning that lists unknown fields."""
     refuse_former_fields(body.model_extra, type(body).model_fields)
     warn_unknown(list(body.model_extra or ()), context.warnings)
-    return await off_loop(is_long(body), translate, body)
+    return await off_loop(is_long(body) or context.has_large_body, translate, body)
 
 
 async def drop_useless_budget(

@@ -14,6 +14,7 @@ from tokenmesh.services.gateway.http.body import read_json
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.openai.translation import TranslatedChat, warn_unknown
 from tokenmesh.shared.telemetry import span
 
@@ -44,8 +45,9 @@ def cohere_endpoint(gateway: Gateway) -> Endpoint:
 
 async def translate_body(body: CohereChatRequest, context: RequestContext) -> TranslatedChat:
     """The chat request of a body, with warnings about what has no effect."""
+    refuse_former_fields(body.model_extra, CohereChatRequest.model_fields)
     warn_unknown(list(body.model_extra or ()), context.warnings)
     mode = str((body.citation_options or {}).get("mode", "")).upper()
     if body.citation_options is not None and mode not in ("OFF", "DISABLED"):
         context.warnings.append(_CITATIONS)
-    return await off_loop(is_long(body), translate, body)
+    return await off_loop(is_long(body) or context.has_large_body, translate, body)

@@ -74,7 +74,8 @@ def input_tokens_router(gateway: Gateway) -> APIRouter:
         context = context_of(request.scope)
         body = await read_json(request, ResponsesRequest, gateway.settings)
         body, previous = await gateway.responses.maker.load_history(body, context.access)
-        translation = await off_loop(is_long(body, previous), translate, body, previous)
+        is_large = is_long(body, previous) or context.has_large_body
+        translation = await off_loop(is_large, translate, body, previous)
         context.warnings.extend(translation.warnings)
         with translation.client_paths():
             count = await count_prompt_tokens(gateway, translation.chat, context)
