@@ -28,7 +28,7 @@ from tokenmesh.services.gateway.openai.translation import FieldNames
 from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.services.gateway.pooling.prompts import PathOf, PoolTokenizer
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.errors import FieldPath, PayloadTooLarge, TokenMeshError
+from tokenmesh.shared.errors import FieldPath, PayloadTooLarge, PromptTooLong, TokenMeshError
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.pooling import PoolingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -133,6 +133,14 @@ async def _prompts(
     query = await _ids(tokenizer, job, [body.query], _of_query, special=body.add_special_tokens)
     items = await _ids(tokenizer, job, body.items, _of_item, special=False)
     room = job.card.max_model_len - _GENERATED
+    if len(query[0]) >= room and not body.item_first:
+        # all prompts would be the same, and so would all scores
+        raise PromptTooLong.over(
+            room,
+            f"your query resulted in {len(query[0])} tokens, which leaves no room for an item",
+            "the length of the query",
+            param="query",
+        )
     num_ids = sum(min(room, len(query[0]) + len(item)) for item in items)
     if num_ids > most:
         raise PayloadTooLarge(
