@@ -246,3 +246,15 @@ async def test_a_response_is_measured(mesh: BackEnd, client: httpx.AsyncClient) 
     metrics = mesh.metrics.render().decode()
     assert 'handler="/inference/v1/generate"' in metrics
     assert f'finished_reason="stop",model_name="{mesh.model}"' in metrics
+
+
+async def test_calls_of_another_origin_are_bounded_as_those_of_render(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    form = {"begin": "<", "end": ">", "schema": '{"title": "' + "a" * 70_000 + '"}'}
+    sampling = {"max_tokens": 4, "structured_outputs": {"regex": "a"}}
+    body = ask(mesh, sampling, rendered={"calls": {"forms": [form]}})
+    response = await client.post(GENERATE, json=body)
+    assert response.status_code == 400
+    assert "gateway.max_grammar_bytes" in response.json()["error"]["message"]
+    assert not mesh.workers[0].generates

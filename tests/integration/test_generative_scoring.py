@@ -88,6 +88,7 @@ async def test_a_prompt_that_is_too_long_is_cut_at_its_end(
         ({"items": [[]]}, 400, "items[0] is an empty list"),
         ({"items": ["a"] * 1025}, 400, "items holds 1025 entries, at most 1024"),
         ({"query": [10**6]}, 400, "query"),
+        ({"query": [8] * MAX_MODEL_LEN}, 400, "This model's maximum"),
         ({"label_token_ids": []}, 400, "label_token_ids: "),
         ({"label_token_ids": [10**6]}, 400, "label_token_ids"),
         ({"label_token_ids": list(range(200))}, 400, "label_token_ids"),
