@@ -163,6 +163,8 @@ async def test_log_probabilities_have_ids_and_go_with_the_text(
     whole = await post(client, body)
     assert "".join(each["text"] for each in whole["logprobs"]).startswith("It is sunny.")
     events = await streamed(client, body)
+    # What is read once for a model names no trace.
+    assert {each.request_id for each in mesh.tokenizer.texts_received} == {""}
     items = [event["logprobs"] for event in events if "logprobs" in event]
     ids = [each for item in items for each in item["token_ids"]]
     assert ids

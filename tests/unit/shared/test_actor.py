@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -253,11 +254,11 @@ async def test_handler_without_deadline_is_bounded_too() -> None:
 async def test_only_what_belongs_to_a_trace_or_a_request_gets_a_span(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parents: list[str | None] = []
+    parents: list[tuple[str | None, bool]] = []
 
     @contextmanager
-    def span(_name: str, _attributes: object = None, parent: str | None = None) -> Iterator[None]:
-        parents.append(parent)
+    def span(_name: str, attributes: object = None, parent: str | None = None) -> Iterator[None]:
+        parents.append((parent, attributes is not None))
         yield
 
     monkeypatch.setattr(runtime_module, "span", span)
@@ -269,11 +270,13 @@ async def test_only_what_belongs_to_a_trace_or_a_request_gets_a_span(
         route_hashes=b"",
     )
     setup = Setup()
-    for message, traceparent in ((Ping(), None), (Ping(), "00-trace"), (place, None)):
+    of_none = msgspec.structs.replace(place, request_id=RequestId(""))
+    sent = ((Ping(), None), (Ping(), "00-trace"), (place, None), (of_none, "00-a"))
+    for message, traceparent in sent:
         headers = Headers(traceparent=traceparent)
         await setup.runtime.receive(Envelope("t.subject", message, headers, "inbox"))
     await setup.runtime.stop(5.0)
-    assert parents == ["00-trace", None]
+    assert parents == [("00-trace", False), (None, True), ("00-a", False)]
 
 
 async def test_keep_alives_come_before_the_answer() -> None:

@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def _bound(message: Message | Tokens, name: str, parent: str | None) -> Iterator[None]:
-    """A span for the handler; spans and logs have the request's id if there is one.
+    """A span for the handler; spans and logs have the request's id if it is not empty.
 
     None for what belongs to no request and to no trace, as pings do: they would be traces of their
     own, and push those of requests out of where the last ones are kept.
     """
     request_id: RequestId | None = getattr(message, "request_id", None)
-    if request_id is not None:
+    if request_id:
         with bind_request(request_id), span(name, {REQUEST_ID: request_id}, parent):
             yield
     elif parent is not None:

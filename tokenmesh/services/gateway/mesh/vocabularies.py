@@ -14,7 +14,7 @@ from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong, ProtocolError, TokenMeshError
-from tokenmesh.shared.ids import ModelName, new_request_id
+from tokenmesh.shared.ids import ModelName, RequestId
 from tokenmesh.shared.messages import (
     Describe,
     Described,
@@ -129,7 +129,8 @@ class Vocabularies:
         answer = await self._calls.request(
             tokenize_subject(model),
             TokenizeTexts(
-                request_id=new_request_id("markers"),
+                # read once for a model: the trace of the request that waits is not named by it
+                request_id=RequestId(""),
                 model=model,
                 texts=list(texts),
                 add_special_tokens=False,
