@@ -66,6 +66,7 @@ def check(pattern: str) -> int:
         *(r"\d+", r"\w\s\d", r"[\w-]+", ".*", r"[^\n]+", r"\.", r"\x41", r"\u0041", r"a\{1\}"),
         *("a+?", "(^a)", "(a$)|b", r"[^\d]", r"\D", r"(?i)a", r"(?P<n>a)", r"[\s\S]", r"\Aa"),
         *("[[a]", "[a&&b]", "[[:alpha:]]", "[]a]", "é", r"[\]]", r"\[a\]", "a{0}", r"\-", "]"),
+        *("[]&x]", "[^]&]+", "[]]", "[^]a]"),
     ],
 )
 def test_expressions_that_both_or_one_of_the_libraries_follow(pattern: str) -> None:
@@ -89,6 +90,7 @@ def test_expressions_that_both_or_one_of_the_libraries_follow(pattern: str) -> N
         ),
         *("a++", "a*+", "a{1,2}+", "a{,2}", "a{1", "{", "(?#c)a", r"\N{DIGIT ONE}", "(?m)^a$"),
         *(r"\Q.\E", r"\cA", r"\h", r"\K", r"\y", r"\X", "(?R)", "a**", r"\e", "a{ 1}", "[^]"),
+        *("[]&&x]", "[^]&&x]", "^[^]&&x]+$", "[]--a]", "[][a]", "[]", "[]a"),
     ],
 )
 def test_what_no_library_follows_is_refused(pattern: str) -> None:
@@ -150,6 +152,8 @@ ATOM = st.sampled_from(
             "[a&&b]",
             "[a--b]",
             "[^]",
+            "[]&&x]",
+            "[^]&&x]",
         ),
     ]
 )

@@ -14,7 +14,7 @@ from tokenmesh.shared.json_schema import schema_nodes
 
 _TOKEN: Final = re.compile(
     r"""(?P<escape>\\(?:[xupP]\{[^}\\]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.))
-    |(?P<set>\[\^?(?:\\.?|[^\]\\])*(?:\]|(?P<open>\Z)))
+    |(?P<set>\[\^?\]?(?:\\.?|[^\]\\])*(?:\]|(?P<open>\Z)))
     |(?P<group>\((?:\?(?:[^:()<=!>]*[:)]|P?<[^>=!(]*>|P?[^)]?[=!]?))?)
     |(?P<times>(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})(?P<more>[*+?]|\{[0-9]+(?:,[0-9]*)?\})*)
     |(?P<char>.)""",
@@ -105,5 +105,6 @@ def _is_plain_set(text: str) -> bool:
     # its classes are those of ASCII: of fewer characters, but of more where they are negated
     if is_negated and any(each in (r"\d", r"\w", r"\s") for each in escapes):
         return False
-    is_closed_early = inner in ("", "^")
+    # it takes a bracket at the beginning for the end
+    is_closed_early = inner.removeprefix("^").startswith("]")
     return not is_closed_early and all(_PLAIN_ESCAPE.fullmatch(each) for each in escapes)
