@@ -17,6 +17,7 @@ SOUND = tones(2.0)
 PCM = (SOUND * 32767).astype("<i2").tobytes()
 TITLE = b"LIST" + struct.pack("<I", 26) + b"INFOISFT" + struct.pack("<I", 14) + b"Lavf61.1.100\0\0"
 ODD = b"LIST" + struct.pack("<I", 5) + b"abcde"
+NOTHING = b"data" + bytes(4)
 UNKNOWN = [0, 0x7FFFFFFF, 0x7FFFFFFF - 36, 0x7FFFF000, 0x80000000, 0xFFFFFFFF, 0xFFFFFFFF - 36]
 """What ElevenLabs, sox, arecord, ffmpeg, browsers and others write as the size of a stream."""
 
@@ -42,6 +43,8 @@ WAVS: dict[str, bytes] = {
     "more than there is": wav(2 * len(PCM)),
     "a chunk of odd size": wav(len(PCM), before=ODD + b"\0"),
     "a chunk of odd size without padding": wav(0xFFFFFFFF, before=ODD),
+    "an empty chunk before the samples": wav(len(PCM), before=NOTHING),
+    "empty chunks before a stream": wav(0xFFFFFFFF, before=NOTHING + TITLE + NOTHING),
     "64 bits": long_wav(len(PCM)),
     "64 bits of a stream": long_wav(0),
     "64 bits of a longer file": long_wav(1 << 40),

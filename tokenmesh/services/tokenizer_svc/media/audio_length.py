@@ -41,7 +41,7 @@ def wav_with_true_length(data: bytes) -> bytes:
     InvalidInput for a file without samples.
     """
     kept: list[bytes] = []
-    long_size = 0
+    long_size, is_empty = 0, False
     for name, size, start in _chunks(data):
         if name in _KEPT:
             kept.append(struct.pack("<4sI", name, size) + data[start : start + size + size % 2])
@@ -49,22 +49,22 @@ def wav_with_true_length(data: bytes) -> bytes:
             long_size = int.from_bytes(data[start + 8 : start + 16], "little")
         elif name == b"data":
             declared = long_size if size == 0xFFFFFFFF and long_size else size
-            body = data[start:] if _is_unknown(declared, data, start) else data[start:][:declared]
+            if declared == 0 and _are_chunks(data, start):  # the samples may be in a later one
+                is_empty = True
+                continue
+            body = data[start:] if declared == 0 else data[start:][:declared]
             head = b"".join([*kept, struct.pack("<4sI", b"data", len(body))])
             return struct.pack("<4sI4s", b"RIFF", 4 + len(head) + len(body), b"WAVE") + head + body
+    if is_empty:
+        raise InvalidInput("the file holds no audio")
     raise InvalidInput("the wav file is damaged: it holds no samples")
 
 
-def _is_unknown(declared: int, data: bytes, start: int) -> bool:
-    """Whether a size of samples is not that of the samples."""
-    if declared == 0:
-        return not _are_chunks(data, start)
-    return start + declared > len(data)
-
-
 def _are_chunks(data: bytes, start: int) -> bool:
-    """Whether what is left of a file is nothing but chunks, such as a title."""
+    """Whether what is left of a file is nothing but chunks, such as a title or the samples."""
     while start < len(data):
+        if data[start : start + 4] == b"data":  # of any size, which need not be true
+            return True
         if not _is_name(data, start):
             return False
         size = int.from_bytes(data[start + 4 : start + 8], "little")
