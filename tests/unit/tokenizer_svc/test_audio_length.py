@@ -110,24 +110,103 @@ def with_count(data: bytes, count: int) -> bytes:
     return data[:place] + struct.pack(">I", count) + data[place + 4 :]
 
 
+def with_vbri(data: bytes) -> bytes:
+    """As Fraunhofer's encoder writes it: a frame of silence with a tag of its own."""
+    end = frame_after(data)
+    frame = data[:4] + bytes(32) + b"VBRI" + bytes(10) + struct.pack(">I", 10)
+    return frame.ljust(end, b"\0")[:end] + data[end:]
+
+
+def title_at_end(kind: bytes) -> bytes:
+    """What looks like frames is in it."""
+    fields = (b"\xff\xfb\x90\0" * 40)[:125]
+    if kind == b"TAG":
+        return kind + fields
+    parts = struct.pack("<IIII8x", 2000, 128 * 500 + 32, 1, 1 << 31)
+    return kind + parts + b"\xff\xfb\x90\0" * 128 * 125 + kind + parts
+
+
+PICTURE = b"ID3\3\0\0" + bytes([0, 5, 0, 0]) + bytes(5 << 14)
+"""A tag of 80 KiB, as it begins the second of two files."""
+JUNK = "junk between frames"
 MP3S: dict[str, Callable[[bytes], bytes]] = {
     "no tag": lambda data: data[frame_after(data) :],
     "no count": lambda data: with_count(data, 0),
     "a small count": lambda data: with_count(data, 10),
     "a large count": lambda data: with_count(data, 0xFFFFFFFF),
+    "another tag": with_vbri,
     "a title": lambda data: b"ID3\3\0\0\0\0\0\x10" + bytes(16) + data[frame_after(data) :],
-    "junk between frames": lambda data: (
-        data[frame_after(data) :] + b"junk" * 20 + data[frame_after(data) :][:100]
+    "titles at the end": lambda data: (
+        data[frame_after(data) :] + title_at_end(b"APETAGEX") + title_at_end(b"TAG")
     ),
+    JUNK: lambda data: data[frame_after(data) :] + b"junk" * 20 + data[frame_after(data) :][:100],
 }
+SLOW = [(8000, 2), (22050, 1), (22050, 2), (44100, 1), (48000, 1), (48000, 2)]
+RATES = [(8000, 1), (44100, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
 
 
 @pytest.mark.parametrize("name", MP3S)
-@pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (22050, 2), (44100, 1), (48000, 2)])
+@pytest.mark.parametrize(("rate", "channels"), RATES)
 def test_an_mp3_file_is_read_to_its_end(name: str, rate: int, channels: int) -> None:
-    data = audio_file(with_pause(8.0, rate, channels), "MP3", rate)
-    assert len(decode_audio(data, RATE, LIMITS)) == pytest.approx(8 * RATE, abs=2)
-    assert 8.0 <= len(decode_audio(MP3S[name](data), RATE, LIMITS)) / RATE < 8.3
+    data = audio_file(with_pause(4.0, rate, channels), "MP3", rate)
+    assert len(decode_audio(data, RATE, LIMITS)) == pytest.approx(4 * RATE, abs=2)
+    samples = decode_audio(MP3S[name](data), RATE, LIMITS)
+    assert 4.0 <= len(samples) / RATE < 4.3
+    if name != JUNK:  # a frame with a tag holds silence
+        assert len(samples) == len(decode_audio(MP3S["no tag"](data), RATE, LIMITS))
+
+
+def checksum(data: bytes) -> bytes:
+    value = 0xFFFF
+    for bit in (byte >> place & 1 for byte in data for place in range(7, -1, -1)):
+        value = (value << 1 ^ (0x8005 if value >> 15 ^ bit else 0)) & 0xFFFF
+    return value.to_bytes(2, "big")
+
+
+def with_checksums(data: bytes, size: int, sides: int) -> bytes:
+    """An MP3 of frames that do not refer to each other, and whose last bytes are unused.
+
+    The first frame of 320,000 bits a second has `size` bytes, without padding.
+    """
+    made, place = b"", 0
+    while place < len(data):
+        head = bytes([0xFF, data[place + 1] & 0xFE]) + data[place + 2 : place + 4]
+        end = place + size + (head[2] >> 1 & 1)
+        body = data[place + 4 : end - 2]
+        made, place = made + head + checksum(head[2:] + body[:sides]) + body, end
+    return made
+
+
+@pytest.mark.parametrize("change", [bytes, *MP3S.values()], ids=["a tag", *MP3S])
+def test_an_mp3_file_with_checksums_is_read_to_its_end(change: Callable[[bytes], bytes]) -> None:
+    sound = tones(1.0, rate=44100)
+    plain = audio_file(sound, "MP3", 44100, bitrate_mode="CONSTANT", compression_level=0.0)
+    data = with_checksums(plain, 1044, 17)
+    samples = decode_audio(change(data), 44100, LIMITS)
+    if change is not MP3S[JUNK]:
+        assert len(samples) == len(decode_audio(MP3S["no tag"](data), 44100, LIMITS))
+    late = decode_audio(plain, 44100, LIMITS)[20_000:21_000]
+    places = numpy.lib.stride_tricks.sliding_window_view(samples[20_000:25_000], 1000)
+    assert numpy.abs(places - late).max(axis=1).min() < 1e-3
+
+
+@pytest.mark.parametrize("size", [1100, 70_000])
+@pytest.mark.parametrize("change", [bytes, MP3S["no tag"], MP3S["a small count"]])
+def test_an_mp3_file_with_a_hole_is_refused(size: int, change: Callable[[bytes], bytes]) -> None:
+    data = change(audio_file(tones(4.0), "MP3"))
+    middle = data.index(data[:2], len(data) // 2)
+    with pytest.raises(InvalidInput, match="the mp3 file is damaged"):
+        decode_audio(data[:middle] + bytes(size) + data[middle:], RATE, LIMITS)
+
+
+@pytest.mark.parametrize("between", [b"", PICTURE, title_at_end(b"TAG")])
+def test_mp3_files_of_other_rates_and_channels_may_follow_each_other(between: bytes) -> None:
+    stereo = numpy.stack([tones(1.0), tones(1.0)], axis=1)
+    files = [audio_file(tones(1.0, rate=rate), "MP3", rate) for rate in (RATE, 44100)]
+    data = between.join([*files, audio_file(stereo, "MP3"), files[0], files[0]])
+    assert 5.0 <= len(decode_audio(data, RATE, LIMITS)) / RATE < 5.2
+    with pytest.raises(InvalidInput, match="again and again"):
+        decode_audio(b"".join(files) * 33, RATE, LIMITS)
 
 
 @pytest.mark.parametrize("kind", ["MP3", "OGG", "OPUS"])

@@ -20,7 +20,7 @@ import soxr
 
 from tokenmesh.services.tokenizer_svc.media.audio_length import (
     aiff_with_true_length,
-    mp3_with_true_length,
+    mp3_parts,
     ogg_links,
     wav_with_true_length,
 )
@@ -57,7 +57,7 @@ _AV_CODECS: Final = frozenset(
 _PARTS_OF: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
     "wav": lambda data: [wav_with_true_length(data)],
     "aiff": lambda data: [aiff_with_true_length(data)],
-    "mp3": lambda data: [mp3_with_true_length(data)],
+    "mp3": mp3_parts,
     "ogg": ogg_links,
 }
 """By container: the files that libsndfile gets in place of a file, one after the other."""

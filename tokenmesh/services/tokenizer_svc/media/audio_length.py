@@ -8,6 +8,8 @@ and would return a part of the samples, or none.
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from tokenmesh.shared.errors import InvalidInput
@@ -17,7 +19,7 @@ _CHUNK_BYTES: Final = 8
 _KEPT: Final = (b"fmt ", b"fact")
 """Chunks of a WAV file that say how its samples are read."""
 _MAX_JUNK_BYTES: Final = 1 << 16
-"""Of an MP3 file between frames, in all: its frames are not counted beyond."""
+"""Of an MP3 file between frames, in all: beyond it the file counts as damaged."""
 _BITRATES: Final = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
@@ -28,6 +30,14 @@ _RATES: Final = ((11025, 12000, 8000), (), (22050, 24000, 16000), (44100, 48000,
 _MPEG_1: Final = 3
 _MONO: Final = 3
 _TAGS: Final = (b"Xing", b"Info")
+_CHECKSUM_BYTES: Final = 2
+_VBRI: Final = b"VBRI"
+_VBRI_PLACE: Final = 36
+"""In a frame of any kind: of a tag by Fraunhofer's encoder, which libsndfile does not read."""
+_MAX_PARTS: Final = 64
+_ID3V1_BYTES: Final = 128
+_APE_BYTES: Final = 32
+"""Of the header and of the footer of a tag, which has the size of all but the header."""
 _HAS_COUNT: Final = 1
 """Flag of a tag that is followed by the number of frames."""
 _TAG_BITRATE: Final = (9, 8)
@@ -114,59 +124,97 @@ class _Mp3Frame:
     """What the header of a frame of layer III says."""
 
     start: int
-    num_bytes: int
+    end: int
     is_mpeg_1: bool
     is_mono: bool
+    rate: int
+    has_checksum: bool
 
     @property
     def tag(self) -> int:
-        """Where a tag begins in a frame."""
+        """Where libsndfile looks for a tag in a frame, as if there were no checksum."""
         if self.is_mpeg_1:
             return 4 + (17 if self.is_mono else 32)
         return 4 + (9 if self.is_mono else 17)
 
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """libsndfile reads frames up to the first one of another kind; the rate names a version."""
+        return self.rate, self.is_mono
 
-def mp3_with_true_length(data: bytes) -> bytes:
-    """The file, with a tag before its first frame that says how many frames there are.
+
+def mp3_parts(data: bytes) -> list[bytes]:
+    """The recordings of an MP3 file, each with a tag that says how many frames there are.
 
     Without one, and where the tag of the file does not know it, the length would be estimated from
-    the bitrate of the first frame, and what is beyond it would be lost.
+    the bitrate of the first frame, and what is beyond it would be lost. Files of other rates may
+    have been appended. Raises InvalidInput for a damaged file.
     """
-    frames = _mp3_frames(data)
-    first = next(frames, None)
-    count = sum(1 for _ in frames)
-    if first is None or not count:  # no sound: libsndfile says what it is
-        return data
-    tag = first.start + first.tag
-    if data[tag : tag + 4] not in _TAGS:
-        return data[: first.start] + _tag_frame(data, first, count + 1) + data[first.start :]
-    flags, declared = struct.unpack_from(">II", data.ljust(tag + 12, b"\0"), tag + 4)
-    if flags & _HAS_COUNT and declared == count:
-        return data
-    # The frame of a wrong tag is left out: nothing else in it can be relied on.
-    end = first.start + first.num_bytes
-    return data[: first.start] + _tag_frame(data, first, count) + data[end:]
+    parts: list[bytes] = []
+    for _, frames in groupby(_mp3_frames(data), attrgetter("kind")):
+        if len(parts) == _MAX_PARTS:
+            raise InvalidInput("the mp3 file is damaged: its rate changes again and again")
+        parts.append(_part(data, frames))
+    return parts or [data]  # no sound: libsndfile says what it is
+
+
+def _part(data: bytes, frames: Iterator[_Mp3Frame]) -> bytes:
+    """A file of frames of one kind and what is between them."""
+    first = last = next(frames)
+    count = 0  # without the first one, which may be a tag
+    for each in frames:
+        last, count = each, count + 1
+    data = data[first.start : last.end]
+    flags, declared = struct.unpack_from(">II", data.ljust(first.tag + 12, b"\0"), first.tag + 4)
+    if data.startswith(_TAGS, first.tag):
+        if flags & _HAS_COUNT and declared == count:
+            return data
+    elif not data.startswith(_VBRI, _VBRI_PLACE) and not (
+        first.has_checksum and data.startswith(_TAGS, first.tag + _CHECKSUM_BYTES)
+    ):
+        return _tag_frame(data, first, count + 1) + data
+    # The frame of any other tag is left out: nothing else in it can be relied on.
+    return _tag_frame(data, first, count) + data[first.end - first.start :]
 
 
 def _mp3_frames(data: bytes) -> Iterator[_Mp3Frame]:
-    place, junk = _after_id3(data), 0
-    while place + 4 <= len(data):
+    """Those that touch another one like it, or end with the sound of the file."""
+    place, junk, end = 0, 0, _end_of_sound(data)
+    last: _Mp3Frame | None = None
+    while (place := _after_id3(data, place)) + 4 <= end:
         frame = _mp3_frame(data, place)
-        if frame is not None:
+        if frame is not None and (
+            frame.end == end
+            or _is_like(data, place, frame.end)
+            or (last is not None and last.end == place and last.kind == frame.kind)
+        ):
             yield frame
-            place += frame.num_bytes
+            last, place = frame, frame.end
             continue
-        following = data.find(b"\xff", place + 1)
-        if following < 0:
-            return
+        following = data.find(b"\xff", place + 1, end)
+        following = following if following >= 0 else end
         junk += following - place
         place = following
         if junk > _MAX_JUNK_BYTES:
-            return
+            if last is None:
+                return
+            raise InvalidInput("the mp3 file is damaged: too much of it is not sound")
 
 
-def _after_id3(data: bytes) -> int:
-    place = 0
+def _end_of_sound(data: bytes) -> int:
+    """Where the tags at the end of a file begin."""
+    end = len(data)
+    if data[-_ID3V1_BYTES:][:3] == b"TAG":
+        end -= _ID3V1_BYTES
+    footer = end - _APE_BYTES
+    if footer > 0 and data[footer : footer + 8] == b"APETAGEX":
+        size, _, flags = struct.unpack_from("<III", data, footer + 12)
+        start = end - size - _APE_BYTES * (flags >> 31)
+        end = start if start > 0 else footer
+    return end
+
+
+def _after_id3(data: bytes, place: int) -> int:
     while data[place : place + 3] == b"ID3" and place + 10 <= len(data):
         size = 0
         for each in data[place + 6 : place + 10]:
@@ -184,20 +232,29 @@ def _mp3_frame(data: bytes, start: int) -> _Mp3Frame | None:
         return None
     is_mpeg_1 = version == _MPEG_1
     bits = _BITRATES[not is_mpeg_1][bitrate] * 1000
-    padding = third >> 1 & 1
-    num_bytes = (144 if is_mpeg_1 else 72) * bits // _RATES[version][rate] + padding
-    return _Mp3Frame(start, num_bytes, is_mpeg_1, fourth >> 6 == _MONO)
+    hertz = _RATES[version][rate]
+    end = start + (144 if is_mpeg_1 else 72) * bits // hertz + (third >> 1 & 1)
+    return _Mp3Frame(start, end, is_mpeg_1, fourth >> 6 == _MONO, hertz, not second & 1)
+
+
+def _is_like(data: bytes, one: int, other: int) -> bool:
+    """Whether a header of the same version and rate as that of a frame is at `other`."""
+    if data[other : other + 1] != b"\xff" or other + 4 > len(data):
+        return False
+    second, third = data[other + 1], data[other + 2]
+    differs = (second ^ data[one + 1]) & 0xFE or (third ^ data[one + 2]) & 0x0C
+    return not differs and third >> 4 not in (0, 15)
 
 
 def _tag_frame(data: bytes, first: _Mp3Frame, count: int) -> bytes:
-    """A frame of silence with a tag, in the format of the first frame."""
-    head = bytearray(data[first.start : first.start + 4])
+    """A frame of silence with a tag, in the format of the first frame, with which `data` begins."""
+    head = bytearray(data[:4])
     head[1] |= 1  # no checksum follows
     head[2] = _TAG_BITRATE[not first.is_mpeg_1] << 4 | head[2] & 0x0C
     frame = _mp3_frame(bytes(head), 0)
     assert frame is not None, "the header was changed to a valid one"
     body = bytes(frame.tag - 4) + struct.pack(">4sII", b"Xing", _HAS_COUNT, count)
-    return (bytes(head) + body).ljust(frame.num_bytes, b"\0")
+    return (bytes(head) + body).ljust(frame.end, b"\0")
 
 
 def ogg_links(data: bytes) -> list[bytes]:
