@@ -11,7 +11,6 @@ from tokenmesh.services.tokenizer_svc.loading import load_model
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.pooling.kind import read_pooling
 from tokenmesh.services.worker_svc.models.raw_config import read_config
-from tokenmesh.shared import config_overrides
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config_overrides import overridden
 from tokenmesh.shared.errors import CheckpointError
@@ -72,4 +71,3 @@ def test_worker_tokenizer_and_encoder_read_the_same(checkpoint: Path) -> None:
     assert tower is not None
     assert tower.directory == load_model(model).directory == directory
     assert load_model(model).max_model_len == 99
-    assert config_overrides.merged({}, over) == over
