@@ -39,7 +39,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("width", "height"), [(40, 33), (33, 40), (200, 7), (31, 31), (1, 1)])
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [
+        (33, 40),
+        (200, 7),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((40, 33), (31, 31), (1, 1))),
+    ],
+)
 def test_pixels_equal_those_of_transformers(
     options: str, width: int, height: int, tmp_path: Path
 ) -> None:
@@ -111,7 +118,9 @@ def deep(seed: int, channels: int) -> numpy.ndarray:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("seed", [1, 2, 200])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 200))]
+)
 def test_colors_become_those_of_transformers(name: str, seed: int) -> None:
     data = FILES[name](seed)
     with Image.open(io.BytesIO(data)) as image:
