@@ -26,7 +26,7 @@ class SchedulerActor(Actor):
         metrics: Metrics,
         is_starting: Callable[[ModelName], bool],
     ) -> None:
-        """`is_starting`: whether a worker is loading the model."""
+        """`is_starting`: whether a worker will soon have loaded the model."""
         super().__init__()
         self._settings = settings
         self._queue = queue
@@ -82,8 +82,11 @@ class SchedulerActor(Actor):
     def _refuse_without_workers(self, waiting: WaitingRequest) -> None:
         waited_s = monotonic_s() - waiting.since_s
         request = waiting.request
-        has_time = waited_s < self._settings.worker_wait_s or self._is_starting(request.model)
-        if not has_time and not self._queue.has_workers(request):
+        if (
+            waited_s >= self._settings.worker_wait_s
+            and not self._queue.has_workers(request)
+            and not self._is_starting(request.model)
+        ):
             what = request.model if request.lora is None else request.lora
             raise Unavailable(f"no live worker serves {what!r}", retry_after_s=1.0)
 
