@@ -80,11 +80,11 @@ def calls_with(bus: MessageBus, members: Members, settings: GatewaySettings) -> 
     )
 
 
-def beat_of(service: str, instance: str, starts: Sequence[str] = ()) -> Heartbeat:
+def beat_of(service: str, instance: str, starts: Sequence[str] = (), epoch: int = 1) -> Heartbeat:
     return Heartbeat(
         service=service,
         instance_id=InstanceId(instance),
-        epoch=1,
+        epoch=epoch,
         sequence=1,
         version="0",
         interval_s=60.0,
@@ -301,6 +301,30 @@ async def test_the_wait_for_a_service_is_longer_while_one_is_starting(
     assert [each.beat.instance_id for each in members.service("tokenizer")] == [instance]
     stops.stop("test is over")
     await asyncio.wait_for(serving, 15)
+
+
+async def test_a_service_that_starts_again_and_again_is_not_waited_for(
+    bus: MessageBus, members: Members
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+    for life in range(4):
+        beat = beat_of("tokenizer", "t", [model], epoch=life)
+        await bus.publish(subjects.beat("tokenizer", InstanceId("t")), beat)
+    await bus.flush()
+    async with asyncio.timeout(15):
+        while not members.starting("tokenizer") or members.is_starting("tokenizer"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    limits = GatewaySettings(service_wait_s=0.1, retry_pause_max_s=0.1, call_attempts=1)
+    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40]))
+    async with asyncio.timeout(15):
+        with pytest.raises(NoResponders):
+            await calls_with(bus, members, limits).request(
+                subjects.tokenize(model),
+                message,
+                Detokenized,
+                timeout_s=30,
+                deadline_s=now_s() + 60,
+            )
 
 
 async def test_a_request_ends_soon_after_its_tokenizer_was_cut_off(

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
-from tokenmesh.services.scheduler_svc.main import is_starting, workers_of
+from tokenmesh.services.scheduler_svc.main import workers_of
 from tokenmesh.services.scheduler_svc.placement import LoadPlacement
 from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
 from tokenmesh.shared import subjects
@@ -37,14 +37,20 @@ class Scheduler:
     sequence: int = 0
 
     async def beat(
-        self, *, running: int, name: str = "w1", sleep_level: int = 0, is_starting: bool = False
+        self,
+        *,
+        running: int,
+        name: str = "w1",
+        epoch: int = 3,
+        sleep_level: int = 0,
+        is_starting: bool = False,
     ) -> None:
         self.sequence += 1
         card = ModelCard(name=MODEL, max_model_len=128, vocab_size=10)
         beat = Heartbeat(
             service="worker",
             instance_id=InstanceId(name),
-            epoch=3,
+            epoch=epoch,
             sequence=self.sequence,
             version="0",
             interval_s=30.0,
@@ -83,7 +89,7 @@ async def scheduler(bus: MessageBus) -> AsyncIterator[Scheduler]:
         SETTINGS, lambda model: workers_of(members, model), LoadPlacement(SETTINGS)
     )
     metrics = Metrics()
-    actor = SchedulerActor(SETTINGS, queue, metrics, partial(is_starting, members))
+    actor = SchedulerActor(SETTINGS, queue, metrics, partial(members.is_starting, "worker"))
     members.on_beat = actor.on_beat
     runtime = ActorRuntime(actor, bus, ServiceSettings())
     await runtime.listen(subjects.place_any(), "scheduler")
@@ -160,3 +166,14 @@ async def test_a_request_waits_for_longer_while_a_worker_loads_its_model(
     assert not asking.done()
     await scheduler.beat(running=0)
     assert isinstance((await asyncio.wait_for(asking, 15))[-1], Placed)
+
+
+async def test_a_worker_that_starts_again_and_again_is_not_waited_for(
+    scheduler: Scheduler,
+) -> None:
+    for epoch in range(4):
+        await scheduler.beat(running=0, epoch=epoch, is_starting=True)
+    with pytest.raises(Unavailable, match="no live worker serves"):
+        await scheduler.ask()
+    await scheduler.beat(running=0, epoch=3)
+    assert isinstance((await scheduler.ask())[-1], Placed)

@@ -32,6 +32,9 @@ _ABSENT_BEATS: Final = 2
 """After so many missed heartbeats the next one is a return: what was asked meanwhile may be lost.
 Fewer than those after which an instance counts as dead, since to ask once more costs little."""
 
+_MAX_FAILED_STARTS: Final = 3
+_FAILED_START_MEMORY_S: Final = 3600.0
+
 
 def check_beat(beat: Heartbeat, subject: str) -> None:
     """Raises ProtocolError for a heartbeat that no service would send on `subject`."""
@@ -89,6 +92,44 @@ class Member:
         return is_awake or any(card.on_demand for card in self.beat.models)
 
 
+class FailedStarts:
+    """Lives of processes that ended while they loaded their models, by instance and epoch."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lives: dict[tuple[InstanceId, int], tuple[Heartbeat, float]] = {}
+
+    def note_end(self, last: Heartbeat, now: float) -> None:
+        """A process has left, fell silent or began a new life; `last`: what it said before."""
+        if not last.starts:
+            return
+        if len(self._lives) >= self._limit:
+            del self._lives[next(iter(self._lives))]
+        self._lives[last.instance_id, last.epoch] = last, now
+
+    def note_beat(self, beat: Heartbeat, before: Heartbeat | None) -> None:
+        """A process lives; `before`: what it last said in this life, where that is known."""
+        was_silent = self._lives.pop((beat.instance_id, beat.epoch), None)
+        before = before if was_silent is None else was_silent[0]
+        if before is None or not before.starts or beat.starts:
+            return
+        loaded = set(before.starts)
+        self._lives = {
+            life: (last, at_s)
+            for life, (last, at_s) in self._lives.items()
+            if last.service != beat.service or loaded.isdisjoint(last.starts)
+        }
+
+    def are_many(self, service: str, model: ModelName, now: float) -> bool:
+        """Whether the service has failed to load the model so often that it will fail again."""
+        ends = (at_s for last, at_s in self._lives.values() if _loads(last, service, model))
+        return sum(now - at_s < _FAILED_START_MEMORY_S for at_s in ends) >= _MAX_FAILED_STARTS
+
+
+def _loads(beat: Heartbeat, service: str, model: ModelName) -> bool:
+    return beat.service == service and model in beat.starts
+
+
 class MembershipView:
     """The members by instance id. Times are passed in and must be of one clock."""
 
@@ -96,6 +137,7 @@ class MembershipView:
         self._missed_beats = missed_beats
         self._max_members = max_members
         self._member_by_id: dict[InstanceId, Member] = {}
+        self._failed = FailedStarts(max_members)
         self._left: dict[tuple[InstanceId, int], None] = {}
         # Instances that have left, by id and epoch; the oldest are dropped over `max_members`.
         self.ignored = 0
@@ -116,11 +158,15 @@ class MembershipView:
         elif beat.leaving:
             self._note_left(beat)
             if same is not None:
+                self._failed.note_end(same.beat, now)
                 del self._member_by_id[beat.instance_id]
         elif known is None and len(self._member_by_id) >= self._max_members:
             self.ignored += 1
         else:
             self._member_by_id[beat.instance_id] = Member(beat, now, outage_s)
+            if known is not None and same is None:
+                self._failed.note_end(known.beat, now)
+            self._failed.note_beat(beat, None if same is None else same.beat)
             return not beat.starts and (same is None or _was_away(same, now))
         return False
 
@@ -138,6 +184,7 @@ class MembershipView:
             > self._missed_beats * member.beat.interval_s
         ]
         for member in dead:
+            self._failed.note_end(member.beat, now)
             del self._member_by_id[member.beat.instance_id]
         return dead
 
@@ -158,6 +205,15 @@ class MembershipView:
         """The instances of one service that are alive and cannot answer yet."""
         members = self._member_by_id.values()
         return [each for each in members if each.beat.starts and each.beat.service == service]
+
+    def is_starting(self, service: str, now: float, model: ModelName | None = None) -> bool:
+        """Whether an instance of the service will soon answer, for a model if one is named.
+
+        Not one that starts again and again: that would have no end.
+        """
+        loaded = {name for each in self.starting(service) for name in each.beat.starts}
+        asked = loaded if model is None else loaded & {model}
+        return any(not self._failed.are_many(service, name, now) for name in asked)
 
     def workers(self, model: ModelName) -> list[Member]:
         """The workers of `model`, by name or alias, draining ones included."""
@@ -260,6 +316,11 @@ class Members:
         """The instances of one service that live and cannot answer yet."""
         self._expire()
         return self.view.starting(service)
+
+    def is_starting(self, service: str, model: ModelName | None = None) -> bool:
+        """Whether an instance of the service will soon answer, for a model if one is named."""
+        self._expire()
+        return self.view.is_starting(service, monotonic_s(), model)
 
     def next_return(self, service: str) -> asyncio.Future[None]:
         """Done once an instance of the service comes, or comes back; cancel it when done with.

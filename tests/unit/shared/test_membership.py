@@ -199,3 +199,53 @@ def test_a_process_that_dies_while_it_loads_its_models_does_not_start_for_ever()
     members = view(beat(starts=(LLAMA.name,)))
     members.expire(MISSED_BEATS * INTERVAL_S + 0.001)
     assert members.starting("worker") == []
+
+
+LOAD = (LLAMA.name,)
+
+
+def failing(num_lives: int, at_s: float = 0.0) -> MembershipView:
+    """A worker in its last of so many lives, none of which has loaded its model."""
+    members = MembershipView(MISSED_BEATS, 10)
+    for epoch in range(num_lives):
+        members.observe(beat(epoch=epoch, starts=LOAD), at_s)
+    return members
+
+
+def test_a_worker_that_has_failed_to_start_three_times_is_not_starting() -> None:
+    for num_lives, expected in ((1, True), (3, True), (4, False)):
+        members = failing(num_lives)
+        assert members.is_starting("worker", 0.1) is expected
+        assert members.is_starting("worker", 0.1, LLAMA.name) is expected
+        assert not members.is_starting("worker", 0.1, ModelName("other"))
+        assert not members.is_starting("tokenizer", 0.1)
+
+
+def test_starts_that_failed_count_in_every_way_to_end_and_for_an_hour() -> None:
+    members = view(beat(starts=LOAD), beat(instance_id="worker-2", starts=LOAD))
+    members.observe(beat(2, instance_id="worker-2", leaving=True, starts=LOAD), 0.0)
+    members.expire(MISSED_BEATS * INTERVAL_S + 0.1)
+    members.observe(beat(instance_id="worker-3", starts=LOAD), 4.0)
+    members.observe(beat(instance_id="worker-3", epoch=2, starts=LOAD), 4.0)
+    assert not members.is_starting("worker", 4.0)
+    assert members.is_starting("worker", 3700.0)
+
+
+def test_a_worker_that_loads_its_model_makes_up_for_what_failed() -> None:
+    members = failing(4)
+    members.observe(beat(2, epoch=3), 0.1)
+    members.observe(beat(epoch=4, starts=LOAD), 0.2)
+    assert members.is_starting("worker", 0.2)
+
+
+def test_a_worker_that_was_silent_while_it_loads_has_not_failed() -> None:
+    members = view(beat(starts=LOAD))
+    for number in range(2, 8):
+        members.expire(number * 10.0 - 1)
+        members.observe(beat(number, starts=LOAD), number * 10.0)
+        assert members.is_starting("worker", number * 10.0)
+
+
+def test_failed_starts_are_bounded_in_memory() -> None:
+    members = failing(30)
+    assert len(members._failed._lives) == 10

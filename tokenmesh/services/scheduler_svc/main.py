@@ -1,5 +1,7 @@
 """Process entry of scheduler_svc."""
 
+from functools import partial
+
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
 from tokenmesh.services.scheduler_svc.index.indexed_placement import IndexedPlacement
 from tokenmesh.services.scheduler_svc.index.placement_index import PlacementIndex
@@ -19,11 +21,6 @@ def workers_of(members: Members, model: ModelName) -> list[Worker]:
     return [worker for worker in found if worker is not None]
 
 
-def is_starting(members: Members, model: ModelName) -> bool:
-    """Whether a worker is loading the model."""
-    return any(model in each.beat.starts for each in members.starting("worker"))
-
-
 async def build(mesh: Mesh) -> None:
     """Listen for Place of every model."""
     settings, index_settings = mesh.settings.scheduler, mesh.settings.prefix_index
@@ -34,7 +31,7 @@ async def build(mesh: Mesh) -> None:
     )
     queue = RequestQueue(settings, lambda model: workers_of(mesh.members, model), placer)
     actor = SchedulerActor(
-        settings, queue, mesh.metrics, lambda model: is_starting(mesh.members, model)
+        settings, queue, mesh.metrics, partial(mesh.members.is_starting, "worker")
     )
     mesh.members.on_beat = actor.on_beat
     mesh.count_queue(lambda: queue.num_waiting)

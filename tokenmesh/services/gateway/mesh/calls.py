@@ -89,7 +89,7 @@ class ServiceCalls:
 
         A hedged request follows after `hedge_after_s` (default: `second_ask_s`) of silence, and
         when a process has come back. While no process can be reached it waits for
-        `service_wait_s`, and for as long as one is starting.
+        `service_wait_s`, and for as long as one is starting that did not fail to repeatedly.
 
         Raises the last error, ProtocolError for an answer of another type.
         """
@@ -111,9 +111,7 @@ class ServiceCalls:
     def _policy(self, subject: str, deadline_s: float) -> RetryPolicy:
         """`subject`: of a service's requests."""
         service = subjects.service_of(subject)
-        return RetryPolicy(
-            self._settings, deadline_s, lambda: bool(self._members.starting(service))
-        )
+        return RetryPolicy(self._settings, deadline_s, partial(self._members.is_starting, service))
 
     async def _send(
         self, subject: str, message: Message, limit_s: float, is_hedge: bool
