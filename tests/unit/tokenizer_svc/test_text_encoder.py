@@ -7,12 +7,13 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tests.fakes.tokenizers import CORPUS
 from tests.unit.tokenizer_svc.test_word_cache import TEXTS, TOKENIZERS, made, split
 from tokenmesh.services.tokenizer_svc import text_encoder as module
 from tokenmesh.services.tokenizer_svc.encoding import MOST_CHARS, Side, encode_texts
+from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.services.tokenizer_svc.text_borders import Borders, find_borders
 from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.shared.errors import PayloadTooLarge
@@ -75,8 +76,100 @@ MARKS = st.just(" a b\nc\u4f60 \u597d, 1 2x.\u4e16\u3002A! b;c ")
 WORDS = st.lists(TEXTS | MARKS, max_size=30).map("".join)
 
 
+HARD = (
+    *(
+        "\u304c\u3002",
+        "\u304c,",
+        "\u30d1.",
+        "ba.b",
+        " b",
+        " a",
+        "  ",
+        "x",
+        " foo",
+        "foo ",
+        " <y> ",
+    ),
+    *(
+        "\uff9e ",
+        " \uff9e",
+        " \ufe70 ",
+        "\uac00\uff0c",
+        "\u4f60\u3002",
+        " \u4f60 ",
+        "\ufdfa",
+        "a_",
+    ),
+)
+
+
+def of_marks_behind_letters() -> Tokenizer:
+    """GPT-2's, with tokens of what stands at both sides of a border."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFD()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([first + last for first in HARD for last in HARD], trainer)
+    found = json.loads(tokenizer.to_str())
+    return Tokenizer.from_str(json.dumps({**found, "normalizer": None}))
+
+
+VARIED = {name: ALL[name] for name in ("gpt4o", "bert", "t5", "gemma", "llama2")}
+VARIED["gpt2"] = of_marks_behind_letters()
+CHANGES: list[JsonObject] = [
+    {"type": "Nmt"},
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+    {"type": "Prepend", "prepend": "\u2581"},
+    {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+    {
+        **{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
+        **{"strip_accents": None, "lowercase": False},
+    },
+]
+CHANGES += [{"type": each} for each in ("NFD", "NFKD", "NFC", "NFKC", "Lowercase", "StripAccents")]
+CHANGES += [
+    {"type": "Replace", "pattern": {"String": before}, "content": after}
+    for before, after in (("a.", "x"), (".", "x"), ("b", ".b"), ("b", "\u0301"), ("x", ""))
+]
+ADDED = st.sampled_from(("foo", "<y>", "_", "x.y", "a.", "\ufdfa", "\u2581", "\u2581\u2581"))
+
+
+def varied(
+    name: str, changes: list[JsonObject], is_first: bool, scheme: str, added: dict[str, bool]
+) -> Tokenizer:
+    """A tokenizer with more normalizers, and with added tokens behind 40 others."""
+    tokenizer = VARIED[name]
+    found = json.loads(tokenizer.to_str())
+    own = [found["normalizer"]] if found["normalizer"] else []
+    steps = [*changes, *own] if is_first else [*own, *changes]
+    found["normalizer"] = {"type": "Sequence", "normalizers": steps} if steps else None
+    if (found["pre_tokenizer"] or {}).get("type") == "Metaspace":
+        found["pre_tokenizer"]["prepend_scheme"] = scheme
+    changed = Tokenizer.from_str(json.dumps(found))
+    changed.add_tokens([AddedToken(f"<x{index}>", normalized=False) for index in range(40)])
+    changed.add_tokens([AddedToken(content, normalized=is_n) for content, is_n in added.items()])
+    return changed
+
+
+def find_change(pattern: str) -> JsonObject:
+    return next(each for each in CHANGES if each.get("pattern") == {"String": pattern})
+
+
 def borders_of(tokenizer: Tokenizer) -> Borders | None:
     return find_borders(tokenizer, tokenizer.to_str().encode())
+
+
+def whole_and_parts(
+    tokenizer: Tokenizer, borders: Borders, text: str
+) -> tuple[list[int], list[int]]:
+    """The ids of a text, and those of its parts."""
+    places = borders.all_in(text)
+    starts = [0, *(borders.behind(place, text) for place in places)]
+    parts = [text[start:end] for start, end in zip(starts, [*places, len(text)], strict=True)]
+    whole, *found = encode_texts(tokenizer, [text, *parts])
+    return whole, [token for ids in found for token in ids]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -85,11 +178,49 @@ def borders_of(tokenizer: Tokenizer) -> Borders | None:
 def test_the_parts_of_a_text_have_its_ids(name: str, text: str) -> None:
     borders = borders_of(ALL[name])
     assert borders is not None
-    places = borders.all_in(text)
-    starts = [0, *(borders.behind(place, text) for place in places)]
-    parts = [text[start:end] for start, end in zip(starts, [*places, len(text)], strict=True)]
-    whole, *found = encode_texts(ALL[name], [text, *parts])
-    assert [token for ids in found for token in ids] == whole
+    whole, parts = whole_and_parts(ALL[name], borders, text)
+    assert parts == whole
+
+
+@pytest.mark.parametrize("name", VARIED)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_the_parts_have_the_ids_whatever_the_normalizers_and_added_tokens(
+    name: str, data: st.DataObject
+) -> None:
+    tokenizer = varied(
+        name,
+        data.draw(st.lists(st.sampled_from(CHANGES), max_size=2)),
+        data.draw(st.booleans()),
+        data.draw(st.sampled_from(("first", "always", "never"))),
+        data.draw(st.dictionaries(ADDED, st.booleans(), max_size=2)),
+    )
+    borders = borders_of(tokenizer)
+    for _ in range(8 if borders else 0):
+        assert borders is not None
+        text = data.draw(st.lists(st.sampled_from(HARD) | st.just("a b"), max_size=8).map("".join))
+        whole, parts = whole_and_parts(tokenizer, borders, text)
+        assert parts == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "added", "text"),
+    [
+        ("llama2", [], {"foo": False}, "a foo b"),
+        ("gpt2", [{"type": "NFD"}], {}, "a \u304c\u3002b"),
+        ("gpt2", [{"type": "NFKD"}], {}, "\u304c,b"),
+        ("gpt2", [find_change("a.")], {}, "ba.b"),
+        ("gpt2", [find_change(".")], {}, "ba.b"),
+    ],
+)
+def test_no_border_is_where_an_added_token_or_a_normalizer_reaches_over_it(
+    name: str, changes: list[JsonObject], added: dict[str, bool], text: str
+) -> None:
+    tokenizer = varied(name, changes, True, "first", added)
+    borders = borders_of(tokenizer)
+    if borders is not None:
+        whole, parts = whole_and_parts(tokenizer, borders, text)
+        assert parts == whole
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

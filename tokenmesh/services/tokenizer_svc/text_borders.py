@@ -7,6 +7,7 @@ there are no borders.
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -20,7 +21,10 @@ _SPACE: Final = "\u2581"
 """What SentencePiece writes for a space."""
 _LETTERS: Final = r"A-Za-z0-9\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 """Which every version of Unicode calls letters and digits."""
-_AT_SPACES: Final = r" (?<=[^\W_] )(?=[^\W_])"
+_VANISHING: Final = r"\u037a\ufc5e-\ufc63\ufe70-\ufe7f\uff9e\uff9f"
+"""Letters of which NFKC makes a combining mark alone, which StripAccents deletes."""
+_WORD_CHAR: Final = rf"[^\W_{_VANISHING}]"
+_AT_SPACES: Final = rf" (?<={_WORD_CHAR} )(?={_WORD_CHAR})"
 _AT_MARKS: Final = rf"[,.;:!?\uff0c\u3002\u3001\uff01\uff1f\uff1b\uff1a](?<=[{_LETTERS}].)"
 _SPACES: Final = re.compile(_AT_SPACES)
 _SPACES_AND_MARKS: Final = re.compile(f"{_AT_SPACES}|{_AT_MARKS}")
@@ -49,12 +53,15 @@ _ALTERNATIVES: Final = frozenset(
 a letter or digit, and look at nothing before."""
 _SYNTAX: Final = re.compile(r"\\.|[()\[\]|]")
 _ANY_SPACES: Final = r"\s+"
-_NORMALIZERS: Final = frozenset(
-    (
-        *("NFC", "NFKC", "NFD", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Nmt"),
-        *("Precompiled", "Prepend", "Strip"),
-    )
-)
+_KEEP_MARKS: Final = frozenset(("NFC", "NFKC", "Lowercase", "StripAccents", "Nmt"))
+"""Normalizers behind which the common letters are letters still, and marks are marks. Behind the
+others a pattern may take what a letter became together with the mark: NFD makes two characters of
+a voiced kana, BertNormalizer puts a space behind a Chinese one."""
+_KEEP_MARKS_OF_WORDS: Final = _KEEP_MARKS | {"NFD", "NFKD", "BertNormalizer", "Strip"}
+"""Where words are split that have their combining marks, and spaces are dropped."""
+_NORMALIZERS: Final = _KEEP_MARKS_OF_WORDS | {"Precompiled", "Prepend"}
+_BESIDE_PREPEND: Final = frozenset(("Prepend", "Replace", "NFC", "NFKC", "Lowercase"))
+"""Normalizers that change a text that begins behind a space as they do with the space."""
 _WORD_SPLITTERS: Final = frozenset(("BertPreTokenizer", "Whitespace", "WhitespaceSplit"))
 _MARK_SPLITTERS: Final = _WORD_SPLITTERS - {"WhitespaceSplit"}
 _SPLIT_FURTHER: Final = _WORD_SPLITTERS | {"Punctuation", "Digits", "Metaspace"}
@@ -115,11 +122,23 @@ def find_borders(tokenizer: Tokenizer, lean_json: bytes) -> Borders | None:
         return None
     if borders is None:
         return None
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    added = _some_of_each_kind(found["added_tokens"])
     samples = [*_SAMPLES]
-    samples += [f"a {each} b{each}c d{each}  e {each}f g" for each in added[:_MOST_SAMPLES]]
+    samples += [f"a {each} b{each}c d{each}  e {each}f g" for each in added]
     is_right = all(_is_right(tokenizer, borders, sample) for sample in samples)
     return borders if is_right else None
+
+
+def _some_of_each_kind(added: list[Any]) -> list[str]:
+    """At most `_MOST_SAMPLES` added tokens; of a kind that has few, one at least."""
+    first_of_kind: dict[object, str] = {}
+    for token in added:
+        content = token["content"]
+        kind = [value for key, value in token.items() if key not in ("id", "content")]
+        kind += [content[:1].isalnum(), content[-1:].isalnum(), content.isspace()]
+        first_of_kind.setdefault(tuple(kind), content)
+    contents = (*first_of_kind.values(), *(token["content"] for token in added))
+    return [*dict.fromkeys(contents)][:_MOST_SAMPLES]
 
 
 def _is_right(tokenizer: Tokenizer, borders: Borders, sample: str) -> bool:
@@ -141,16 +160,46 @@ def _by_settings(found: Any) -> Borders | None:
         return None
     if not all(map(_keeps_borders, found["added_tokens"])):
         return None
-    prepends = any(each["type"] == "Prepend" for each in normalizers)
+    kinds = {each["type"] for each in normalizers}
+    prepends = "Prepend" in kinds
+    if prepends and not _may_prepend(found["added_tokens"], normalizers):
+        return None
     parts = _parts(pre_tokenizer, "pretokenizers")
+    if not _keeps_edges(normalizers, parts[0] if parts else None):
+        return None
     if parts and all(map(_is_known, parts)) and any(map(_splits_at_spaces, parts)):
-        return None if normalizers and prepends else Borders(has_marks=True)
+        return None if prepends else Borders(has_marks=kinds <= _KEEP_MARKS)
     if parts and _splits_words(parts[0]):
-        is_further = all(each["type"] in _SPLIT_FURTHER for each in parts)
-        return Borders(prepends, parts[0]["type"] in _MARK_SPLITTERS) if is_further else None
+        first = parts[0]["type"]
+        if (prepends and first != "Metaspace") or not all(map(_splits_further, parts[1:])):
+            return None
+        return Borders(prepends, first in _MARK_SPLITTERS and kinds <= _KEEP_MARKS_OF_WORDS)
     if model["type"] == "BPE" and _is_one_piece(parts) and _has_no_inner_space(found, normalizers):
         return Borders(drops_space=prepends)
     return None
+
+
+def _may_prepend(added: list[Any], normalizers: list[Any]) -> bool:
+    """Whether a part gets as its first character the space that was left out before it."""
+    if any(each.get("prepend", _SPACE) != _SPACE for each in normalizers):
+        return False
+    # Behind an added token, or before one, there would be a space more or less.
+    ends = (token["content"][end] for token in added for end in (0, -1))
+    return {each["type"] for each in normalizers} <= _BESIDE_PREPEND and not any(
+        map(str.isalnum, ends)
+    )
+
+
+def _keeps_edges(normalizers: list[Any], first: Any) -> bool:
+    """Whether the space before a part stays, or does not count."""
+    if first is not None and first["type"] in _WORD_SPLITTERS:
+        return True
+    # Where each part gets a space before it, one that was dropped comes back.
+    always = first is not None and first.get("prepend_scheme") == "always"
+    return not any(
+        each["type"] == "BertNormalizer" or (each.get("strip_left") and not always)
+        for each in normalizers
+    )
 
 
 def _parts(setting: Any, key: str) -> list[Any]:
@@ -166,10 +215,23 @@ def _keeps_spaces(normalizer: dict[str, Any]) -> bool:
     """Whether a normalizer changes each side of a border by itself."""
     if normalizer["type"] != "Replace":
         return normalizer["type"] in _NORMALIZERS
-    pattern = normalizer["pattern"]
-    if "String" in pattern:
-        return pattern["String"] == " " or not any(map(str.isspace, pattern["String"]))
-    return bool(pattern == {"Regex": " {2,}"})
+    pattern, content = normalizer["pattern"], normalizer["content"]
+    if pattern in ({"String": " "}, {"Regex": " {2,}"}):
+        return content in (" ", _SPACE)
+    text = pattern.get("String")
+    # What is put in may not be a space, nor what another normalizer deletes.
+    return bool(
+        text
+        and not _has_space(text)
+        and content.isascii()
+        and content.isprintable()
+        and content
+        and not _has_space(content)
+    )
+
+
+def _has_space(text: str) -> bool:
+    return _SPACE in text or any(map(str.isspace, text))
 
 
 def _keeps_borders(token: Any) -> bool:
@@ -179,7 +241,11 @@ def _keeps_borders(token: Any) -> bool:
         return False
     if content.isspace():
         return content != " " and not token["lstrip"] and not token["rstrip"]
-    if any(map(str.isspace, content)) or token["single_word"]:
+    if token["single_word"] or any(map(str.isspace, content)):
+        return False
+    # It is looked for as the normalizer writes it.
+    written = unicodedata.normalize("NFKC", content) if token["normalized"] else ""
+    if content.strip(_SPACE) and _has_space(written):
         return False
     first, last = content[:1], content[-1:]
     return not (token["lstrip"] and first.isalnum()) and not (token["rstrip"] and last.isalnum())
@@ -234,6 +300,11 @@ def _splits_words(part: Any) -> bool:
     return part["type"] in _WORD_SPLITTERS
 
 
+def _splits_further(part: Any) -> bool:
+    """Whether a step behind the first one changes each piece by itself."""
+    return part["type"] in _SPLIT_FURTHER and part.get("prepend_scheme") != "first"
+
+
 def _is_one_piece(parts: list[Any]) -> bool:
     """Whether a text is one piece, as in SentencePiece's BPE."""
     if not parts:
@@ -250,8 +321,7 @@ def _is_one_piece(parts: list[Any]) -> bool:
 def _has_no_inner_space(found: Any, normalizers: list[Any]) -> bool:
     """Whether no token goes on over a space behind another character: so no merge does."""
     replaces = [each for each in normalizers if each["type"] == "Replace"]
-    is_space = {"pattern": {"String": " "}, "content": _SPACE}
-    if any(each["pattern"] != is_space["pattern"] for each in replaces):
+    if any((each["pattern"], each["content"]) != ({"String": " "}, _SPACE) for each in replaces):
         return False
     parts = _parts(found["pre_tokenizer"], "pretokenizers")
     if not replaces and not any(each["type"] == "Metaspace" for each in parts):
