@@ -1,5 +1,6 @@
 """With the guard, text of messages is never a special token, and all else is encoded as ever."""
 
+import re
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from tests.fakes.chat_templates import CHATML
 from tests.fakes.tokenizers import byte_level_bpe
+from tokenmesh.services.tokenizer_svc import content_guard as module
 from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
 from tokenmesh.services.tokenizer_svc.messages import ChatInput
 from tokenmesh.services.tokenizer_svc.render_child import render_job
@@ -150,6 +152,37 @@ def test_a_tokenizer_that_cannot_encode_in_pieces_is_a_config_error(tokenizer: T
     for each in (stripping, first):
         with pytest.raises(ConfigError, match="allow_special_tokens_in_content"):
             ContentGuard(each)
+
+
+@given(
+    names=st.lists(st.text(alphabet="<a|b\n>[你", min_size=1, max_size=6), min_size=1),
+    text=st.text(alphabet="<a|b\n>[你x", max_size=40),
+)
+def test_special_tokens_are_found_leftmost_and_longest(names: list[str], text: str) -> None:
+    one_by_one = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+    for found in (
+        module._any_of(names),
+        module._any_of([*names, *map(chr, range(0x5000, 0x5020))]),
+    ):
+        spans = [match.span() for match in module._matches(found, text, max(map(len, names)))]
+        assert spans == [match.span() for match in one_by_one.finditer(text)]
+
+
+def test_many_special_tokens_take_no_longer_to_be_searched_for() -> None:
+    """Other threads, so the event loop, wait for as long."""
+    took_s = []
+    for num_names in (8, 6242):
+        found = module._any_of([f"<unused{index}>" for index in range(num_names)])
+        began_s = time.thread_time()
+        for _ in range(5):
+            assert next(module._matches(found, "<unused" * (1 << 14), 12), None) is None
+        took_s.append(time.thread_time() - began_s)
+    assert took_s[1] < 5 * took_s[0]
+
+
+def test_special_tokens_that_go_on_from_each_other_are_a_pattern_of_bounded_depth() -> None:
+    found = module._any_of(["a" * length for length in range(1, 500)])
+    assert [match.end() for match in module._matches(found, "a" * 700, 500)] == [499, 700]
 
 
 @given(text=st.text(alphabet=st.sampled_from("<|im_startend>aé你\U0001f600\n"), max_size=80))
