@@ -75,7 +75,7 @@ RULES: Final = {
     "a tokenizer encodes": Rule(
         lambda node: _of_tokenizer(node, _ENCODES),
         {
-            "services/tokenizer_svc/encoding.py": "MOST_CHARS",
+            "services/tokenizer_svc/encoding.py": "MOST_BYTES",
             "services/worker_svc/models/pooling/instruction.py": "texts of a checkpoint",
             "services/worker_svc/models/quantization/calibrate.py": "the operator's text",
         },

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from tests.fakes.tokenizers import CORPUS
 from tests.unit.tokenizer_svc.test_word_cache import TEXTS, TOKENIZERS, made, split
 from tokenmesh.services.tokenizer_svc import text_encoder as module
-from tokenmesh.services.tokenizer_svc.encoding import MOST_CHARS, Side, encode_texts
+from tokenmesh.services.tokenizer_svc.encoding import MOST_BYTES, Side, encode_texts
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.services.tokenizer_svc.text_borders import Borders, find_borders
 from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
@@ -265,19 +265,38 @@ def test_a_tokenizer_of_which_too_little_is_known_has_no_borders(name: str) -> N
         assert borders_of(tokenizer) == Borders(has_marks=True)  # it begins with a bracket
     else:
         assert borders_of(tokenizer) is None
-        long = "a b " * (MOST_CHARS // 4 + 1)
-        with pytest.raises(PayloadTooLarge, match=f"at most {MOST_CHARS}"):
+        long = "a b " * (MOST_BYTES // 4 + 1)
+        with pytest.raises(PayloadTooLarge, match=f"at most {MOST_BYTES}"):
             TextEncoder(tokenizer).ids(long, 1)
 
 
+@pytest.mark.parametrize("run", ["w" * (1 + (1 << 19)), "\U0001f600" * (1 + (1 << 17))])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_long_run_without_borders_is_refused_only_where_its_ids_are_kept(side: Side) -> None:
+def test_a_long_run_without_borders_is_refused_only_where_its_ids_are_kept(
+    side: Side, run: str
+) -> None:
     encoder = TextEncoder(TOKENIZERS["gpt2"])
-    run, words = "w" * (module._MOST_RUN_CHARS + 1), "the quick " * 8000
+    words = "the quick " * 8000
     with pytest.raises(PayloadTooLarge, match="without a space"):
         encoder.ids(run, 5, side)
     text = f"{run} {words}" if side == "left" else f"{words} {run}"
     assert len(encoder.ids(text, 5, side)) > 5
+
+
+@pytest.mark.parametrize(
+    ("run", "has_marks"),
+    [
+        pytest.param("iVBORw0KGgoAAAANSUhEUg" * 6300, True, id="base64 of an image of 100 KB"),
+        pytest.param("\u4f60\u597d\uff0c\u4e16\u754c\u3002" * 60_000, True, id="Chinese"),
+        pytest.param("\u4f60\u597d\uff0c\u4e16\u754c\u3002" * 29_000, False, id="without marks"),
+        pytest.param("(a)=>{b(c[d]||e);return!f}" * 12_000, False, id="code without spaces"),
+        pytest.param("https://a.test/b?c=d&e=%F0" * 12_000, False, id="an address"),
+    ],
+)
+def test_runs_of_ordinary_prompts_are_not_refused(run: str, has_marks: bool) -> None:
+    borders = Borders(has_marks=has_marks)
+    assert "".join(module._from_start(run, borders)) == run
+    assert "".join(reversed([*module._from_end(run, borders)])) == run
 
 
 def test_what_truncation_drops_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,10 @@ from tokenmesh.shared.tokens import unpack_ids
 
 Side = Literal["left", "right"]
 Ids = list[int]
-MOST_CHARS: Final = 1 << 20
-"""Characters that are encoded at once: seconds of a thread and some 200 MB. Texts of which it is
-known where they may be divided take much less (text_encoder.py)."""
+MOST_BYTES: Final = 1 << 20
+"""In UTF-8, of texts that are encoded at once: up to a second of a thread, 20 ms of which keep all
+other threads waiting, and some 200 MB. Texts of which it is known where they may be divided take
+much less (text_encoder.py)."""
 _PROBE: Final = "a 0"
 """Any text with tokens: shows which special tokens stand around it."""
 
@@ -78,14 +79,14 @@ def read_frame(tokenizer: Tokenizer, *, is_pair: bool, with_special: bool) -> Fr
 def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = False
 ) -> list[Ids]:
-    """The ids of each text. Raises PayloadTooLarge for more than `MOST_CHARS` together."""
+    """The ids of each text. Raises PayloadTooLarge for more than `MOST_BYTES` together."""
     # Only the batch form lets other threads run, and can omit offsets.
     encodings = tokenizer.encode_batch_fast(_checked(texts), add_special_tokens=add_special_tokens)
     return [encoding.ids for encoding in encodings]
 
 
 def encode_with_ends(tokenizer: Tokenizer, text: str) -> tuple[Ids, list[int]]:
-    """The ids of a text and where each ends. Raises PayloadTooLarge above `MOST_CHARS`."""
+    """The ids of a text and where each ends. Raises PayloadTooLarge above `MOST_BYTES`."""
     (encoding,) = tokenizer.encode_batch(_checked([text]), add_special_tokens=False)
     return encoding.ids, [end for _, end in encoding.offsets]
 
@@ -102,12 +103,18 @@ def decode_ids(tokenizer: Tokenizer, ids: Ids, most: int, param: str) -> str:
 
 def _checked(texts: Sequence[str]) -> list[str]:
     num_chars = sum(map(len, texts))
-    if num_chars > MOST_CHARS:
+    # A character has at most four.
+    if 4 * num_chars > MOST_BYTES and sum(map(num_bytes, texts)) > MOST_BYTES:
         raise PayloadTooLarge(
             f"a text of {num_chars} characters cannot be divided where the tokenizer reads it in "
-            f"pieces, and at most {MOST_CHARS} characters can be read at once"
+            f"pieces, and at most {MOST_BYTES} bytes can be read at once"
         )
     return list(texts)
+
+
+def num_bytes(text: str) -> int:
+    """The length of a text in UTF-8."""
+    return len(text.encode(errors="surrogatepass"))
 
 
 def truncate_ids(ids: list[int], max_tokens: int | None, side: Side) -> list[int]:

@@ -2,7 +2,8 @@
 
 A long text is divided at borders and encoded in portions: each keeps other threads waiting for
 less than 5 ms, the memory of one is free before the next, and what truncation drops is mostly not
-encoded at all. What has no borders is encoded at once up to a limit, and refused above.
+encoded at all. What has no borders is encoded at once up to a limit, which keeps them waiting for
+10 ms, and refused above.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from tokenmesh.services.tokenizer_svc.encoding import (
     Ids,
     Side,
     encode_texts,
+    num_bytes,
     read_frame,
     truncate_ids,
 )
@@ -26,8 +28,11 @@ from tokenmesh.shared.errors import PayloadTooLarge
 
 PORTION_CHARS: Final = 1 << 15
 """Of a portion, where there are borders."""
-_MOST_RUN_CHARS: Final = 1 << 19
-"""Of a portion that has none inside."""
+_MOST_RUN_BYTES: Final = 1 << 19
+"""Of a portion that has none inside, in UTF-8, since each may be a token. While the ids of so many
+tokens become a list, and the tokenizer's own are freed, other threads wait for 10 ms; for as many
+bytes in Chinese, 174,000 characters, 4 ms. A smaller bound would refuse a long prompt in Chinese
+where a tokenizer has borders at spaces only."""
 _TRIMMED_CHARS: Final = 1 << 17
 """After a longer text the memory that the tokenizer has freed is given back to the system."""
 
@@ -147,12 +152,13 @@ class TextEncoder:
 def _from_start(text: str, borders: Borders) -> Iterator[str]:
     start = 0
     while len(text) - start > PORTION_CHARS:
-        half, full, most = (start + n for n in (PORTION_CHARS // 2, PORTION_CHARS, _MOST_RUN_CHARS))
+        half, full, most = (start + n for n in (PORTION_CHARS // 2, PORTION_CHARS, _MOST_RUN_BYTES))
         stop = borders.last(text, half, full)
         stop = borders.first(text, full, most) if stop is None else stop
         if stop is None:
-            _check_rest(len(text) - start)
+            _check_run(text[start : most + 1])
             break
+        _check_run(text[start:stop])
         yield text[start:stop]
         start = borders.behind(stop, text)
     yield text[start:]
@@ -161,20 +167,21 @@ def _from_start(text: str, borders: Borders) -> Iterator[str]:
 def _from_end(text: str, borders: Borders) -> Iterator[str]:
     stop = len(text)
     while stop > PORTION_CHARS:
-        half, full, most = (stop - n for n in (PORTION_CHARS // 2, PORTION_CHARS, _MOST_RUN_CHARS))
+        half, full, most = (stop - n for n in (PORTION_CHARS // 2, PORTION_CHARS, _MOST_RUN_BYTES))
         start = borders.first(text, full, half)
         start = borders.last(text, max(0, most), full) if start is None else start
         if start is None:
-            _check_rest(stop)
+            _check_run(text[max(0, most - 1) : stop])
             break
+        _check_run(text[start:stop])
         yield text[borders.behind(start, text) : stop]
         stop = start
     yield text[:stop]
 
 
-def _check_rest(num_chars: int) -> None:
-    if num_chars > _MOST_RUN_CHARS:
+def _check_run(run: str) -> None:
+    if num_bytes(run) > _MOST_RUN_BYTES:
         raise PayloadTooLarge(
-            f"the text has {_MOST_RUN_CHARS} characters without a space between two words: so many "
+            f"the text has {_MOST_RUN_BYTES} bytes without a space between two words: so many "
             "cannot be encoded at once"
         )
