@@ -91,6 +91,7 @@ def test_expressions_that_both_or_one_of_the_libraries_follow(pattern: str) -> N
         *("a++", "a*+", "a{1,2}+", "a{,2}", "a{1", "{", "(?#c)a", r"\N{DIGIT ONE}", "(?m)^a$"),
         *(r"\Q.\E", r"\cA", r"\h", r"\K", r"\y", r"\X", "(?R)", "a**", r"\e", "a{ 1}", "[^]"),
         *("[]&&x]", "[^]&&x]", "^[^]&&x]+$", "[]--a]", "[][a]", "[]", "[]a"),
+        *("(?x)[a b]", "(?x: a b)", "(?ix)a", "(?sx-i:a)"),
     ],
 )
 def test_what_no_library_follows_is_refused(pattern: str) -> None:
@@ -161,7 +162,7 @@ TIMES = st.sampled_from(
     ["", "", "", "*", "+", "?", "*?", "+?", "++", "{2}", "{1,2}", "{,2}", "**", "{2}?"]
 )
 GROUP = st.sampled_from(
-    ["(", "(?:", "(?P<n>", "(?=", "(?!", "(?<=", "(?>", "(?i:", "(?i)(", "(?s:"]
+    ["(", "(?:", "(?P<n>", "(?=", "(?!", "(?<=", "(?>", "(?i:", "(?i)(", "(?s:", "(?x:", "(?x)(", "(?ix:"]
 )
 REGEX = st.recursive(
     st.tuples(ATOM, TIMES).map("".join),

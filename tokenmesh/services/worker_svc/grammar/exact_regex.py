@@ -61,7 +61,8 @@ def check_guidance_regex(pattern: str) -> None:
             any(mark in inner for mark in ("&&", "--", "~~")) or "[" in _IN_SET.sub("", inner)
         ):
             raise CannotCompile(f"it reads the class {text[:_SHOWN]!r} otherwise: escape its marks")
-        if kind == "group" and text.startswith("(?") and "R" in text.partition("<")[0]:
+        if kind == "group" and text.startswith("(?") and _flags(text) & {"R", "x"}:
+            # under x it leaves blanks out of classes too
             raise CannotCompile(f"it does not follow {text[:_SHOWN]!r}")
 
 
@@ -91,6 +92,11 @@ def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
         if kind == "char" and text in "{":
             raise CannotCompile("a brace that repeats nothing: write \\{ for the character")
         yield kind, text
+
+
+def _flags(group: str) -> set[str]:
+    """Letters of the flags that a group sets, of the text it begins with."""
+    return set(group.partition("<")[0].partition("-")[0])
 
 
 def _is_lazy(text: str) -> bool:
