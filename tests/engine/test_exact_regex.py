@@ -99,6 +99,12 @@ def test_what_no_library_follows_is_refused(pattern: str) -> None:
     assert not compiled(pattern)
 
 
+def test_a_repetition_without_its_least_number_is_refused_with_what_to_write() -> None:
+    for backend in BACKENDS:
+        with pytest.raises(CannotCompile, match=r"\{0,2\} where \{,2\} is meant"):
+            backend.compile(Structured(kind="regex", text="a{,2}"))
+
+
 def test_code_points_in_braces_are_honored() -> None:
     for pattern in (r"\x{41}", r"\u{41}"):
         (grammar,) = compiled(pattern)

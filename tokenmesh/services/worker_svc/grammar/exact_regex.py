@@ -90,7 +90,10 @@ def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
             # possessive in Python, a repetition of the repetition in the library
             raise CannotCompile(f"the repetition {text[:_SHOWN]!r} of a repetition")
         if kind == "char" and text in "{":
-            raise CannotCompile("a brace that repeats nothing: write \\{ for the character")
+            raise CannotCompile(
+                "a brace without a number behind it: write \\{ for the character, and {0,2} where "
+                "{,2} is meant"
+            )
         yield kind, text
 
 
