@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from tokenmesh.services.worker_svc.grammar.exact_regex import check_guidance_patterns
+from tokenmesh.services.worker_svc.grammar.exact_regex import with_guidance_patterns
 from tokenmesh.services.worker_svc.grammar.exact_schema import without_unknown_formats
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import CallForms
@@ -62,9 +62,7 @@ class CallGrammar:
 
 
 def _schema(text: str) -> str:
-    schema = without_unknown_formats(json.loads(text))
-    check_guidance_patterns(schema)
-    return json.dumps(schema)
+    return json.dumps(with_guidance_patterns(without_unknown_formats(json.loads(text))))
 
 
 def _grammar(text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile
-from tokenmesh.shared.json_schema import schema_nodes
+from tokenmesh.shared.json_schema import changed_schema
 
 _TOKEN: Final = re.compile(
     r"""(?P<escape>\\(?:[xupP]\{[^}\\]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.))
@@ -24,6 +24,18 @@ _PLAIN_ESCAPE: Final = re.compile(
     r"\\(?:[dwsntrfv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[!-/:-@\[-`{-~ ])", re.ASCII
 )
 _IN_SET: Final = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_WORD, _SPACE = r"\p{L}_\p{N}", r"\s\x1c-\x1f\s"
+"""What stands in a class of llguidance for Python's own; its `\\w` has marks too, and no fractions.
+
+All begin and end with an escape, so that a dash next to them makes no range.
+"""
+_FOR_GUIDANCE: Final = {
+    **{r"\w": _WORD, r"\W": rf"\p{{Z}}[^{_WORD}]\p{{Z}}"},
+    **{r"\s": _SPACE, r"\S": rf"\d[^{_SPACE}]\d"},
+    # these it takes for the ends of words
+    **{r"\<": "<", r"\>": ">"},
+}
+_TO_CLASS: Final = re.compile(r".-\\[dws]", re.DOTALL)
 _LAZY: Final = re.compile(r"(?:[*+?]|\{[^}]*\})\?")
 _SHOWN: Final = 20
 
@@ -53,8 +65,13 @@ def xgrammar_regex(pattern: str) -> str:
     return "".join(pieces)
 
 
-def check_guidance_regex(pattern: str) -> None:
-    """Raises CannotCompile for an expression that llguidance would read otherwise than Python."""
+def guidance_regex(pattern: str) -> str:
+    """The expression for llguidance. Raises CannotCompile for what it reads otherwise than Python.
+
+    Characters that are newer than Python's Unicode count as the library knows them; and under the
+    flag i a class takes U+0345, a mark that is an iota otherwise, with the letters.
+    """
+    pieces = []
     for kind, text in _tokens(pattern):
         inner = text[1:-1]
         if kind == "set" and (
@@ -64,18 +81,29 @@ def check_guidance_regex(pattern: str) -> None:
         if kind == "group" and text.startswith("(?") and _flags(text) & {"R", "x"}:
             # under x it leaves blanks out of classes too
             raise CannotCompile(f"it does not follow {text[:_SHOWN]!r}")
+        if kind == "set":
+            text = _IN_SET.sub(lambda found: _FOR_GUIDANCE.get(found[0], found[0]), text)
+        elif kind == "escape" and text in _FOR_GUIDANCE:
+            plain = _FOR_GUIDANCE[text]
+            text = f"(?-i:[{plain}])" if len(plain) > 1 else plain
+        pieces.append(text)
+    return "".join(pieces)
 
 
-def check_guidance_patterns(schema: Any) -> None:
-    """Raises CannotCompile for such an expression among the patterns of a JSON schema."""
-    for node in schema_nodes(schema):
-        for pattern in (node.get("pattern"), *_keys(node.get("patternProperties"))):
-            if isinstance(pattern, str):
-                check_guidance_regex(pattern)
+def with_guidance_patterns(schema: Any) -> Any:
+    """A copy of a JSON schema with such expressions. Raises CannotCompile for one of its own."""
+    return changed_schema(schema, _with_patterns)
 
 
-def _keys(value: object) -> list[str]:
-    return list(value) if isinstance(value, dict) else []
+def _with_patterns(node: dict[str, Any]) -> dict[str, Any]:
+    pattern, by_pattern = node.get("pattern"), node.get("patternProperties")
+    if isinstance(pattern, str):
+        node["pattern"] = guidance_regex(pattern)
+    if isinstance(by_pattern, dict):
+        node["patternProperties"] = {guidance_regex(key): each for key, each in by_pattern.items()}
+        if len(node["patternProperties"]) < len(by_pattern):
+            raise CannotCompile("two keys of patternProperties are one expression")
+    return node
 
 
 def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
@@ -114,6 +142,7 @@ def _is_plain_set(text: str) -> bool:
     # its classes are those of ASCII: of fewer characters, but of more where they are negated
     if is_negated and any(each in (r"\d", r"\w", r"\s") for each in escapes):
         return False
-    # it takes a bracket at the beginning for the end
-    is_closed_early = inner.removeprefix("^").startswith("]")
-    return not is_closed_early and all(_PLAIN_ESCAPE.fullmatch(each) for each in escapes)
+    # it takes a bracket at the beginning for the end, and a class for the end of a range
+    rest = inner.removeprefix("^")
+    is_other = rest.startswith("]") or _TO_CLASS.search(rest)
+    return not is_other and all(_PLAIN_ESCAPE.fullmatch(each) for each in escapes)

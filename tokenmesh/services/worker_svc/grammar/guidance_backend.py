@@ -9,8 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tokenmesh.services.worker_svc.grammar.call_grammar import CallGrammar
 from tokenmesh.services.worker_svc.grammar.exact_regex import (
-    check_guidance_patterns,
-    check_guidance_regex,
+    guidance_regex,
+    with_guidance_patterns,
 )
 from tokenmesh.services.worker_svc.grammar.exact_schema import without_unknown_formats
 from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, GrammarFailed, Masks
@@ -147,22 +147,19 @@ def _grammar_text(structured: Structured) -> str:
         case "structural_tag":
             return _structural_tag(json.loads(text))
         case "regex":
-            check_guidance_regex(text)
-            return llguidance.grammar_from("regex", text)
+            return llguidance.grammar_from("regex", guidance_regex(text))
         case _:
             return llguidance.grammar_from(structured.kind, text)
 
 
 def _read_schema(text: str) -> Any:
-    schema = without_unknown_formats(json.loads(text))
-    check_guidance_patterns(schema)
-    return schema
+    return with_guidance_patterns(without_unknown_formats(json.loads(text)))
 
 
 def _json_options(structured: Structured) -> Any:
     options: dict[str, object] = {"whitespace_flexible": structured.any_whitespace}
     if structured.whitespace_pattern is not None:
-        options["whitespace_pattern"] = structured.whitespace_pattern
+        options["whitespace_pattern"] = guidance_regex(structured.whitespace_pattern)
     return options
 
 
