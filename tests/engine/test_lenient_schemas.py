@@ -47,6 +47,29 @@ def test_an_unknown_format_says_nothing(name: str) -> None:
         assert found == ['{"format":1}']
 
 
+def tags(schema: Any) -> list[Any]:
+    """A schema at each place of structural tags that takes one."""
+    old = {"structures": [{"begin": "<f>", "schema": schema, "end": "</f>"}], "triggers": ["<f>"]}
+    kinds = ("json_schema", "qwen_xml_parameter")
+    formats = [{"type": kind, "json_schema": schema} for kind in kinds]
+    nested = {"type": "or", "elements": [*formats, {"type": "const_string", "value": "a"}]}
+    return [old, *({"type": "structural_tag", "format": each} for each in (*formats, nested))]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_schemas_within_structural_tags_are_held_to_the_same_rules(number: int) -> None:
+    def compiled(named: dict[str, Any]) -> bytes:
+        schema = {"type": "object", "properties": {"a": named}, "required": ["a"]}
+        text = json.dumps(tags(schema)[number])
+        return BACKENDS[0].compile(Structured(kind="structural_tag", text=text))
+
+    assert compiled({"type": "string", "format": "unknown"}) == compiled({"type": "string"})
+    # what looks like a part of a tag is data
+    assert compiled({"const": {"type": "regex", "pattern": "a++", "json_schema": 1}})
+    with pytest.raises(CannotCompile, match="does not follow pattern to the letter"):
+        compiled({"type": "string", "pattern": "a"})
+
+
 def test_a_known_format_is_followed() -> None:
     (found,) = texts_of({"type": "string", "format": "date"}, '"2026-11-28"', '"a"')
     assert found == ['"2026-11-28"']

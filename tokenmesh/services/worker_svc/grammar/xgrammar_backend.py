@@ -122,33 +122,39 @@ def _compile_json(
     schema: Any = (
         {"type": "object"} if structured.kind == "json_object" else json.loads(structured.text)
     )
-    schema = without_unknown_formats(schema)
-    _check_exact(schema)
     return compiler.compile_json_schema(
-        json.dumps(schema), any_whitespace=structured.any_whitespace, strict_mode=True
+        json.dumps(_exact_schema(schema)),
+        any_whitespace=structured.any_whitespace,
+        strict_mode=True,
     )
 
 
-def _check_exact(schema: Any) -> None:
+def _exact_schema(schema: Any) -> Any:
+    """A copy without annotations of its formats. Raises CannotCompile for what it ignores."""
+    schema = without_unknown_formats(schema)
     keyword = inexact_keyword(schema)
     if keyword is not None:
         raise CannotCompile(f"it does not follow {keyword} to the letter")
+    return schema
 
 
 def _check_parts(value: Any) -> None:
-    """Check the schemas and the expressions in the formats of a tag."""
+    """Check the schemas and the expressions in the formats of a tag, and make them the library's.
+
+    What stands under `json_schema` is a schema whatever the format does with it.
+    """
     if isinstance(value, list):
         for each in value:
             _check_parts(each)
     if not isinstance(value, dict):
         return
-    schema, pattern = value.get("json_schema"), value.get("pattern")
+    pattern = value.get("pattern")
     if value.get("type") == "regex" and isinstance(pattern, str):
         value["pattern"] = xgrammar_regex(pattern)
-    elif value.get("type") == "json_schema" and isinstance(schema, dict):
-        _check_exact(schema)
-    else:
-        for each in value.values():
+    for key, each in value.items():
+        if key == "json_schema":
+            value[key] = _exact_schema(each)
+        else:
             _check_parts(each)
 
 
@@ -159,11 +165,9 @@ def _compile_tag(
     if "structures" not in tag:
         _check_parts(tag)
         return compiler.compile_structural_tag(tag)
-    for one in tag["structures"]:
-        _check_exact(one["schema"])
     items = [
         xgrammar.StructuralTagItem(
-            begin=one["begin"], schema=json.dumps(one["schema"]), end=one["end"]
+            begin=one["begin"], schema=json.dumps(_exact_schema(one["schema"])), end=one["end"]
         )
         for one in tag["structures"]
     ]
