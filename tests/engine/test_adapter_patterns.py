@@ -37,6 +37,8 @@ def reader(tiny: Tiny) -> AdapterReader:
         ({"layers_to_transform": [0, 2]}, r"layers\.[02]\."),
         ({"layers_to_transform": 1, "layers_pattern": "layers"}, r"layers\.1\."),
         ({"layers_to_transform": [1], "layers_pattern": ["h", "lay.+"]}, r"layers\.1\."),
+        ({"target_modules": ["q_proj", "model.layers.0.mlp.up_proj"], "layers_to_transform": [1]},
+         r"layers\.1\.self_attn\.q_proj|layers\.0\.mlp\.up_proj"),
         ({"target_modules": "all-linear"}, ""),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ class Targets:
     """None: all."""
     excluded: Names = ()
     layers: frozenset[int] | None = None
-    """Only these, where `modules` are names."""
+    """Only these, where `modules` are ends of names."""
     layer_patterns: tuple[NamePattern, ...] = ()
     """What stands before the number of a layer; none: any two names."""
     parameters: tuple[str, ...] | None = None
@@ -54,11 +54,10 @@ class Targets:
             return True
         if not _is_one_of("target_modules", self.modules, name):
             return False
-        return (
-            self.layers is None
-            or isinstance(self.modules, NamePattern)
-            or self._layer_of(name) in self.layers
-        )
+        if self.layers is None or isinstance(self.modules, NamePattern) or name in self.modules:
+            # one that is named in full is chosen whatever its layer
+            return True
+        return self._layer_of(name) in self.layers
 
     def has_parameter(self, name: str) -> bool:
         return self.parameters is None or _is_one_of("target_parameters", self.parameters, name)
