@@ -17,6 +17,7 @@ from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tokenmesh.services.worker_svc.adapters import peft_config
 from tokenmesh.services.worker_svc.adapters.name_pattern import Steps
 from tokenmesh.services.worker_svc.adapters.read import AdapterReader
+from tokenmesh.services.worker_svc.adapters.targets import BadTarget, read_targets
 from tokenmesh.shared.errors import InvalidInput
 
 
@@ -56,6 +57,23 @@ def test_only_modules_that_the_config_chooses_are_adapted(
     assert reader.read(path).content_hash == reader.read(tmp_path / "kept").content_hash
 
 
+@pytest.mark.parametrize("saved", ["score", "ore", "h.score", "s.ore", "(h|x)", "score.in", "a-b"])
+def test_what_is_at_or_within_a_saved_module_is_chosen_as_by_peft(saved: str) -> None:
+    targets = read_targets({}, (saved,), Steps())
+    for name in (
+        "score",
+        "h.score",
+        "score.in",
+        "h.score.in",
+        "ore",
+        "score2",
+        "x.ascore",
+        "a-b.c",
+    ):
+        is_saved = re.match(rf"(^|.*\.){saved}($|\..*)", name) is not None
+        assert targets.has_module(name) != is_saved, name
+
+
 SLOW = "(?:(?=(?:(?=.*x)|.)*y)|.)*z"
 
 
@@ -84,6 +102,11 @@ def test_an_expression_that_takes_too_many_steps_is_refused_by_its_key(
     monkeypatch.setattr(peft_config, "Steps", lambda: Steps(200))
     with pytest.raises(InvalidInput, match=problem):
         reader.read(path)
+
+
+def test_an_expression_for_saved_modules_has_as_few_steps() -> None:
+    with pytest.raises(BadTarget, match="takes too long"):
+        read_targets({}, (SLOW,), Steps(200)).has_module("model.layers.0.mlp.up_proj")
 
 
 def test_patterns_of_ranks_are_expressions_for_modules_and_parameters_of_experts(

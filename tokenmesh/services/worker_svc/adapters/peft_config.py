@@ -125,9 +125,9 @@ def read_config(directory: Path) -> PeftConfig:
     stabilized = raw.get("use_rslora")
     if stabilized not in (None, True, False):
         raise refusal(file, "use_rslora", f"is {short(stabilized)}, neither true nor false")
-    steps = Steps()
+    steps, saved = Steps(), _saved(file, raw.get("modules_to_save"))
     try:
-        targets = read_targets(raw, steps)
+        targets = read_targets(raw, saved, steps)
     except BadTarget as error:
         raise refusal(file, error.key, error.problem) from error
     return PeftConfig(
@@ -139,7 +139,7 @@ def read_config(directory: Path) -> PeftConfig:
         is_rank_stabilized=bool(stabilized),
         base_model=_text(raw.get("base_model_name_or_path")),
         version=_version(raw.get("peft_version")),
-        saved=_saved(file, raw.get("modules_to_save")),
+        saved=saved,
         targets=targets,
     )
 

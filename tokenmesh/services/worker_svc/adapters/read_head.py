@@ -61,7 +61,10 @@ class HeadParts:
 
 
 def _is_saved(parameter: str, config: PeftConfig) -> bool:
-    """Whether PEFT saves it: the path of a module around it ends with a name of the config."""
+    """Whether PEFT saves it: the path of a module around it ends with a name of the config.
+
+    In PEFT the end may begin within a part of the path, in contrast to what `Targets` leaves out.
+    """
     parts = parameter.split(".")[:-1]
     paths = (".".join(parts[: count + 1]) for count in range(len(parts)))
     return any(path.endswith(config.saved) for path in paths)

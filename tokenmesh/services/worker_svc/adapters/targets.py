@@ -4,7 +4,7 @@ PEFT leaves tensors of other modules unused, whatever the file holds.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,9 @@ from tokenmesh.services.worker_svc.adapters.name_pattern import (
 _ALL: Final = "all-linear"
 """PEFT's word for every linear layer."""
 _FIRST_INDEX: Final = re.compile(r".*?\.[^.]*\.(\d+)\.")
+_WORD: Final = re.compile(r"[\w-]+")
+_MAX_SAVED: Final = 4096
+"""Expressions among the names of modules that are saved whole."""
 _INDEX: Final = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 Names = tuple[str, ...] | NamePattern
@@ -39,6 +42,10 @@ class Targets:
     modules: Names | None = None
     """None: all."""
     excluded: Names = ()
+    saved: frozenset[str] = frozenset()
+    """Parts of paths: what is at or within such a module is saved whole and not adapted."""
+    saved_patterns: tuple[NamePattern, ...] = ()
+    """The same as expressions for whole paths."""
     layers: frozenset[int] | None = None
     """Only these, where `modules` are ends of names."""
     layer_patterns: tuple[NamePattern, ...] = ()
@@ -49,6 +56,8 @@ class Targets:
     def has_module(self, name: str) -> bool:
         """Raises BadTarget where an expression takes too long."""
         if _is_one_of("exclude_modules", self.excluded, name):
+            return False
+        if self._is_saved(name):
             return False
         if self.modules is None:
             return True
@@ -61,6 +70,11 @@ class Targets:
 
     def has_parameter(self, name: str) -> bool:
         return self.parameters is None or _is_one_of("target_parameters", self.parameters, name)
+
+    def _is_saved(self, name: str) -> bool:
+        if not self.saved.isdisjoint(name.split(".")):
+            return True
+        return any(_matches("modules_to_save", each, name) for each in self.saved_patterns)
 
     def _layer_of(self, name: str) -> int | None:
         """The number of its layer: the first one in its path that stands behind a pattern."""
@@ -77,8 +91,8 @@ class Targets:
 ANY_MODULE: Final = Targets()
 
 
-def read_targets(raw: Mapping[str, Any], steps: Steps) -> Targets:
-    """Raises BadTarget that names the key."""
+def read_targets(raw: Mapping[str, Any], saved: Sequence[str], steps: Steps) -> Targets:
+    """Raises BadTarget that names the key. saved: what `modules_to_save` names."""
     layers = raw.get("layers_to_transform")
     numbers = [layers] if isinstance(layers, int) else layers or None
     if numbers is not None and not _is_list(numbers, int):
@@ -95,12 +109,22 @@ def read_targets(raw: Mapping[str, Any], steps: Steps) -> Targets:
     return Targets(
         modules=() if modules is None and parameters else chosen,
         excluded=_names("exclude_modules", raw.get("exclude_modules") or [], steps),
+        saved=frozenset(filter(_WORD.fullmatch, saved)),
+        saved_patterns=tuple(_saved_patterns(saved, steps)),
         layers=None if numbers is None else frozenset(numbers),
         layer_patterns=tuple(
             _pattern("layers_pattern", rf"(?:^|.*?\.){each}", steps) for each in patterns
         ),
         parameters=None if parameters is None and modules is None else tuple(parameters or ()),
     )
+
+
+def _saved_patterns(saved: Sequence[str], steps: Steps) -> Iterator[NamePattern]:
+    others = [each for each in saved if not _WORD.fullmatch(each)]
+    if len(others) > _MAX_SAVED:
+        raise BadTarget("modules_to_save", f"has {len(others)} expressions")
+    for each in others:
+        yield _pattern("modules_to_save", rf"(^|.*\.){each}($|\..*)", steps)
 
 
 def _is_list(value: object, kind: type) -> bool:
