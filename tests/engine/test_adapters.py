@@ -270,6 +270,10 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "targets": (config(target_modules=7), "target_modules is neither a list of names nor"),
     "excluded": (config(exclude_modules=[1]), "exclude_modules is neither a list of names nor"),
     "layers": (config(layers_to_transform=["1"]), "layers_to_transform is not a list of numbers"),
+    "greedy layer names": (
+        config(layers_pattern=["lay.*"], layers_to_transform=[1]),
+        "layers_pattern is not a list of names without alternatives and repetitions",
+    ),
     "layer names": (config(layers_pattern=["a|b"]), "layers_pattern is not a list of names"),
     "patterns": (
         config(alpha_pattern={f"m{n}": 2 for n in range(5000)}),

@@ -18,6 +18,7 @@ _ALL: Final = "all-linear"
 """PEFT's word for every linear layer."""
 _FIRST_INDEX: Final = re.compile(r".*?\.[^.]*\.(\d+)\.")
 _WORD: Final = re.compile(r"[\w-]+")
+_CHOICES: Final = frozenset("|*+?{")
 _MAX_SAVED: Final = 4096
 """Expressions among the names of modules that are saved whole."""
 _INDEX: Final = re.compile(r"(?<=\.)(\d+)(?=\.)")
@@ -99,8 +100,10 @@ def read_targets(raw: Mapping[str, Any], saved: Sequence[str], steps: Steps) -> 
         raise BadTarget("layers_to_transform", "is not a list of numbers")
     patterns = raw.get("layers_pattern") or []
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    if not _is_list(patterns, str) or any("|" in each for each in patterns):
-        raise BadTarget("layers_pattern", "is not a list of names without alternatives")
+    if not _is_list(patterns, str) or any(_CHOICES & {*each} for each in patterns):
+        # of several places where it matches, PEFT takes the one that its search meets first
+        problem = "is not a list of names without alternatives and repetitions"
+        raise BadTarget("layers_pattern", problem)
     modules = raw.get("target_modules")
     parameters = raw.get("target_parameters")
     if parameters is not None and not _is_list(parameters, str):
