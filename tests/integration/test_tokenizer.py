@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from tests.fakes.service_mesh import running
 from tests.fakes.tokenizers import byte_level_bpe, sentencepiece, write_json
+from tokenmesh.services.tokenizer_svc.encoding import MOST_DECODED_IDS
 from tokenmesh.services.tokenizer_svc.main import build
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.message_bus import MessageBus
@@ -326,6 +327,14 @@ async def test_prompts_over_the_bound_are_refused(client: Client) -> None:
 async def test_ids_out_of_range_cannot_be_detokenized(client: Client) -> None:
     message = Detokenize(request_id=REQUEST, model=BPE, token_ids=pack_ids([1, 600]))
     with pytest.raises(InvalidInput, match="600 at position 1"):
+        await client.ask(message)
+
+
+async def test_too_many_ids_are_counted_without_being_read(client: Client) -> None:
+    answer = await client.tokenize(IdsPrompt(token_ids=pack_ids([600] * 9)), max_tokens=8)
+    assert answer.too_many == 9
+    message = Detokenize(request_id=REQUEST, model=BPE, token_ids=bytes(4 * MOST_DECODED_IDS + 4))
+    with pytest.raises(InvalidInput, match="are decoded"):
         await client.ask(message)
 
 

@@ -47,7 +47,7 @@ from tokenmesh.shared.messages.tokenize import (
     TokenizeTexts,
 )
 from tokenmesh.shared.subjects import gateway_prompts
-from tokenmesh.shared.tokens import pack_ids, unpack_ids
+from tokenmesh.shared.tokens import pack_ids
 
 _PART_BYTES: Final = 1 << 20
 """Well below the maximum size of a message."""
@@ -84,11 +84,7 @@ class TokenizerActor(Actor):
     @handles(Detokenize)
     async def detokenize(self, message: Detokenize, context: Context) -> Detokenized:
         model = self._model(message.model)
-        try:
-            ids = unpack_ids(message.token_ids)
-        except ValueError as error:
-            raise InvalidInput("token_ids is not a list of 32-bit ids", param="tokens") from error
-        return Detokenized(text=await model.detokenize(ids, message.tenant))
+        return Detokenized(text=await model.detokenize(message.token_ids, message.tenant))
 
     @handles(Describe)
     async def describe(self, message: Describe, context: Context) -> Described:

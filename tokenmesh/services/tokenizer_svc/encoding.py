@@ -11,8 +11,9 @@ from typing import Final, Literal
 
 from tokenizers import Tokenizer
 
+from tokenmesh.shared.clock import sleep_s
 from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
-from tokenmesh.shared.tokens import unpack_ids
+from tokenmesh.shared.tokens import BYTES_PER_ID, count_ids, unpack_ids
 
 Side = Literal["left", "right"]
 Ids = list[int]
@@ -20,6 +21,11 @@ MOST_BYTES: Final = 1 << 20
 """In UTF-8, of texts that are encoded at once: up to a second of a thread, 20 ms of which keep all
 other threads waiting, and some 200 MB. Texts of which it is known where they may be divided take
 much less (text_encoder.py)."""
+MOST_DECODED_IDS: Final = 1 << 18
+"""While the tokenizer takes so many from their list, other threads wait for 5 ms."""
+_SLICE_IDS: Final = 1 << 15
+"""Ids that are unpacked and compared in less than a millisecond."""
+_PAUSE_S: Final = 1e-4
 _PROBE: Final = "a 0"
 """Any text with tokens: shows which special tokens stand around it."""
 
@@ -91,14 +97,22 @@ def encode_with_ends(tokenizer: Tokenizer, text: str) -> tuple[Ids, list[int]]:
     return encoding.ids, [end for _, end in encoding.offsets]
 
 
-def decode_ids(tokenizer: Tokenizer, ids: Ids, most: int, param: str) -> str:
-    """The text of ids, special tokens included. Raises InvalidInput for more than `most`."""
-    if len(ids) > most:
-        bound = f"{most} (tokenizer.max_prompt_chars)"
-        raise InvalidInput(f"{param} holds {len(ids)} ids, at most {bound}", param=param)
-    # Only the batch form lets other threads run.
+def decode_ids(tokenizer: Tokenizer, packed: bytes, vocab_size: int, param: str) -> str:
+    """The text of ids that passed `check_number`, special tokens included. Raises InvalidInput."""
+    ids = given_ids(packed, vocab_size, param)
+    # Only the batch form lets other threads run. It is called once: a decoder drops a space at the
+    # start of its text, and a character may be in several tokens.
     (text,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
     return str(text)
+
+
+def check_number(packed: bytes, param: str) -> None:
+    """Raise InvalidInput for more ids than are decoded at once."""
+    if count_ids(packed) > MOST_DECODED_IDS:
+        raise InvalidInput(
+            f"{param} holds {count_ids(packed)} ids, at most {MOST_DECODED_IDS} are decoded",
+            param=param,
+        )
 
 
 def _checked(texts: Sequence[str]) -> list[str]:
@@ -126,24 +140,28 @@ def truncate_ids(ids: list[int], max_tokens: int | None, side: Side) -> list[int
 
 def given_ids(packed: bytes, vocab_size: int, param: str = "prompt") -> Ids:
     """Ids that a client sent. Raises InvalidInput."""
-    try:
-        ids = unpack_ids(packed)
-    except ValueError as error:
-        raise InvalidInput("token_ids is not a list of 32-bit ids", param=param) from error
-    check_ids(ids, vocab_size, param)
+    if len(packed) % BYTES_PER_ID:
+        raise InvalidInput("token_ids is not a list of 32-bit ids", param=param)
+    ids: Ids = []
+    for start in range(0, len(packed), _SLICE_IDS * BYTES_PER_ID):
+        if start:
+            # A thread that waits takes over here. Without a pause it waits for 5 ms more.
+            sleep_s(_PAUSE_S)
+        found = unpack_ids(packed[start : start + _SLICE_IDS * BYTES_PER_ID])
+        _check_ids(found, len(ids), vocab_size, param)
+        ids += found
     return ids
 
 
-def check_ids(ids: list[int], vocab_size: int, param: str = "prompt") -> None:
-    """Raise InvalidInput with the position of the first id that is out of range."""
-    if ids and max(ids) < vocab_size:
+def _check_ids(found: Ids, first: int, vocab_size: int, param: str) -> None:
+    """Raise InvalidInput with the position of an id that is out of range."""
+    if not found or max(found) < vocab_size:
         return
-    for position, token in enumerate(ids):
-        if token >= vocab_size:
-            raise InvalidInput(
-                f"token id {token} at position {position} is out of range [0, {vocab_size})",
-                param=param,
-            )
+    place = next(place for place, token in enumerate(found) if token >= vocab_size)
+    raise InvalidInput(
+        f"token id {found[place]} at position {first + place} is out of range [0, {vocab_size})",
+        param=param,
+    )
 
 
 def token_limit(requested: int | None, max_model_len: int | None) -> int | None:

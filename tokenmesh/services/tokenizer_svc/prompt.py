@@ -11,7 +11,7 @@ from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
 from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
 from tokenmesh.services.tokenizer_svc.encoding import (
     bad_words_ids,
-    check_ids,
+    check_number,
     decode_ids,
     encode_texts,
     given_ids,
@@ -108,6 +108,11 @@ class PromptTokenizer:
     async def tokenize(self, message: Tokenize) -> Tokenized:
         """Tokenize a prompt. Raises InvalidInput and its subclasses, and Overloaded."""
         limit = token_limit(message.truncate_prompt_tokens, self.model.max_model_len)
+        prompt = message.prompt
+        if isinstance(prompt, IdsPrompt) and limit is None and message.max_tokens is not None:
+            num_ids = count_ids(prompt.token_ids)
+            if num_ids > message.max_tokens:
+                return Tokenized(token_ids=b"", too_many=num_ids)
         banned = await self._bad_words(message)
         warnings: list[FieldWarning] = []
         ids, stored = await self._ids(message, limit, warnings)
@@ -136,13 +141,13 @@ class PromptTokenizer:
             warnings=warnings,
         )
 
-    async def detokenize(self, ids: list[int], tenant: str) -> str:
-        """The text of the ids, special tokens included."""
-        check_ids(ids, self.model.vocab_size, param="tokens")
+    async def detokenize(self, packed_ids: bytes, tenant: str) -> str:
+        """The text of the ids, special tokens included. Raises InvalidInput and Overloaded."""
+        check_number(packed_ids, "tokens")
         work = partial(
-            decode_ids, self.model.tokenizer, ids, self._limits.max_prompt_chars, "tokens"
+            decode_ids, self.model.tokenizer, packed_ids, self.model.vocab_size, "tokens"
         )
-        return await self._threads.run_text(tenant, len(ids), work)
+        return await self._threads.run_text(tenant, count_ids(packed_ids), work)
 
     async def _ids(
         self, message: Tokenize, limit: int | None, warnings: list[FieldWarning]
