@@ -145,6 +145,8 @@ RULES: Final = {
         _named("compress", "decompress", "decompressobj"),
         {
             "services/gateway/audio/segments.py": "the tokens of a clip",
+            "services/tokenizer_svc/actor.py": "PART_BYTES; in a thread",
+            "services/tokenizer_svc/loading.py": "a file of the operator",
             "services/worker_svc/": "traces of a profile",
         },
         within=("services/", "shared/"),

@@ -207,10 +207,14 @@ async def test_route_hashes_are_those_of_the_ids(client: Client, settings: Setti
     assert other.route_hashes != answer.route_hashes
 
 
-async def test_a_description_lets_a_gateway_detokenize(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tokenmesh.services.tokenizer_svc.actor._PART_BYTES", 5000)
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("actor", "loading"):
+        monkeypatch.setattr(f"tokenmesh.services.tokenizer_svc.{module}.PART_BYTES", 5000)
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_a_description_lets_a_gateway_detokenize(client: Client) -> None:
     answer = await client.ask(Describe(model=BPE))
     assert isinstance(answer, Described)
     tokenizer = Tokenizer.from_str((await client.read(answer.fingerprint)).decode())

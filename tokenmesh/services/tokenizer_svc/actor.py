@@ -1,13 +1,13 @@
 """TokenizerActor: answers the messages to tokenizers for every model of the process."""
 
+import asyncio
+import zlib
 from collections.abc import Callable, Coroutine, Mapping
-from functools import lru_cache
 from typing import Final
 
 import msgspec
-from tokenizers import Tokenizer
 
-from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE
+from tokenmesh.services.tokenizer_svc.loading import DEFAULT_TEMPLATE, PART_BYTES
 from tokenmesh.services.tokenizer_svc.media.audio import AudioPreparer
 from tokenmesh.services.tokenizer_svc.prompt import PromptTokenizer
 from tokenmesh.shared.actor import Actor, Context, handles
@@ -48,9 +48,6 @@ from tokenmesh.shared.messages.tokenize import (
 )
 from tokenmesh.shared.subjects import gateway_prompts
 from tokenmesh.shared.tokens import pack_ids
-
-_PART_BYTES: Final = 1 << 20
-"""Well below the maximum size of a message."""
 
 
 class TokenizerActor(Actor):
@@ -126,9 +123,16 @@ class TokenizerActor(Actor):
         model = self._model(message.model).model
         if message.fingerprint != model.fingerprint:
             raise Unavailable(f"the tokenizer of {message.model!r} has changed since")
-        text = model.lean_json if message.lean else _whole_json(model.tokenizer)
         start = max(0, message.offset)
-        return TokenizerRead(data=text[start : start + _PART_BYTES], num_bytes=len(text))
+        if message.lean:
+            part = model.lean_json[start : start + PART_BYTES]
+            return TokenizerRead(data=part, num_bytes=len(model.lean_json))
+        index, offset = divmod(start, PART_BYTES)
+        whole = b""
+        if index < len(model.whole_json):
+            # Lets other threads run.
+            whole = await asyncio.to_thread(zlib.decompress, model.whole_json[index])
+        return TokenizerRead(data=whole[offset:], num_bytes=model.num_json_bytes)
 
     @handles(ReadTokenizerConfig)
     async def read_config(
@@ -151,12 +155,6 @@ class TokenizerActor(Actor):
         if found is None:
             raise UnknownModel(f"this tokenizer does not serve the model {name!r}", param="model")
         return found
-
-
-@lru_cache(maxsize=1)
-def _whole_json(tokenizer: Tokenizer) -> bytes:
-    """The whole tokenizer.json, for gateways of former versions, which read it in parts."""
-    return tokenizer.to_str().encode()
 
 
 _Prompt = TextPrompt | IdsPrompt | ChatPrompt

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,6 +38,9 @@ _SAMPLING_FIELDS = {
 }
 """transformers' names -> ours (and vLLM's)."""
 
+PART_BYTES: Final = 1 << 20
+"""Of a tokenizer's text, in a message: well below the maximum size of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
@@ -50,6 +54,11 @@ class LoadedTokenizer:
     tokenizer: Tokenizer
     lean_json: bytes
     """See `lean_json`."""
+    whole_json: list[bytes]
+    """The tokenizer's text in parts of `PART_BYTES`, each compressed, for gateways of former
+    versions: to write it anew would keep all threads waiting for some tenths of a second."""
+    num_json_bytes: int
+    """Of that text."""
     fingerprint: str
     length_bound: LengthBound | None
     vocab_size: int
@@ -87,15 +96,15 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         _lower_texts(tokenizer)
     text = tokenizer.to_str().encode()
     fingerprint, lean = hashlib.sha256(text).hexdigest(), lean_json(text)
+    whole = _compressed(text), len(text)
     del text
     bound = length_bound(lean)
     # parsing a large vocabulary takes several times the memory that its tokenizer keeps
     trim_heap()
-    added = tokenizer.get_added_tokens_decoder()
+    added, size = tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab_size()
     text_model = text_config(config)
     if stated.get("model_type") == COLQWEN2:
         retrieval = read_retrieval(directory, source.pad_token)
-    size = tokenizer.get_vocab_size()
     sizes = (positive_int(text_model.get("vocab_size")) or 0, size, *(i + 1 for i in added))
     return LoadedTokenizer(
         directory=directory,
@@ -103,6 +112,8 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         tokenizer_config=read_json(home / "tokenizer_config.json"),
         tokenizer=tokenizer,
         lean_json=lean,
+        whole_json=whole[0],
+        num_json_bytes=whole[1],
         fingerprint=fingerprint,
         length_bound=bound,
         vocab_size=max(sizes),
@@ -172,6 +183,11 @@ def _load_tokenizer(directory: Path) -> _Source:
         str(found.pad_token),
         "token_type_ids" in found.model_input_names,
     )
+
+
+def _compressed(text: bytes) -> list[bytes]:
+    starts = range(0, len(text), PART_BYTES)
+    return [zlib.compress(text[start : start + PART_BYTES], level=1) for start in starts]
 
 
 def lean_json(text: bytes) -> bytes:
