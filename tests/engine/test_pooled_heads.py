@@ -194,7 +194,7 @@ def test_activation_may_be_left_out(tmp_path: Path) -> None:
     np.testing.assert_allclose(plain, states_of(model, prompt).mean(dim=0).numpy(), atol=2e-5)
 
 
-@pytest.mark.parametrize("stated", [{"dim": 24}, {"colbert_dim": 24}, {}])
+@pytest.mark.parametrize("stated", [{"dim": HIDDEN}, {"colbert_dim": 24}, {}])
 def test_colbert_embeds_tokens(tmp_path: Path, stated: dict[str, int]) -> None:
     model = make_pooler(ENCODERS["bert"], "ForMaskedLM")
     model.save_pretrained(tmp_path)

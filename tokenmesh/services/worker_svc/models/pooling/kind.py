@@ -3,6 +3,7 @@
 A simulated worker reads the same, so nothing here imports torch.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -152,15 +153,18 @@ def _read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> Pool
 
 
 def _colbert_size(raw: RawConfig, directory: Path) -> int:
-    """The size in config.json, else that of the projection itself."""
+    """The size of the projection itself; without weights, what config.json says.
+
+    A key may be the body's: `dim` is the hidden size of DistilBERT.
+    """
+    with suppress(CheckpointError):  # a simulated worker has no weights
+        shards = TensorShards(directory, lambda name: name == PROJECTION)
+        if PROJECTION in shards:
+            return shards.file_of(PROJECTION)[PROJECTION].shape[0]
     for key in ("colbert_dim", "dim"):
         if raw.get(key) is not None:
             return raw.integer(key)
-    try:
-        shards = TensorShards(directory, lambda name: name == PROJECTION)
-    except CheckpointError:  # a simulated worker has no weights
-        return 128
-    return shards.file_of(PROJECTION)[PROJECTION].shape[0] if PROJECTION in shards else 128
+    return 128
 
 
 def text_part(raw: RawConfig) -> RawConfig:
