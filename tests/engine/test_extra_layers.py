@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,11 @@ from safetensors.torch import load_file, save_file
 from tests.engine.test_general_kind import check_greedy, jobs_of
 from tests.fakes.engine_driver import EngineDriver
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.services.worker_svc.models.extra_layers import extra_layers
+from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
+from tokenmesh.services.worker_svc.models.load import read_model_facts
+from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
+from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 
 PROMPTS: Final = [prompt_of(21), prompt_of(9, seed=3)]
@@ -56,17 +62,17 @@ def test_a_layer_that_config_json_does_not_count_is_refused(
         EngineDriver(directory)
 
 
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "num_mtp_layers"])
 @pytest.mark.parametrize(("name", "layer"), [("glm4_moe", 46), ("deepseek_v3", 61)])
 def test_no_layer_is_left_out_for_its_number_alone(
-    tiny: Tiny, tmp_path: Path, name: str, layer: int
+    tiny: Tiny, tmp_path: Path, name: str, layer: int, key: str
 ) -> None:
     """transformers' classes drop these numbers whatever config.json says."""
-    config = {"num_nextn_predict_layers": 1}
-    directory = with_extra(tiny(name).directory, tmp_path, layer, config)
+    directory = with_extra(tiny(name).directory, tmp_path, layer, {key: 1})
     with pytest.raises(CheckpointError) as error:
         EngineDriver(directory)
     assert f"unexpected tensors: model.layers.{layer}." in error.value.message
-    assert "config.json states 3 layers, and by num_nextn_predict_layers 1 more" in str(error.value)
+    assert f"config.json states 3 layers, and by {key} 1 more" in str(error.value)
 
 
 @pytest.mark.parametrize("count", [-1, "1", True])
@@ -87,3 +93,20 @@ def test_a_predictor_under_a_name_of_its_own_is_left_out_too(tiny: Tiny, tmp_pat
     save_file(named, directory / FILE, {"format": "pt"})
     outcomes = EngineDriver(directory).run(jobs_of(PROMPTS))
     check_greedy(tiny("llama"), PROMPTS, outcomes)
+
+
+def test_layers_of_towers_are_none_of_them(tiny: Tiny) -> None:
+    settings = ModelSettings(model=str(tiny("glm4_moe").directory))
+    facts = read_model_facts(
+        read_json(tiny("glm4_moe").directory / "config.json"), tiny("glm4_moe").directory, settings
+    )
+    assert isinstance(facts, HfFacts)
+    kind: Any = type("Kind", (), {"tokenmesh_towers": ("model.visual",)})
+    counted = replace(facts, kind=kind, extra_layers=range(3, 4))
+    assert counted.is_extra("model.language_model.layers.3.norm.weight")
+    assert not counted.is_extra("model.visual.layers.3.norm.weight")
+    assert not counted.is_extra("visual.layers.3.norm.weight")
+
+
+def test_without_a_depth_no_layer_is_behind_the_last_one() -> None:
+    assert not extra_layers(RawConfig({"num_mtp_layers": 2}, "config.json"), None)

@@ -15,6 +15,7 @@ from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
 from tokenmesh.services.worker_svc.layers.rotary import RopeConfig
 from tokenmesh.services.worker_svc.layers.step import Patch, Step
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
+from tokenmesh.services.worker_svc.models.extra_layers import is_extra
 from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps
 from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.models.quantization import Quantization
@@ -46,6 +47,10 @@ class ModelFacts:
     media: MediaFacts = field(default=TEXT_ONLY, kw_only=True)
     extra_layers: range = field(default=range(0), kw_only=True)
     """Numbers of layers that predict further tokens, which are not read."""
+
+    def is_extra(self, name: str) -> bool:
+        """Whether a tensor is of one of them."""
+        return is_extra(name, self.extra_layers)
 
     @property
     def weight_format(self) -> str:

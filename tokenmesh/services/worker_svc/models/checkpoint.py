@@ -14,7 +14,6 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.linear.formats import Codes, Part, merged
-from tokenmesh.services.worker_svc.models.extra_layers import is_extra
 from tokenmesh.services.worker_svc.models.quantization import (
     EncodedWeight,
     Quantization,
@@ -52,13 +51,13 @@ class Checkpoint:
         device: torch.device | None = None,
         buffer_bytes: int = _BUFFER_BYTES,
         without: Collection[str] = (),
-        extra_layers: range = range(0),
+        is_extra: Callable[[str], bool] = lambda _name: False,
     ) -> None:
         """Read every shard's header. Raises CheckpointError when one is missing or broken.
 
         Tensors are made on `device` (default: CPU). What must be converted, or copied to another
         device, goes there in pieces of `buffer_bytes`. without: names that are read elsewhere;
-        extra_layers: see `ModelFacts`.
+        is_extra: see `ModelFacts`.
         """
         self.directory = directory
         self.bytes_read = 0
@@ -68,7 +67,7 @@ class Checkpoint:
         self._buffer_bytes = buffer_bytes
         self._buffer: torch.Tensor | None = None
         self._shards = TensorShards(
-            directory, lambda name: name not in without and not is_extra(name, extra_layers)
+            directory, lambda name: name not in without and not is_extra(name)
         )
         self._taken: set[str] = set()
         self._encoded: dict[str, EncodedWeight] = {}

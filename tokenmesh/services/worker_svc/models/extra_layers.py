@@ -10,19 +10,28 @@ from typing import Final
 
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 
-COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Keys of config.json that count them."""
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _MODULE: Final = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 
 
-def extra_layers(raw: RawConfig, num_layers: int) -> range:
-    """Their numbers, by config.json. Raises CheckpointError for a count that is none."""
+def extra_layers(raw: RawConfig, num_layers: int | None) -> range:
+    """Their numbers, by config.json. Raises CheckpointError for a count that is none.
+
+    num_layers: None: the model's own layers are not counted, so that none is behind them.
+    """
+    _, count = counted(raw)
+    return range(0) if num_layers is None else range(num_layers, num_layers + count)
+
+
+def counted(raw: RawConfig) -> tuple[str, int]:
+    """The key that counts them, and their number. Raises CheckpointError."""
     for part in (raw, RawConfig(_text_of(raw), f"{raw.origin}: text_config")):
-        for key in COUNTS:
+        for key in _COUNTS:
             if count := part.integer(key, 0, minimum=0):
-                return range(num_layers, num_layers + count)
-    return range(num_layers, num_layers)
+                return key, count
+    return _COUNTS[0], 0
 
 
 def _text_of(raw: RawConfig) -> Mapping[str, object]:

@@ -78,7 +78,7 @@ class RunnerMaker:
             self.device,
             self.settings.load_buffer_bytes,
             self.kv_scales.names,
-            self.facts.extra_layers,
+            self.facts.is_extra,
         )
         model = load_model(self.facts, checkpoint, self.dtype, progress, self.native)
         if self.settings.batch_invariant and not model.has_program:

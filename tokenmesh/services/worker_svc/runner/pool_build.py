@@ -80,7 +80,7 @@ def build_pool_runner(
     @torch.inference_mode()
     def load(show: Progress) -> PoolModel:
         checkpoint = Checkpoint(
-            directory, device, worker.load_buffer_bytes, scales.names, facts.extra_layers
+            directory, device, worker.load_buffer_bytes, scales.names, facts.is_extra
         )
         is_exact = worker.float32_matmul_precision == "highest"
         return build_pooler(facts, pooling, checkpoint, dtype, show, has_kernels, is_exact)

@@ -14,9 +14,13 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
-from tokenmesh.services.worker_svc.models.extra_layers import extra_layers
+from tokenmesh.services.worker_svc.models.extra_layers import extra_layers, is_extra
 from tokenmesh.services.worker_svc.models.hf.media.cross import DECODERS, ENCODERS
-from tokenmesh.services.worker_svc.models.hf.media.language import media_facts, without_towers
+from tokenmesh.services.worker_svc.models.hf.media.language import (
+    is_of_tower,
+    media_facts,
+    without_towers,
+)
 from tokenmesh.services.worker_svc.models.hf.mixers import has_flat_form
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.tree import adapt, length_ropes
@@ -53,6 +57,10 @@ class HfFacts(ModelFacts):
     """Kinds of modules that keep a state."""
     left_out: tuple[str, ...] = ()
     """What the names of tensors begin with that another service loads, or none."""
+
+    def is_extra(self, name: str) -> bool:
+        """Layers of towers have numbers of their own."""
+        return is_extra(name, self.extra_layers) and not is_of_tower(self.kind, name)
 
     def gpu_problem(self) -> str | None:
         if self.media.hears_all:
@@ -211,7 +219,7 @@ def hf_facts_of(
         quantization=quantization,
         encoder_states=config.max_source_positions if architecture in DECODERS else 0,
         left_out=_LEFT_OUT.get(architecture, ()),
-        extra_layers=extra_layers(raw, getattr(text, "num_hidden_layers", 0)),
+        extra_layers=extra_layers(raw, getattr(text, "num_hidden_layers", None)),
     )
 
 

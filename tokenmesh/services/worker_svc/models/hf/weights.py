@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed, misshapen
-from tokenmesh.services.worker_svc.models.extra_layers import COUNTS, layer_of
+from tokenmesh.services.worker_svc.models.extra_layers import counted, layer_of
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts, empty_tree
 from tokenmesh.services.worker_svc.models.hf.media.language import is_of_tower
 from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
@@ -26,6 +26,7 @@ from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
     defer,
     left_uninitialized,
 )
+from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.shared.errors import CheckpointError
 
 Stored = Any
@@ -85,11 +86,8 @@ def read_weights(
     if facts.left_out:
         tensors = {n: each for n, each in tensors.items() if not n.startswith(facts.left_out)}
     if numbered := _dropped_by_number(facts, tensors):
-        place, text = _place_of(checkpoint, numbered), facts.config.get_text_config()
-        raise CheckpointError(
-            f"{place}: unexpected tensors: {listed(numbered)}: config.json states "
-            f"{text.num_hidden_layers} layers, and by {COUNTS[0]} {len(facts.extra_layers)} more"
-        )
+        place = _place_of(checkpoint, numbered)
+        raise CheckpointError(f"{place}: unexpected tensors: {listed(numbered)}: {_stated(facts)}")
     total = checkpoint.num_bytes(())
     progress(0, total)
     try:
@@ -118,6 +116,12 @@ def read_weights(
         # in place, one tensor after the other; those without memory stay so
         tree._apply(lambda each: each if each.is_meta else each.to(checkpoint.device))
     return tree
+
+
+def _stated(facts: HfFacts) -> str:
+    depth = facts.config.get_text_config().num_hidden_layers
+    key, count = counted(read_json(facts.directory / "config.json"))
+    return f"config.json states {depth} layers, and by {key} {count} more"
 
 
 def _dropped_by_number(facts: HfFacts, names: Iterable[str]) -> list[str]:
