@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tokenmesh.services.worker_svc.models.hf.build import read_tree
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.load import read_model_facts
-from tokenmesh.services.worker_svc.models.promotion.promote import promote
+from tokenmesh.services.worker_svc.models.promotion.promote import identity, promote
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.shared.config.model import ModelSettings
@@ -273,3 +274,17 @@ def test_a_tree_that_stays_one_keeps_its_numbers(tiny: Tiny) -> None:
         promote(model, False)
     after = list(model.tree.body.parameters())
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_bound_arguments_are_alike_only_where_they_are_plain() -> None:
+    class Named:
+        def __repr__(self) -> str:
+            return "the same"
+
+    def scaled(*_given: object, **_named: object) -> None: ...
+
+    assert identity(partial(scaled, 2, by=0.5)) == identity(partial(scaled, 2, by=0.5))
+    assert identity(partial(scaled, 2)) != identity(partial(scaled, 3))
+    first, second = partial(scaled, Named()), partial(scaled, by=[Named()])
+    assert identity(first) != identity(partial(scaled, Named()))
+    assert identity(second) != identity(partial(scaled, by=[Named()]))

@@ -107,7 +107,7 @@ def _kind_of(layer: torch.nn.Module, call: LayerCall) -> Hashable:
     parts = []
     for name, module in layer.named_modules():
         numbers = tuple(
-            (key, _identity(value))
+            (key, identity(value))
             for key, value in sorted(vars(module).items())
             if key != "layer_idx"
             and not key.startswith(_OWN)
@@ -122,9 +122,12 @@ def _kind_of(layer: torch.nn.Module, call: LayerCall) -> Hashable:
     return tuple(parts), tuple(each if _is_plain(each) else id(each) for each in call.given)
 
 
-def _identity(value: object) -> Hashable:
+def identity(value: object) -> Hashable:
     """Equal for attributes that are alike; a layer may bind arguments to a function anew."""
-    if isinstance(value, partial):
+    if isinstance(value, partial) and all(
+        each is None or isinstance(each, int | float | str)
+        for each in (*value.args, *value.keywords.values())
+    ):
         return id(value.func), repr((value.args, value.keywords))
     return id(value) if callable(value) else value
 
