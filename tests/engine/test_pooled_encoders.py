@@ -20,8 +20,11 @@ from tests.fakes.poolers import (
 from tests.ops.native import WAYS
 from tests.rounds import some
 from tokenmesh.services.worker_svc.models.hf.pooling import rows, tree
+from tokenmesh.services.worker_svc.pooling.admission import admit_pool
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.messages.pooling import PoolingParams
+from tokenmesh.shared.ids import GatewayId, ModelName, RequestId
+from tokenmesh.shared.messages.pooling import Pool, PoolingParams, PoolItem
+from tokenmesh.shared.tokens import pack_ids
 
 TOKENS = PoolingParams(task="token_embed", use_activation=False)
 LENGTHS = (7, 1, 33, 7, 20, 33, 2, 40, 35, 18, 17, 5)
@@ -177,10 +180,20 @@ def test_settings_of_pooling_that_do_not_fit_the_model_are_refused(tmp_path: Pat
             PoolDriver(tmp_path, model={field: value})
 
 
-def test_the_default_of_use_activation_is_the_operators(tmp_path: Path) -> None:
+async def test_the_default_of_use_activation_is_the_operators(tmp_path: Path) -> None:
     make_pooler(ENCODERS["bert"], "Model").save_pretrained(tmp_path)
     write_modules(tmp_path)
-    facts = PoolDriver(tmp_path, model={"pooling_activation": False}).loaded.pooling
-    assert facts.completed(PoolingParams(task="embed")).use_activation is False
-    asked = PoolingParams(task="embed", use_activation=True)
-    assert facts.completed(asked) is asked
+    driver = PoolDriver(tmp_path, model={"pooling_activation": False})
+    for asked, given in ((None, False), (True, True), (False, False)):
+        message = Pool(
+            request_id=RequestId("r"),
+            model=ModelName("m"),
+            gateway=GatewayId("g"),
+            stream=1,
+            epoch=1,
+            items=[PoolItem(prompt_ids=pack_ids(prompts(9)[0]))],
+            params=PoolingParams(task="embed", use_activation=asked),
+        )
+        [request] = await admit_pool(message, driver.loaded, 16)
+        assert request.spec.pooling is not None
+        assert request.spec.pooling.use_activation is given
