@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest.mock import Mock
 
 import pytest
@@ -155,6 +156,22 @@ def test_keys_that_would_change_the_result_are_named(
 ) -> None:
     file, _ = written(tmp_path, name, plain, **values)
     assert expected in refusal(tmp_path, file.read_bytes())
+
+
+def test_the_largest_gemma_3_scales_queries_by_its_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no key for the scale: files of 62 layers are those of 27B."""
+    sizes = {"num_hidden_layers": 62, "hidden_size": 96, "query_pre_attn_scalar": 24}
+    family = FAMILIES["gemma3"]
+    fake = replace(family.fake, sizes={**family.fake.sizes, **sizes})
+    monkeypatch.setitem(cast("Any", FAMILIES), "gemma3", replace(family, fake=fake))
+    file, model = written(tmp_path, "gemma3", small)
+    directory = unpacked(file, str(tmp_path / "cache"))
+    config = json.loads((directory / "config.json").read_text())
+    assert config["query_pre_attn_scalar"] == 24 != config["head_dim"]
+    assert config["quantization_config"]  # a native family, for its weights are in blocks
+    check(directory, model, 2e-3)  # of 62 layers
 
 
 def test_layers_with_a_window_may_be_listed(tmp_path: Path) -> None:

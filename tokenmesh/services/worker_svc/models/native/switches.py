@@ -96,7 +96,5 @@ def gemma3(raw: RawConfig) -> dict[str, Any]:
     return {
         "qk_norm": "head",
         "attention_scale": raw.number("query_pre_attn_scalar") ** -0.5,
-        "attention_softcap": raw.get("attn_logit_softcapping"),
         "embedding_multiplier": raw.integer("hidden_size") ** 0.5,
-        "logits_softcap": raw.get("final_logit_softcapping"),
     }
