@@ -149,6 +149,8 @@ class Server:
         finally:
             if refreshing is not None:
                 refreshing.cancel()
+            # uvicorn leaves it open when it is stopped before its first connection.
+            self._socket.close()
             if self._settings.uds is not None:
                 with suppress(OSError):
                     self._settings.uds.unlink()
