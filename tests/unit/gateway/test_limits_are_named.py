@@ -55,7 +55,7 @@ OTHERS = {
     # constants: what is read at once, whatever the model takes
     "holds  characters, at most ",
     "has more than  characters",
-    "characters can be read at once",
+    "bytes can be read at once",
     "mm_processor_kwargs is ",
     "holds  ids, at most ",
     "the schemas of calls have more than ",
