@@ -132,7 +132,11 @@ READS: Final[Mapping[str, str]] = {
     "GET response's input": "/v1/responses/{id}/input_items?limit=100",
 }
 """With the tenant's key; `{id}` is a response that it has stored."""
-STORED: Final = ("/v1/responses", _repeat(b'"store":true,"input":"', b"word ", b'"}', 50_000))
+STORED: Final = (
+    "/v1/responses",
+    # Without an end of its own the simulated model would go on to the end of its long context.
+    _repeat(b'"store":true,"max_output_tokens":512,"input":"', b"word ", b'"}', 50_000),
+)
 SILENT_TLS: Final = "silent TLS"
 """Connections to a TLS port that never begin a handshake."""
 NAMES: Final = (*BARE, *BODIES, *TEXTS, *READS, SILENT_TLS)
