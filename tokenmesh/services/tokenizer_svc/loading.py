@@ -22,9 +22,9 @@ from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config_overrides import overridden
 from tokenmesh.shared.errors import CheckpointError, ConfigError
-from tokenmesh.shared.gguf import is_gguf
 from tokenmesh.shared.model_files import locate_model, sentence_config_path, served_part
 from tokenmesh.shared.placeholder_files import placeholder_problem
+from tokenmesh.shared.unpacked import MADE_BY
 
 DEFAULT_TEMPLATE = "default"
 
@@ -86,7 +86,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     home = directory if own else checkpoint_dir(settings.tokenizer or "", None)
     stated = read_config(directory)
     config, retrieval = inner_config(stated), None
-    source = _of_gguf(home) if own and is_gguf(Path(settings.model)) else _load_tokenizer(home)
+    source = _load_tokenizer(home)
     tokenizer = source.tokenizer
     # A tokenizer.json may set these; prompts are truncated here, if the request says so.
     tokenizer.no_truncation()
@@ -109,7 +109,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     return LoadedTokenizer(
         directory=directory,
         config=config,
-        tokenizer_config=read_json(home / "tokenizer_config.json"),
+        tokenizer_config=source.config,
         tokenizer=tokenizer,
         lean_json=lean,
         whole_json=whole[0],
@@ -136,6 +136,8 @@ class _Source:
     """A tokenizer as its checkpoint has it, with what stands next to it."""
 
     tokenizer: Tokenizer
+    config: JsonObject
+    """tokenizer_config.json, unchanged."""
     special_tokens: dict[str, object]
     chat_template: object = None
     eos_token_id: object = None
@@ -143,15 +145,15 @@ class _Source:
     has_type_ids: bool = False
 
 
-def _of_gguf(directory: Path) -> _Source:
-    """Read files that `unpacked` wrote, which need none of transformers' rules and repairs."""
-    config = read_json(directory / "tokenizer_config.json")
+def _of_unpacked(directory: Path, config: JsonObject) -> _Source:
+    """Read files that `locate_model` wrote, which need none of transformers' rules and repairs."""
     tokenizer: Tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     names = ("bos_token", "eos_token")
     special: dict[str, object] = {each: config[each] for each in names if each in config}
     eos = special.get("eos_token")
     return _Source(
         tokenizer,
+        config,
         special,
         config.get("chat_template"),
         None if eos is None else tokenizer.token_to_id(str(eos)),
@@ -159,6 +161,9 @@ def _of_gguf(directory: Path) -> _Source:
 
 
 def _load_tokenizer(directory: Path) -> _Source:
+    config = read_json(directory / "tokenizer_config.json")
+    if MADE_BY.items() <= config.items():
+        return _of_unpacked(directory, config)
     from transformers import AutoTokenizer
 
     check_has_tokenizer(directory)
@@ -177,6 +182,7 @@ def _load_tokenizer(directory: Path) -> _Source:
         )
     return _Source(
         found.backend_tokenizer,
+        config,
         {name: str(token) for name, token in found.special_tokens_map.items()},
         found.chat_template,
         found.eos_token_id,

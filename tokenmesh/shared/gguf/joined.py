@@ -6,12 +6,12 @@ every second one there.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tokenmesh.shared.gguf.metadata import GgufValues, error
 from tokenmesh.shared.gguf.names import MAX_EXPERTS
 from tokenmesh.shared.gguf.reader import GgufTensor
+from tokenmesh.shared.unpacked import MadeTensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,16 +20,6 @@ _BLOCKED: Final = "MXFP4"
 _HALF: Final = 16
 """Bytes of a block behind its scale."""
 _BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class MadeTensor:
-    """A tensor of safetensors."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: Callable[[], Iterator[bytes]]
 
 
 def is_joined(name: str) -> bool:

@@ -1,0 +1,105 @@
+"""Directories of checkpoints that are made of other formats, and their files of tensors.
+
+They are made once and kept next to other caches; every service reads them as any checkpoint.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.tensor_file import BYTES_BY_DTYPE, SINGLE_FILE
+
+MADE_BY: Final = {"made_by": "tokenmesh"}
+"""In tokenizer_config.json: the tokenizer is whole, and read as it is written."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """A tensor of safetensors."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """A format: where its directories are kept, and the version of what is written."""
+
+    folder: str
+    layout: int
+    """A change makes directories anew."""
+
+    def directory(
+        self, source: Path, files: Iterable[Path], make: Callable[[Path], None], folder: str | None
+    ) -> Path:
+        """The directory that is made of `source`, made unless it is there; blocks.
+
+        `files` are all that it depends on; `make` fills an empty directory. Raises CheckpointError.
+        """
+        try:
+            seen = f"{source.resolve()} {self.layout}"
+            for part in files:
+                status = part.stat()
+                seen += f" {status.st_size} {status.st_mtime_ns}"
+            place = Path(folder or self.folder).expanduser()
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            target = place / f"{source.stem}-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
+            with (place / f"{target.name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another service may be making it
+                if not target.is_dir():
+                    _make(source, target, make)
+        except OSError as problem:
+            text = f"{source}: cannot be unpacked: {problem}"
+            raise CheckpointError(text, param="model") from problem
+        return target
+
+
+def _make(source: Path, target: Path, make: Callable[[Path], None]) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
+    try:
+        make(scratch)
+        scratch.replace(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    logger.info("unpacked %s into %s", source, target)
+
+
+def write_objects(directory: Path, objects: Mapping[str, Mapping[str, Any]]) -> None:
+    """JSON by the names of files."""
+    for name, content in objects.items():
+        text = json.dumps(content, ensure_ascii=False)
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+def write_tensors(directory: Path, tensors: Sequence[MadeTensor]) -> None:
+    """Write them one after the other, as safetensors. Raises OSError."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for each in tensors:
+        begin, end = end, end + math.prod(each.shape) * BYTES_BY_DTYPE[each.dtype]
+        offsets = {"shape": each.shape, "data_offsets": [begin, end]}
+        header[each.name] = {"dtype": each.dtype, **offsets}
+    described = json.dumps(header).encode()
+    described += b" " * (-len(described) % 8)
+    with (directory / SINGLE_FILE).open("wb") as to:
+        to.write(len(described).to_bytes(8, "little") + described)
+        for each in tensors:
+            for piece in each.pieces():
+                to.write(piece)
+        to.flush()
+        os.fsync(to.fileno())
