@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy
 import openai
 import pytest
 import pytest_asyncio
+import torch
 
+from tests.fakes.ctranslate2 import plain, whisper_content, write_whisper
 from tests.fakes.recordings import RATE, audio_file, tones
 from tests.fakes.speech_mesh import NAME, SpeechMesh
 from tests.fakes.whisper import END, FIRST_TIME, LANGUAGES, WhisperOracle, whisper
@@ -25,13 +27,30 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return whisper(tmp_path_factory.mktemp("whisper"))
 
 
+@pytest.fixture(
+    scope="module", params=["transformers", pytest.param("ctranslate2", marks=pytest.mark.slow)]
+)
+def served(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The checkpoint, or a directory of CTranslate2 that was made of it."""
+    if request.param == "transformers":
+        yield checkpoint
+        return
+    folder = tmp_path_factory.mktemp("ctranslate2")
+    content = whisper_content(checkpoint, plain(torch.float32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))  # where it is unpacked
+        yield write_whisper(checkpoint, folder / "model", content)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(
-    checkpoint: Path, nats_server: Server, redis_server: Server
+    served: Path, nats_server: Server, redis_server: Server
 ) -> AsyncIterator[SpeechMesh]:
     gateway = {"audio_clips": 2, "max_audio_bytes": 2_000_000}
     bus, redis = bus_settings_of(nats_server), redis_settings_of(redis_server)
-    async with SpeechMesh(checkpoint, bus, redis, gateway) as mesh:
+    async with SpeechMesh(served, bus, redis, gateway) as mesh:
         yield mesh
 
 

@@ -1,10 +1,11 @@
 """Where a model is: a local directory, or a snapshot from the hub. Needs huggingface_hub."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tokenmesh.shared import ctranslate2
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.gguf import is_gguf, unpacked
 
@@ -13,6 +14,7 @@ SERVED_FILES: Final = (
     "*.safetensors*",
 )
 """What all services together read of a model in the hub."""
+_CONFIG: Final = "config.json"
 _THINKERS: Final = {
     "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
@@ -64,13 +66,13 @@ def is_hub_id(name: str) -> bool:
 def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
     """The local directory of `model`; of a hub id only the files of `patterns` are downloaded.
 
-    A GGUF file is unpacked into a directory of the user's cache.
+    A GGUF file, and a Whisper of CTranslate2, is unpacked into a directory of the user's cache.
 
     Blocks. Raises CheckpointError with the reason.
     """
     directory = Path(model).expanduser()
     if directory.is_dir():
-        return directory
+        return _as_checkpoint(directory)
     if is_gguf(directory):
         return unpacked(directory)
     if directory.exists():
@@ -80,12 +82,25 @@ def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
         raise CheckpointError(
             f"{model}: there is no such directory, and it is not a hub id", param="model"
         )
+    # CTranslate2's config.json shows that the weights are in another file
+    fetched = _snapshot(model, revision, {_CONFIG, *patterns})
+    if ctranslate2.is_whisper_config(fetched):
+        fetched = _snapshot(model, revision, ctranslate2.FILES)
+    return _as_checkpoint(fetched)
+
+
+def _as_checkpoint(directory: Path) -> Path:
+    is_other = ctranslate2.is_ctranslate2(directory)
+    return ctranslate2.unpacked(directory) if is_other else directory
+
+
+def _snapshot(model: str, revision: str | None, patterns: Iterable[str]) -> Path:
     # slow imports, which short-lived processes must not wait for
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=sorted(patterns)))
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
             f"{model}: no such directory, not in the hub cache, and the hub cannot be reached",

@@ -22,7 +22,8 @@ from tokenmesh.shared.config.environment import notify_environment
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.layers import environment_name
 from tokenmesh.shared.config.loader import changed, plain_values
-from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.ctranslate2 import Ct2File, is_ctranslate2
+from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.gguf import is_gguf
 from tokenmesh.shared.gguf.reader import MAGIC
 from tokenmesh.shared.placeholder_files import placeholder_problem
@@ -59,6 +60,8 @@ def check_models(settings: Settings) -> None:
             raise ConfigError(
                 f"{model.model} is not a checkpoint: it has no config.json", param="--model"
             )
+        elif is_ctranslate2(path):
+            check_contents(path)
 
 
 def check_file(name: str, path: Path) -> None:
@@ -69,6 +72,17 @@ def check_file(name: str, path: Path) -> None:
         what = "a model is a directory, a GGUF file (.gguf) or a hub id"
         what = placeholder_problem(path) or what
         raise ConfigError(f"{name} is not a GGUF file; {what}", param="--model")
+
+
+def check_contents(directory: Path) -> None:
+    """Raises ConfigError for a directory of CTranslate2 whose file is broken or of another version.
+
+    The services read more of it.
+    """
+    try:
+        Ct2File.read(directory)
+    except CheckpointError as error:
+        raise ConfigError(error.message, param="--model") from error
 
 
 def check_address(settings: Settings) -> None:
