@@ -23,8 +23,8 @@ from tokenmesh.cli.embedded.private import private_folder
 from tokenmesh.cli.embedded.servers import nats_server, redis_server
 from tokenmesh.cli.embedded.supervisor import ProcessSupervisor
 from tokenmesh.shared.config.up import UpSettings
+from tokenmesh.shared.lifecycle import StopSignals
 from tokenmesh.shared.rights import SERVICE_USERS
-from tokenmesh.shared.service.lifecycle import StopSignals
 from tokenmesh.shared.services import SERVICE_BY_NAME
 
 COMPOSE: Final = Path(__file__).resolve().parent.parent / "compose/compose.yaml"

@@ -17,9 +17,9 @@ from tokenmesh.services.worker_svc.models.native.registry import FAMILIES, IMAGE
 from tokenmesh.shared import errors
 from tokenmesh.shared.config.layers import environment_name, field_at, fields
 from tokenmesh.shared.errors import TokenMeshError
+from tokenmesh.shared.lifecycle import ExitCode
 from tokenmesh.shared.messages import Message
 from tokenmesh.shared.metrics.table import METRICS
-from tokenmesh.shared.service.lifecycle import ExitCode
 from tokenmesh.shared.subject_table import SUBJECTS
 
 SETTINGS = {".".join(key) for key, _ in fields()}

@@ -11,8 +11,8 @@ from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import Draining
 from tokenmesh.shared.ids import InstanceId
+from tokenmesh.shared.lifecycle import ExitCode
 from tokenmesh.shared.messages import Done, Drain, Ping
-from tokenmesh.shared.service.lifecycle import ExitCode
 
 __all__ = ["settings"]
 

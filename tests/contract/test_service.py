@@ -33,10 +33,10 @@ from tokenmesh.shared.errors import (
     Unavailable,
 )
 from tokenmesh.shared.ids import InstanceId, ModelName, WorkerId
+from tokenmesh.shared.lifecycle import ExitCode, StopSignals
 from tokenmesh.shared.messages import Accepted, Done, Heartbeat, Ping
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 from tokenmesh.shared.service import Mesh, serve
-from tokenmesh.shared.service.lifecycle import ExitCode, StopSignals
 
 INSTANCE = InstanceId("worker-test")
 CARD = ModelCard(name=ModelName("tiny"), max_model_len=64, vocab_size=100)

@@ -25,11 +25,11 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings, ServiceSett
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import NoResponders, Unavailable
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, RequestId, WorkerId
+from tokenmesh.shared.lifecycle import StopSignals
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Heartbeat, Place, Placed
 from tokenmesh.shared.messages.tokenize import Detokenize, Detokenized
 from tokenmesh.shared.service import Mesh
-from tokenmesh.shared.service.lifecycle import StopSignals
 from tokenmesh.shared.service.run import serve
 from tokenmesh.shared.tokens import pack_ids
 

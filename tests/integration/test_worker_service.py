@@ -18,11 +18,11 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId, new_instance_id
+from tokenmesh.shared.lifecycle import StopSignals
 from tokenmesh.shared.messages import Accepted, Generate, Heartbeat, Tokens
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.service import serve
-from tokenmesh.shared.service.lifecycle import StopSignals
 from tokenmesh.shared.tokens import count_ids, pack_ids
 
 GATEWAY = GatewayId("gateway-of-test")

@@ -13,7 +13,7 @@ from tokenmesh.cli.embedded.child import Child, ChildSpec, Phase, child_environm
 from tokenmesh.cli.embedded.screen import explanation, parse_line
 from tokenmesh.cli.embedded.supervisor import ProcessSupervisor, pause_s
 from tokenmesh.shared.config.up import UpSettings
-from tokenmesh.shared.service.lifecycle import ExitCode
+from tokenmesh.shared.lifecycle import ExitCode
 
 LIMITS = UpSettings(restart_min_s=0.01, restart_max_s=0.02, max_restarts=2)
 SLEEP = "import time; time.sleep(60)"

@@ -23,12 +23,12 @@ from tokenmesh.cli.embedded.watch import ProcessWatch
 from tokenmesh.shared.config.environment import NotifyTarget, notify_environment, notify_target
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.service.lifecycle import Watchdog
+from tokenmesh.shared.lifecycle import Watchdog
 
 LIMITS = UpSettings(restart_min_s=0.01, restart_max_s=0.02, max_restarts=0, hung_s=1.0, ready_s=30)
 SERVICE = (
     "import asyncio, sys, time\n"
-    "from tokenmesh.shared.service.lifecycle import Watchdog\n"
+    "from tokenmesh.shared.lifecycle import Watchdog\n"
     "async def main():\n"
     "    with Watchdog() as watchdog:\n"
     "        time.sleep({loads_s}); watchdog.ready(); print('ready', flush=True)\n"

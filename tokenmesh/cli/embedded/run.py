@@ -33,8 +33,8 @@ from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.errors import BusLost
+from tokenmesh.shared.lifecycle import ExitCode, StopSignals
 from tokenmesh.shared.messages.beat import ModelCard
-from tokenmesh.shared.service.lifecycle import ExitCode, StopSignals
 
 
 async def run_mesh(settings: Settings, screen: Screen, ready_fd: int | None = None) -> int:

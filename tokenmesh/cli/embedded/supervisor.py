@@ -8,7 +8,7 @@ from typing import Final
 from tokenmesh.cli.embedded.child import Child, ChildSpec, OnLine, Phase
 from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.shared.config.up import UpSettings
-from tokenmesh.shared.service.lifecycle import ExitCode
+from tokenmesh.shared.lifecycle import ExitCode
 
 _KILL_WAIT_S: Final = 5.0
 _MAX_DOUBLINGS: Final = 32

@@ -17,12 +17,12 @@ from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import BusLost, CheckpointError, ConfigError, Unavailable
 from tokenmesh.shared.ids import InstanceId, new_instance_id
+from tokenmesh.shared.lifecycle import ExitCode, StopSignals, Watchdog
 from tokenmesh.shared.logs import start_logging
 from tokenmesh.shared.messages import Done, Drain, MetricsRead, ReadMetrics
 from tokenmesh.shared.metrics import ENGINE_METRICS, Metrics, sample_lines
 from tokenmesh.shared.metrics.endpoint import start_metrics_endpoint
 from tokenmesh.shared.redis import Redis, open_redis
-from tokenmesh.shared.service.lifecycle import ExitCode, StopSignals, Watchdog
 from tokenmesh.shared.service.mesh import Mesh
 from tokenmesh.shared.telemetry import start_telemetry
 
