@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Final
 
+from tokenmesh.shared.lean_import import without
+
 logger = logging.getLogger(__name__)
 
 _PACKAGE: Final = "xgrammar"
 _UNUSED: Final = ("torch", "transformers")
-"""xgrammar names them in annotations and base classes; its masks are NumPy arrays here."""
+"""Its masks are NumPy arrays here."""
 
 
 class _Anything:
@@ -52,12 +54,8 @@ def import_lean(module: str) -> ModuleType:
 @contextmanager
 def _without_unused() -> Iterator[None]:
     names = [name for name in _UNUSED if name not in sys.modules]
-    try:
-        # None makes their import fail, which xgrammar handles
-        sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
+    with without(*names):
         importlib.import_module("tvm_ffi")
+        # It names them in annotations and base classes: they have to be something.
         sys.modules.update({name: _Absent(name) for name in names})
         yield
-    finally:
-        for name in names:
-            del sys.modules[name]
