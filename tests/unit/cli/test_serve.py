@@ -1,6 +1,7 @@
 """`tokenmesh serve` runs one service with the settings of all sources."""
 
 import importlib
+import subprocess
 import sys
 import tomllib
 from importlib.util import find_spec
@@ -42,6 +43,23 @@ def test_a_service_gets_the_settings_and_its_exit_code_is_returned(
     monkeypatch.setenv("TOKENMESH_WORKER__MAX_NUM_SEQS", "7")
     assert run(["serve", service, "--nats", "nats://a:1"]) == 3
     assert (given[0].bus.url, given[0].worker.max_num_seqs) == ("nats://a:1", 7)
+
+
+@pytest.mark.parametrize("service", ["gateway", "nothing"])
+def test_a_service_that_up_starts_loads_no_library_of_the_command_line(
+    service: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "settings.json"
+    config.write_text('{"bus": {"url": "nats://127.0.0.1:1", "connect_deadline_s": 0.1}}')
+    code = (
+        "import sys; sys.argv[1:] = sys.argv[2:]; from tokenmesh.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as left: print(left.code, 'typer' in sys.modules)\n"
+    )
+    words = [sys.executable, "-c", code, "-", "serve", service, "--config", str(config)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout.split() == ["2" if service == "nothing" else "3", "False"], ended.stderr
+    assert ("tokenmesh up nothing" in ended.stderr) == (service == "nothing")
 
 
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
