@@ -92,7 +92,8 @@ class InvalidInput(TokenMeshError):
         renamed = copy.copy(self)
         # A whole word: `logprobs` is not renamed in `top_logprobs`.
         own = rf"(?<!\w){re.escape(field_name(self.path))}(?!\w)"
-        renamed.message = re.sub(own, lambda _: name, self.message)[:_MAX_MESSAGE]
+        if self.path:
+            renamed.message = re.sub(own, lambda _: name, self.message)[:_MAX_MESSAGE]
         renamed.args = (renamed.message,)
         renamed.param = self.param and name[:_MAX_PARAM]
         renamed.path = (name,)

@@ -99,3 +99,8 @@ def test_an_error_about_one_of_several_prompts_names_it(
     assert found.message == expected
     assert found.param == ("messages[3]" if path[0] == "messages" else path[0])
     assert error.within(()) is error
+
+
+def test_an_error_about_no_field_is_not_reworded() -> None:
+    renamed = errors.InvalidInput("it is refused, (again)").renamed("input[2]")
+    assert (renamed.message, renamed.param) == ("it is refused, (again)", None)
