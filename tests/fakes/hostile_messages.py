@@ -32,6 +32,7 @@ FORGED_HEADERS: tuple[dict[str, str], ...] = (
     {"tm-deadline": "nan"},
     {"tm-deadline": "soon"},
     {"tm-sent": "inf", "tm-deadline": "1"},
+    {"tm-alone": "x" * 2000},
 )
 HARMLESS_HEADERS: tuple[dict[str, str], ...] = (
     {"tm-deadline": "-1e300"},

@@ -29,6 +29,7 @@ from tokenmesh.shared.lifecycle import StopSignals
 from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Heartbeat, Place, Placed
 from tokenmesh.shared.messages.tokenize import Detokenize, Detokenized
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.service import Mesh
 from tokenmesh.shared.service.run import serve
 from tokenmesh.shared.tokens import pack_ids
@@ -76,7 +77,13 @@ def calls_of(bus: MessageBus, members: Members) -> ServiceCalls:
 def calls_with(bus: MessageBus, members: Members, settings: GatewaySettings) -> ServiceCalls:
     prompts = HeldPrompts(bus, GATEWAY)
     return ServiceCalls(
-        bus, settings, members, left_out=list, prompts=prompts, waker=cast("Any", None)
+        bus,
+        settings,
+        members,
+        left_out=list,
+        prompts=prompts,
+        waker=cast("Any", None),
+        metrics=Metrics(),
     )
 
 

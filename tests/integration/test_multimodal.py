@@ -187,7 +187,9 @@ class Edge:
         prompts = HeldPrompts(self.bus, GATEWAY)
         waker = Waker(self.bus, self.worker.members, settings, self.worker.metrics)
         members = self.worker.members
-        self.calls = ServiceCalls(self.bus, settings, members, list, prompts, waker)
+        self.calls = ServiceCalls(
+            self.bus, settings, members, list, prompts, waker, self.worker.metrics
+        )
 
     async def take(self, envelope: Envelope) -> None:
         assert isinstance(envelope.message, Tokens)

@@ -144,8 +144,15 @@ class SimBus:
             del self.network.inboxes[inbox]
 
     async def request(
-        self, subject: str, message: Message, *, deadline_s: float, retries: int = 0
+        self,
+        subject: str,
+        message: Message,
+        *,
+        deadline_s: float,
+        retries: int = 0,
+        alone: str | None = None,
     ) -> Message:
+        assert alone is None, "no process of the simulation ends with its requests"
         for attempt in range(retries + 1):
             try:
                 async for answer in self.converse(

@@ -82,6 +82,11 @@ def new_reservation() -> str:
     return secrets.token_hex(8)
 
 
+def new_turn() -> str:
+    """Names a turn in which a process works on one request alone."""
+    return secrets.token_hex(8)
+
+
 def new_blob_key(prefix: str) -> BlobKey:
     """Of a blob that is stored once, and not found by its content."""
     return BlobKey(f"{prefix}:{secrets.token_hex(16)}")

@@ -18,6 +18,7 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.failed_starts import FailedStarts
 from tokenmesh.shared.ids import InstanceId, ModelName
+from tokenmesh.shared.lost_lives import LostLives
 from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.messages.beat import PROTOCOL, ModelCard, WorkerLoad
 from tokenmesh.shared.subjects import ALL_BEATS
@@ -32,6 +33,8 @@ _MAX_NAME_CHARS: Final = 1024
 _ABSENT_BEATS: Final = 2
 """After so many missed heartbeats the next one is a return: what was asked meanwhile may be lost.
 Fewer than those after which an instance counts as dead, since to ask once more costs little."""
+_LATE_BEATS: Final = 1.5
+"""After so many intervals of silence an instance may be dead."""
 
 
 def check_beat(beat: Heartbeat, subject: str) -> None:
@@ -53,6 +56,8 @@ def _wrong(beat: Heartbeat, subject: str) -> str | None:
         return "an impossible model"
     if not all(_is_sane(card) for card in cards):
         return "an impossible model"
+    if not _may_be(beat.alone):
+        return "an impossible turn"
     return "an impossible load" if beat.load is not None and not _is_sane(beat.load) else None
 
 
@@ -98,6 +103,7 @@ class MembershipView:
         self._max_members = max_members
         self._member_by_id: dict[InstanceId, Member] = {}
         self._failed = FailedStarts(max_members)
+        self._lost = LostLives(max_members)
         self._left: dict[tuple[InstanceId, int], None] = {}
         # Instances that have left, by id and epoch; the oldest are dropped over `max_members`.
         self.ignored = 0
@@ -126,6 +132,8 @@ class MembershipView:
             self._member_by_id[beat.instance_id] = Member(beat, now, outage_s)
             if known is not None and same is None:
                 self._failed.note_end(known.beat, now)
+                self._lost.note_loss(known.beat, known.last_seen)
+            self._lost.note_beat(beat)
             self._failed.note_beat(beat, None if same is None else same.beat)
             return not beat.starts and (same is None or _was_away(same, now))
         return False
@@ -145,6 +153,7 @@ class MembershipView:
         ]
         for member in dead:
             self._failed.note_end(member.beat, now)
+            self._lost.note_loss(member.beat, member.last_seen)
             del self._member_by_id[member.beat.instance_id]
         return dead
 
@@ -174,6 +183,27 @@ class MembershipView:
         loaded = {name for each in self.starting(service) for name in each.beat.starts}
         asked = loaded if model is None else loaded & {model}
         return any(not self._failed.are_many(service, name, now) for name in asked)
+
+    def lost(self, instance_id: InstanceId, epoch: int) -> Heartbeat | None:
+        """What a life said last that has ended without a farewell, as far as can be seen."""
+        return self._lost.last_beat(instance_id, epoch)
+
+    def misses_any(self, service: str, since_s: float, now: float, outage_s: float = 0.0) -> bool:
+        """Whether an instance of the service that lived at a time, or later, may have died."""
+        members = self.service(service)
+        interval_s = max((each.beat.interval_s for each in members), default=1.0)
+        return len(self.heard(service, now, outage_s)) < len(members) or self._lost.is_any_since(
+            service, since_s - _LATE_BEATS * interval_s
+        )
+
+    def heard(self, service: str, now: float, outage_s: float = 0.0) -> list[Member]:
+        """The instances of one service whose next heartbeat is not late, outages apart."""
+        return [
+            each
+            for each in self.service(service)
+            if now - each.last_seen - (outage_s - each.outage_s)
+            <= _LATE_BEATS * each.beat.interval_s
+        ]
 
     def workers(self, model: ModelName) -> list[Member]:
         """The workers of `model`, by name or alias, draining ones included."""
@@ -247,7 +277,7 @@ class Members:
         self.foreign = Foreigners()
         self._gap = ListenGap(max_gap_s, monotonic_s())
         self._subscriptions: list[Subscription] = []
-        self._awaited: dict[str, set[asyncio.Future[None]]] = {}
+        self._awaited: dict[str, set[asyncio.Future[InstanceId]]] = {}
         """Who waits for the next return, by service."""
         self.on_beat: Callable[[Heartbeat], None] = _ignore
         """Called after each heartbeat; must be quick and must not raise."""
@@ -282,13 +312,28 @@ class Members:
         self._expire()
         return self.view.is_starting(service, monotonic_s(), model)
 
-    def next_return(self, service: str) -> asyncio.Future[None]:
-        """Done once an instance of the service comes, or comes back; cancel it when done with.
+    def lost(self, instance_id: InstanceId, epoch: int) -> Heartbeat | None:
+        """What a life said last that has ended without a farewell, as far as can be seen."""
+        self._expire()
+        return self.view.lost(instance_id, epoch)
+
+    def misses_any(self, service: str, since_s: float) -> bool:
+        """Whether an instance of the service that lived at a time, or later, may have died."""
+        now = self._expire()
+        return self.view.misses_any(service, since_s, now, self._gap.outage_s(now))
+
+    def heard(self, service: str) -> list[Member]:
+        """The instances of one service whose next heartbeat is not late."""
+        now = self._expire()
+        return self.view.heard(service, now, self._gap.outage_s(now))
+
+    def next_return(self, service: str) -> asyncio.Future[InstanceId]:
+        """Done with the instance of the service that comes, or comes back; cancel it when done.
 
         What was asked before may be lost with the process, or on the way to it.
         """
         waiting = self._awaited.setdefault(service, set())
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[InstanceId] = asyncio.get_running_loop().create_future()
         waiting.add(future)
         future.add_done_callback(waiting.discard)
         return future
@@ -303,9 +348,11 @@ class Members:
         self._expire()
         return self.view.get(instance_id)
 
-    def _expire(self) -> None:
+    def _expire(self) -> float:
+        """Forget the dead; the time at which that was done."""
         now = monotonic_s()
         self.view.expire(now, self._gap.outage_s(now))
+        return now
 
     async def _on_beat(self, envelope: Envelope) -> None:
         """Raises ProtocolError, which the bus counts, for an impossible heartbeat."""
@@ -320,7 +367,7 @@ class Members:
         if self.view.observe(beat, now, self._gap.note(now)):
             for future in tuple(self._awaited.get(beat.service, ())):
                 if not future.done():
-                    future.set_result(None)
+                    future.set_result(beat.instance_id)
         self.on_beat(beat)
 
     def _note_foreign(self, beat: Heartbeat, now: float) -> None:

@@ -126,7 +126,7 @@ SUBJECTS: Final = (
     Subject(
         pattern="tm.process.<id>.control",
         listeners="one process of any service",
-        carries="Drain -> Done, ReadMetrics -> MetricsRead",
+        carries="Drain -> Done, Ping -> Done, ReadMetrics -> MetricsRead",
         senders=_GATEWAY,
         receivers=_ALL,
     ),

@@ -92,7 +92,7 @@ def block_events(model: ModelName, worker: WorkerId) -> str:
 
 
 def process_control(instance: InstanceId) -> str:
-    """Drain and ReadMetrics for one process of any service."""
+    """Drain, Ping and ReadMetrics for one process of any service."""
     return f"{PREFIX}.process.{instance}.control"
 
 

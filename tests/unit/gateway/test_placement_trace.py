@@ -20,6 +20,7 @@ from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Place, Placed
 from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.place import Candidate
+from tokenmesh.shared.metrics import Metrics
 
 CANDIDATES = [
     Candidate(
@@ -125,8 +126,9 @@ class AnsweringBus:
 
 async def test_the_answers_to_a_placement_are_read_to_the_end() -> None:
     bus, members = AnsweringBus(), Members(MembershipView(4, 100))
+    nothing = cast("Any", None)
     calls = ServiceCalls(
-        cast("Any", bus), GatewaySettings(), members, list, cast("Any", None), cast("Any", None)
+        cast("Any", bus), GatewaySettings(), members, list, nothing, nothing, Metrics()
     )
     place = Place(request_id=JOB.request_id, model=JOB.card.name, num_tokens=1, max_tokens=1)
     assert await calls.place(place, now_s() + 5) is PLACED

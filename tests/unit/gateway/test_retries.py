@@ -2,12 +2,26 @@
 
 import asyncio
 import time
+from typing import Any, cast
 
 import pytest
 
 from tokenmesh.services.gateway.mesh.retries import hedged_request, repeated_request
 from tokenmesh.shared.errors import InvalidInput, NoResponders, TokenMeshError, Unavailable
+from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.messages import Done, Message, Ping
+
+
+class Turns:
+    """Sole turns that are due after so many requests."""
+
+    def __init__(self, num_shared: int) -> None:
+        self.num_shared = 0
+        self._most = num_shared
+
+    @property
+    def are_due(self) -> bool:
+        return self.num_shared >= self._most
 
 
 class Service:
@@ -18,15 +32,16 @@ class Service:
         self.outcomes = outcomes
         self.is_hedge: list[bool] = []
         self.num_cancelled = 0
-        self.returns: list[asyncio.Future[None]] = []
+        self.returns: list[asyncio.Future[InstanceId]] = []
+        self.num_alone = 0
 
-    def next_return(self) -> asyncio.Future[None]:
+    def next_return(self) -> asyncio.Future[InstanceId]:
         self.returns.append(asyncio.get_running_loop().create_future())
         return self.returns[-1]
 
     async def come_back(self) -> None:
         """A process comes; returns when the request was sent again, if it is."""
-        self.returns[-1].set_result(None)
+        self.returns[-1].set_result(InstanceId("t"))
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -43,12 +58,20 @@ class Service:
             raise outcome
         return outcome
 
-    async def answer(self, max_requests: int = 3, hedge_after_s: float = 0.02) -> Message:
+    async def ask_alone(self) -> Message:
+        self.num_alone += 1
+        return await self.send(True)
+
+    async def answer(
+        self, max_requests: int = 3, hedge_after_s: float = 0.02, num_shared: int = 100
+    ) -> Message:
         return await hedged_request(
             self.send,
             hedge_after_s=hedge_after_s,
             max_requests=max_requests,
             next_return=self.next_return,
+            turns=cast("Any", Turns(num_shared)),
+            ask_alone=self.ask_alone,
         )
 
 
@@ -103,13 +126,30 @@ async def test_a_request_that_ends_each_process_meets_few_of_them() -> None:
     for _ in range(3):
         await service.come_back()
     last = service.returns[-1]
-    last.set_result(None)
+    last.set_result(InstanceId("t"))
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(service.is_hedge) == 4
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert all(each.done() for each in service.returns)
+
+
+async def test_once_sole_turns_are_due_one_request_is_open_for_them() -> None:
+    service = Service([60.0, 60.0, 0.2], [Done(), Done(), Ping()])
+    asking = asyncio.create_task(service.answer(hedge_after_s=0.01, num_shared=2))
+    async with asyncio.timeout(15):
+        while service.num_alone == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    await service.come_back()
+    assert await asyncio.wait_for(asking, 15) == Ping()
+    assert (service.num_alone, len(service.is_hedge)) == (1, 3)
+
+
+async def test_what_comes_of_sole_turns_counts_though_other_requests_are_open() -> None:
+    service = Service([60.0, 0.0], [Done(), Unavailable("lost too often")])
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(service.answer(num_shared=1), 15)
 
 
 async def test_a_failure_waits_for_the_open_request() -> None:

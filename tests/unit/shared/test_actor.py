@@ -82,7 +82,13 @@ class RecordingBus(Bus):
         return self.subscriptions[-1]
 
     async def request(
-        self, subject: str, message: Message, *, deadline_s: float, retries: int = 0
+        self,
+        subject: str,
+        message: Message,
+        *,
+        deadline_s: float,
+        retries: int = 0,
+        alone: str | None = None,
     ) -> Message:
         raise NotImplementedError
 
@@ -167,10 +173,12 @@ class Setup:
         fields = {"handler_timeout_s": 5.0, "cancel_grace_s": 1.0} | limits
         self.bus = RecordingBus()
         self.actor = Scripted()
+        self.turns: list[str] = []
         self.runtime = ActorRuntime(
             self.actor,
             self.bus,
-            ServiceSettings(
+            on_sole_turn=self._note_turn,
+            settings=ServiceSettings(
                 mailbox_size=int(fields.get("mailbox_size", 100)),
                 concurrency=int(fields.get("concurrency", 100)),
                 handler_timeout_s=fields["handler_timeout_s"],
@@ -178,11 +186,18 @@ class Setup:
             ),
         )
 
+    async def _note_turn(self, turn: str) -> None:
+        self.turns.append(turn)
+
     async def send(
-        self, message: Message | str, reply_to: str | None, deadline_s: float | None = None
+        self,
+        message: Message | str,
+        reply_to: str | None,
+        deadline_s: float | None = None,
+        alone: str | None = None,
     ) -> None:
         content = Describe(model=ModelName(message)) if isinstance(message, str) else message
-        headers = Headers(deadline_s=deadline_s)
+        headers = Headers(deadline_s=deadline_s, alone=alone)
         await self.runtime.receive(Envelope("t.subject", content, headers, reply_to))
 
     async def answer(self, message: Message | str, deadline_s: float | None = None) -> Message:
@@ -249,6 +264,49 @@ async def test_handler_is_cancelled_at_its_deadline() -> None:
 
 async def test_handler_without_deadline_is_bounded_too() -> None:
     assert code(await Setup(handler_timeout_s=0.05).answer("slow")) == "deadline_exceeded"
+
+
+async def test_a_sole_turn_begins_after_what_runs_and_lets_nothing_else_begin() -> None:
+    setup = Setup()
+    await setup.send("slow", "before")
+    await setup.send("nothing", "alone", alone="turn")
+    await setup.send("answer", "after")
+    await asyncio.sleep(0)
+    assert setup.turns == []
+    setup.actor.release.set()
+    await setup.runtime.stop(5.0)
+    assert setup.actor.order == ["slow", "nothing", "answer"]
+    assert setup.turns == ["turn", ""]
+    assert setup.bus.answers["after"] == [Detokenized(text="here")]
+
+
+async def test_a_sole_turn_waits_for_others_and_lasts_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_module, "_SOLE_S", 0.05)
+    setup = Setup()
+    await setup.send("slow", "first", alone="one")
+    await setup.send("slow", "second", alone="two")
+    await setup.send("answer", "third")
+    async with asyncio.timeout(15):
+        while "third" not in setup.bus.answers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    # the second was never alone: the first one still ran
+    assert setup.turns == ["one", ""]
+    setup.actor.release.set()
+    await setup.runtime.stop(5.0)
+    assert set(setup.bus.answers) == {"first", "second", "third"}
+
+
+async def test_a_turn_that_is_cancelled_is_answered_and_ends() -> None:
+    setup = Setup()
+    await setup.send("slow", "before")
+    await setup.send("nothing", "alone", alone="turn")
+    await setup.send("answer", "after")
+    await setup.runtime.stop(0.0)
+    assert [code(setup.bus.answers[each][0]) for each in ("before", "alone", "after")] == [
+        "draining"
+    ] * 3
 
 
 async def test_only_what_belongs_to_a_trace_or_a_request_gets_a_span(

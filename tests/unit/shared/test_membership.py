@@ -51,6 +51,46 @@ def ids(members: MembershipView) -> set[str]:
     return {member.beat.instance_id for member in members.all()}
 
 
+def test_a_process_is_missed_when_its_heartbeat_is_late_until_it_is_heard_again() -> None:
+    members, late_s = view(beat()), 1.5 * INTERVAL_S + 0.001
+    assert not members.misses_any("worker", 0.0, late_s - 0.002)
+    assert members.misses_any("worker", 0.0, late_s)
+    assert members.heard("worker", late_s) == []
+    members.observe(beat(2), late_s)
+    assert not members.misses_any("worker", 0.0, late_s)
+    assert [each.beat.sequence for each in members.heard("worker", late_s)] == [2]
+
+
+def test_a_lost_process_is_missed_by_what_was_asked_while_it_lived() -> None:
+    members = view(beat())
+    members.expire(9.0)
+    assert members.lost(beat().instance_id, 1) == beat()
+    assert members.misses_any("worker", 1.0, 9.0)
+    assert not members.misses_any("worker", 5.0, 9.0)
+    assert not members.misses_any("tokenizer", 0.0, 9.0)
+    members.observe(beat(2), 9.1)
+    assert members.lost(beat().instance_id, 1) is None
+    assert not members.misses_any("worker", 0.0, 9.1)
+
+
+def test_a_process_that_begins_a_new_life_has_lost_the_old_one_and_one_that_leaves_has_not() -> (
+    None
+):
+    members = view(beat(), beat(epoch=2))
+    assert members.lost(beat().instance_id, 1) == beat()
+    members.observe(beat(2, epoch=2, leaving=True), 0.1)
+    assert members.lost(beat().instance_id, 2) is None
+
+
+def test_lost_processes_are_remembered_up_to_a_number() -> None:
+    members = view(max_members=3)
+    for number in range(9):
+        members.observe(beat(instance_id=f"w{number}"), float(number * 10))
+        members.expire(number * 10.0 + 9.0)
+    known = [members.lost(InstanceId(f"w{number}"), 1) is not None for number in range(9)]
+    assert known == [False] * 6 + [True] * 3
+
+
 def test_a_silent_process_is_dead_after_four_missed_intervals() -> None:
     members = view(beat())
     assert members.expire(MISSED_BEATS * INTERVAL_S) == []

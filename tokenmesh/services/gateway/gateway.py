@@ -137,7 +137,7 @@ class Gateway:
         self._prompts = HeldPrompts(bus, self.id)
         self.waker = Waker(bus, self.members, limits, metrics)
         self.calls = ServiceCalls(
-            bus, limits, self.members, breaker.left_out, self._prompts, self.waker
+            bus, limits, self.members, breaker.left_out, self._prompts, self.waker, metrics
         )
         launcher = Launcher(self.id, bus, self.calls, self.streams, limits, metrics)
         self.recovery = StreamRecovery(

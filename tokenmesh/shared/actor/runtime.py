@@ -7,8 +7,9 @@ of arrival, tenants take turns, and all run side by side.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
 
 from tokenmesh.shared.actor.actor import Actor, BackgroundTasks, Context
 from tokenmesh.shared.actor.meters import ActorCounts, ActorMeters
@@ -56,6 +57,14 @@ def _ignore_fatal(name: str) -> None:
     logger.error("fatal: background task %s crashed", name)
 
 
+async def _ignore_turn(_turn: str) -> None:
+    """For an actor that is not watched."""
+
+
+_SOLE_S: Final = 5.0
+"""How long a sole turn waits for the requests before it, and how long it lasts at most."""
+
+
 class ActorRuntime:
     """Runs one actor on any number of subjects, with one mailbox for all of them."""
 
@@ -67,13 +76,19 @@ class ActorRuntime:
         *,
         metrics: Metrics | None = None,
         on_fatal: Callable[[str], None] = _ignore_fatal,
+        on_sole_turn: Callable[[str], Awaitable[None]] = _ignore_turn,
     ) -> None:
+        """`on_sole_turn` is awaited with the name of a sole turn before it begins, and with an
+        empty one before it ends."""
         self.actor = actor
         self._meters = ActorMeters(self.name, metrics or Metrics())
         self._bus = bus
         self._settings = settings
         self._mailbox: FairQueue[Envelope] = FairQueue(settings.mailbox_size)
         self._running: set[asyncio.Task[None]] = set()
+        self._sole_turn: str | None = None
+        """The turn in which no other handler starts."""
+        self._on_sole_turn = on_sole_turn
         self._idle = asyncio.Event()
         self._idle.set()
         self._subscriptions: list[Subscription] = []
@@ -118,7 +133,7 @@ class ActorRuntime:
     async def receive(self, envelope: Envelope) -> None:
         """Start a handler, or keep the message for later, or refuse it."""
         self.counts.received += 1
-        if len(self._running) < self._settings.concurrency:
+        if self._has_room():
             self._start(envelope)
             return
         # Senders without a tenant are one.
@@ -170,7 +185,11 @@ class ActorRuntime:
         if running:
             await asyncio.wait(running, timeout=self._settings.cancel_grace_s)
 
+    def _has_room(self) -> bool:
+        return len(self._running) < self._settings.concurrency and self._sole_turn is None
+
     def _start(self, envelope: Envelope) -> None:
+        self._sole_turn = envelope.headers.alone
         task = asyncio.create_task(self._run(envelope))
         self._running.add(task)
         self._idle.clear()
@@ -178,21 +197,64 @@ class ActorRuntime:
 
     def _finish(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
-        if (envelope := self._mailbox.pop()) is not None:
-            self._start(envelope)
-        elif not self._running:
+        self._fill()
+        if not self._running:
             self._idle.set()
 
+    def _fill(self) -> None:
+        while self._has_room() and (envelope := self._mailbox.pop()) is not None:
+            self._start(envelope)
+
     async def _run(self, envelope: Envelope) -> None:
-        started_s = perf_s()
+        started_s, turn = perf_s(), envelope.headers.alone
         try:
-            answer = await self._answer(envelope)
+            if turn is None:
+                answer = await self._answer(envelope)
+            else:
+                async with self._alone(turn):
+                    answer = await self._answer(envelope)
         except asyncio.CancelledError:
             # The task is ours and ends here: a cancelled caller gets an answer, too.
             gone = Draining("the service has left") if self._is_stopping else Cancelled("cancelled")
             answer = to_failed(gone)
         self._meters.note_handled(type(envelope.message).__name__, perf_s() - started_s)
         await self._send(envelope, answer)
+
+    @asynccontextmanager
+    async def _alone(self, turn: str) -> AsyncIterator[None]:
+        """A block with a turn that is announced and in which nothing else runs.
+
+        Others that take long are not waited for, and a turn that takes long ends before the block
+        does: then it is a request like any other.
+        """
+        others = self._running - {asyncio.current_task()}
+        ending: asyncio.Task[None] | None = None
+        try:
+            if others and (await asyncio.wait(others, timeout=_SOLE_S))[1]:
+                self._end_turn(turn)
+            else:
+                await self._announce(turn)
+                ending = asyncio.create_task(self._end_turn_after(_SOLE_S, turn))
+            yield
+        finally:
+            if ending is not None and ending.cancel():
+                await self._announce("")
+            self._end_turn(turn)
+
+    async def _end_turn_after(self, seconds: float, turn: str) -> None:
+        await asyncio.sleep(seconds)
+        await self._announce("")
+        self._end_turn(turn)
+
+    async def _announce(self, turn: str) -> None:
+        # Without the bus the turn is not known, and what happens in it counts for nothing.
+        with suppress(TokenMeshError):
+            await self._on_sole_turn(turn)
+
+    def _end_turn(self, turn: str) -> None:
+        if self._sole_turn == turn:
+            self._sole_turn = None
+            self._fill()
 
     async def _answer(self, envelope: Envelope) -> Message:
         deadline_s = envelope.headers.deadline_s

@@ -23,6 +23,8 @@ class Headers:
     traceparent: str | None = None
     sent_s: float | None = None
     """When it was sent, by the sender's clock; None in a received message."""
+    alone: str | None = None
+    """The name of a turn in which the receiver works on nothing else; None: it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,17 @@ class Bus(Protocol):
         """Of an encoded message; a larger one is refused before it is sent."""
 
     async def request(
-        self, subject: str, message: Message, *, deadline_s: float, retries: int = 0
+        self,
+        subject: str,
+        message: Message,
+        *,
+        deadline_s: float,
+        retries: int = 0,
+        alone: str | None = None,
     ) -> Message:
-        """Send and await the one final answer.
+        """Send, again up to `retries` times after NoResponders, and await the one final answer.
 
-        Sends again up to `retries` times after NoResponders, all within the deadline. Raises
-        NoResponders at once when nothing is subscribed, DeadlineExceeded, the error of a `Failed`
+        `alone`: as in `Headers`. Raises NoResponders, DeadlineExceeded, the error of a `Failed`
         answer, ProtocolError for undecodable bytes, PayloadTooLarge before sending.
         """
 

@@ -1,7 +1,7 @@
 """Headers of a message as text, and deadlines of senders whose clocks differ.
 
-The headers are `tm-schema`, `tm-deadline`, `tm-sent` and `traceparent`. Answers and `Tokens` have
-none, which means the current schema and saves 10 % of a round trip.
+The headers are `tm-schema`, `tm-deadline`, `tm-sent`, `tm-alone` and `traceparent`. Answers and
+`Tokens` have none, which means the current schema and saves 10 % of a round trip.
 """
 
 from collections import OrderedDict
@@ -17,8 +17,10 @@ _SCHEMA: Final = "tm-schema"
 _DEADLINE: Final = "tm-deadline"
 _SENT: Final = "tm-sent"
 _TRACEPARENT: Final = "traceparent"
+_ALONE: Final = "tm-alone"
 
 _SHOWN_CHARS: Final = 64
+_MAX_ALONE_CHARS: Final = 256
 _MAX_DEADLINE_S: Final = 7 * 86400.0
 
 _NONE: Final = Headers()
@@ -32,6 +34,8 @@ def pack(headers: Headers) -> dict[str, str]:
         packed[_SENT] = repr(headers.sent_s)
     if headers.traceparent is not None:
         packed[_TRACEPARENT] = headers.traceparent
+    if headers.alone is not None:
+        packed[_ALONE] = headers.alone
     return packed
 
 
@@ -46,7 +50,15 @@ def unpack(packed: Mapping[str, str] | None) -> Headers:
         deadline_s=_time(packed, _DEADLINE),
         traceparent=packed.get(_TRACEPARENT),
         sent_s=_time(packed, _SENT),
+        alone=_turn(packed),
     )
+
+
+def _turn(packed: Mapping[str, str]) -> str | None:
+    name = packed.get(_ALONE)
+    if name is not None and len(name) > _MAX_ALONE_CHARS:
+        raise ProtocolError(f"{_ALONE} has {len(name)} characters")
+    return name
 
 
 def _time(packed: Mapping[str, str], name: str) -> float | None:

@@ -114,20 +114,28 @@ class MessageBus(Bus):
         await self._link.wait_lost()
 
     async def request(
-        self, subject: str, message: Message, *, deadline_s: float, retries: int = 0
+        self,
+        subject: str,
+        message: Message,
+        *,
+        deadline_s: float,
+        retries: int = 0,
+        alone: str | None = None,
     ) -> Message:
         data = self._encode(message)
         for retry in range(1, retries + 1):
             try:
-                return await self._request_once(subject, data, deadline_s)
+                return await self._request_once(subject, data, deadline_s, alone)
             except NoResponders:
                 pause_s = self._settings.retry_pause_s * retry
                 if now_s() + pause_s >= deadline_s:
                     raise
                 await asyncio.sleep(pause_s)
-        return await self._request_once(subject, data, deadline_s)
+        return await self._request_once(subject, data, deadline_s, alone)
 
-    async def _request_once(self, subject: str, data: bytes, deadline_s: float) -> Message:
+    async def _request_once(
+        self, subject: str, data: bytes, deadline_s: float, alone: str | None
+    ) -> Message:
         remaining_s = deadline_s - now_s()
         if remaining_s <= 0:
             raise DeadlineExceeded(f"no time left for a request on {subject}")
@@ -136,7 +144,7 @@ class MessageBus(Bus):
         reply_to = self._pending.open(partial(_resolve, answer))
         timer = loop.call_later(remaining_s, self._expire, answer, subject)
         try:
-            await self._link.send(subject, data, _request_headers(deadline_s), reply_to)
+            await self._link.send(subject, data, _request_headers(deadline_s, alone), reply_to)
             return self._read_answer(subject, await answer)
         finally:
             timer.cancel()
@@ -256,7 +264,7 @@ class MessageBus(Bus):
             deadline_s += offset_s
             if abs(offset_s) > self._settings.clock_skew_s and self._clocks.is_news(sender):
                 self._log.note("clock skew", f"{offset_s:+.1f} s to sender {sender}")
-        return Headers(bounded(deadline_s, wall_s), headers.traceparent)
+        return Headers(bounded(deadline_s, wall_s), headers.traceparent, alone=headers.alone)
 
     async def _on_answer(self, packet: Packet) -> None:
         data = None if has_no_responders(packet) else packet.data
@@ -284,8 +292,8 @@ class MessageBus(Bus):
             answer.set_exception(silence(self._link, subject))
 
 
-def _request_headers(deadline_s: float) -> dict[str, str]:
-    return pack(Headers(deadline_s, current_traceparent(), now_s()))
+def _request_headers(deadline_s: float, alone: str | None = None) -> dict[str, str]:
+    return pack(Headers(deadline_s, current_traceparent(), now_s(), alone))
 
 
 def _resolve(answer: _Answer, data: bytes | None) -> None:

@@ -78,7 +78,7 @@ class Resend(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Check that a worker responds. Answered with Done by the worker's event loop."""
+    """Check that a worker, or any process, responds. Answered with Done by its event loop."""
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

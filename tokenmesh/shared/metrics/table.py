@@ -212,6 +212,9 @@ _EDGE: Final = (
     _counter("recoveries", "Streams placed again, by what was seen.", "reason"),
     _counter("pool_batches", "Batches of prompts that workers have answered with numbers.", "task"),
     _counter("pool_retries", "Such batches placed again, by what was seen.", "reason"),
+    _counter(
+        "lethal_requests", "Requests refused because processes died of them alone.", "service"
+    ),
     _gauge("pool_answer_bytes", "Bytes of gateway.pool_budget_bytes in use."),
     _gauge("workers_left_out", "Workers that this gateway avoids because they lose streams."),
     _counter("placements_unused", "Placements whose client had left; given back at once."),

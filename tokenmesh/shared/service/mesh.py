@@ -53,6 +53,7 @@ class HeartbeatSender:
         self.count_queued: Callable[[], int] = int
         self.tokenizes: list[ModelCard] = []
         self.starts: list[ModelName] = []
+        self.alone = ""
         self.is_draining = False
         self._has_left = False
 
@@ -86,6 +87,7 @@ class HeartbeatSender:
             queued=self.count_queued(),
             tokenizes=[] if self.starts else self.tokenizes,
             starts=self.starts,
+            alone=self.alone,
         )
         try:
             await self._bus.publish(subjects.beat(self._service, self._instance_id), message)
@@ -159,6 +161,7 @@ class Mesh:
                 settings or self.settings.service,
                 metrics=self.metrics,
                 on_fatal=self._on_fatal,
+                on_sole_turn=self._announce_turn,
             )
             self._runtimes[actor] = runtime
             self._measure(runtime)
@@ -246,6 +249,12 @@ class Mesh:
 
     async def _stop_actors(self, grace_s: float) -> None:
         await asyncio.gather(*(each.stop(grace_s) for each in self._runtimes.values()))
+
+    async def _announce_turn(self, turn: str) -> None:
+        self._heartbeats.alone = turn
+        await self._heartbeats.beat()
+        # Known before the request can do any harm.
+        await self.bus.flush()
 
     def _measure(self, runtime: ActorRuntime) -> None:
         name = runtime.name

@@ -19,7 +19,7 @@ from tokenmesh.shared.errors import BusLost, CheckpointError, ConfigError, Unava
 from tokenmesh.shared.ids import InstanceId, new_instance_id
 from tokenmesh.shared.lifecycle import ExitCode, StopSignals, Watchdog
 from tokenmesh.shared.logs import start_logging
-from tokenmesh.shared.messages import Done, Drain, MetricsRead, ReadMetrics
+from tokenmesh.shared.messages import Done, Drain, MetricsRead, Ping, ReadMetrics
 from tokenmesh.shared.metrics import ENGINE_METRICS, Metrics, sample_lines
 from tokenmesh.shared.metrics.endpoint import start_metrics_endpoint
 from tokenmesh.shared.redis import Redis, open_redis
@@ -42,6 +42,11 @@ class ProcessControl(Actor):
     async def drain(self, message: Drain, context: Context) -> Done:
         """Accept nothing new, finish or hand over, stop without a restart."""
         self._drain()
+        return Done()
+
+    @handles(Ping)
+    async def ping(self, message: Ping, context: Context) -> Done:
+        """The process is connected, and its event loop runs."""
         return Done()
 
     @handles(ReadMetrics)

@@ -14,6 +14,7 @@ import msgspec
 from tokenmesh.services.gateway.generation.request import Prompt, PromptJob
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts, prompt_size
 from tokenmesh.services.gateway.mesh.retries import RetryPolicy, hedged_request, is_refusal
+from tokenmesh.services.gateway.mesh.sole_turns import SoleTurns
 from tokenmesh.services.gateway.mesh.waker import Waker
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
@@ -40,6 +41,7 @@ from tokenmesh.shared.messages import (
 )
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.tokenize import IdsPrompt
+from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, Span, span
 from tokenmesh.shared.tokens import BYTES_PER_ID
 
@@ -59,6 +61,7 @@ class ServiceCalls:
         left_out: Callable[[], list[WorkerId]],
         prompts: HeldPrompts,
         waker: Waker,
+        metrics: Metrics,
     ) -> None:
         """`left_out`: workers that placements exclude. `prompts` keeps those too large for a
         message."""
@@ -69,6 +72,7 @@ class ServiceCalls:
         self._left_out = left_out
         self._prompts = prompts
         self._waker = waker
+        self._metrics = metrics
 
     @property
     def max_message_bytes(self) -> int:
@@ -88,12 +92,19 @@ class ServiceCalls:
         """The answer. One attempt lasts `timeout_s` at most, and all attempts end at `deadline_s`.
 
         A hedged request follows after `hedge_after_s` (default: `second_ask_s`) of silence, and
-        when a process has come back. While no process can be reached it waits for
-        `service_wait_s`, and for as long as one is starting that did not fail to repeatedly.
+        when a process has come back; where processes were lost, sole turns take its place. While
+        no process can be reached it waits for `service_wait_s`, and for as long as one is starting
+        that did not fail to repeatedly.
 
-        Raises the last error, ProtocolError for an answer of another type.
+        Raises the last error, ProtocolError for an answer of another type, InvalidInput when
+        processes died of the message.
         """
-        policy = self._policy(subject, deadline_s)
+        service = subjects.service_of(subject)
+        is_starting = partial(self._members.is_starting, service)
+        policy = RetryPolicy(self._settings, deadline_s, is_starting)
+        turns = SoleTurns(
+            self._bus, self._members, subject, self._metrics, self._settings.service_wait_s
+        )
         while True:
             limit_s = min(deadline_s, now_s() + timeout_s)
             try:
@@ -101,17 +112,14 @@ class ServiceCalls:
                     partial(self._send, subject, message, limit_s),
                     hedge_after_s=hedge_after_s or self._settings.second_ask_s,
                     max_requests=self._settings.call_attempts,
-                    next_return=partial(self._members.next_return, subjects.service_of(subject)),
+                    next_return=partial(self._members.next_return, service),
+                    turns=turns,
+                    ask_alone=partial(turns.ask, message, limit_s),
                 )
             except TokenMeshError as error:
                 await policy.wait(error)
             else:
                 return _checked(answer, expected)
-
-    def _policy(self, subject: str, deadline_s: float) -> RetryPolicy:
-        """`subject`: of a service's requests."""
-        service = subjects.service_of(subject)
-        return RetryPolicy(self._settings, deadline_s, partial(self._members.is_starting, service))
 
     async def _send(
         self, subject: str, message: Message, limit_s: float, is_hedge: bool
@@ -159,9 +167,10 @@ class ServiceCalls:
         Unavailable when it has waited for a worker in vain, and the last error when no scheduler
         has answered for `service_wait_s`.
         """
-        policy = self._policy(subjects.place(message.model), deadline_s)
-        first_answer_s, asleep_s = self._settings.second_ask_s, 0.0
         subject = group = subjects.place(message.model)
+        is_starting = partial(self._members.is_starting, subjects.service_of(group))
+        policy = RetryPolicy(self._settings, deadline_s, is_starting)
+        first_answer_s, asleep_s = self._settings.second_ask_s, 0.0
         if left_out := self._left_out():
             exclude = list(dict.fromkeys((*message.exclude, *left_out)))
             message = msgspec.structs.replace(message, exclude=exclude)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from tokenmesh.services.gateway.mesh.sole_turns import SoleTurns
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
@@ -21,6 +22,7 @@ from tokenmesh.shared.errors import (
     TokenMeshError,
     Unavailable,
 )
+from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.messages import Message
 
 _UNREACHABLE: Final = (NoResponders, Draining, BusLost)
@@ -37,20 +39,24 @@ async def hedged_request(
     *,
     hedge_after_s: float,
     max_requests: int,
-    next_return: Callable[[], asyncio.Future[None]],
+    next_return: Callable[[], asyncio.Future[InstanceId]],
+    turns: SoleTurns,
+    ask_alone: Callable[[], _Call],
 ) -> Message:
     """The first answer to `send(is_hedge)`; after silence it is sent again, at doubled intervals.
 
     `next_return()` is done when a process has come, or come back: what was sent before may be lost,
-    and is sent once more at once. That happens `max_requests` times at most: a request that ends
-    each process must not meet every new one.
+    and is sent once more at once. That happens `max_requests` times at most. As soon as `turns` are
+    due, `ask_alone()` takes the place of all further ones: a request that ends each process must
+    not meet every new one.
 
     A retryable error counts only when no request is open any more. `max_requests` bounds the
     requests that processes may be working on, but for one now and then: all may be lost without a
     sign. One that reached no process does not count and is repeated soon, because an open one may
     have been lost with the bus.
     """
-    asks, back, num_returns = _Asks(send, hedge_after_s, max_requests), next_return(), 0
+    asks = _Asks(send, hedge_after_s, max_requests, turns, ask_alone)
+    back, num_returns = next_return(), 0
     asks.send()
     try:
         while True:
@@ -66,7 +72,7 @@ async def hedged_request(
                 num_returns, back = num_returns + 1, next_return()
                 asks.begin_again()
                 asks.send()
-            elif asks.left_s <= 0.0:
+            elif asks.left_s is not None and asks.left_s <= 0.0:
                 asks.send()
     finally:
         back.cancel()
@@ -77,10 +83,19 @@ class _Asks:
     """The requests of one hedged request that are open, and when the next one is due."""
 
     def __init__(
-        self, send: Callable[[bool], _Call], hedge_after_s: float, max_requests: int
+        self,
+        send: Callable[[bool], _Call],
+        hedge_after_s: float,
+        max_requests: int,
+        turns: SoleTurns,
+        ask_alone: Callable[[], _Call],
     ) -> None:
         self.open: set[_Task] = set()
         self._send = send
+        self._turns = turns
+        self._ask_alone = ask_alone
+        self._alone: _Task | None = None
+        """The request for sole turns, of which one is open at a time."""
         self._hedge_after_s = hedge_after_s
         self._max_requests = max_requests
         self._is_hedge = False
@@ -94,7 +109,14 @@ class _Asks:
 
     def send(self) -> None:
         """Send it now; the next one is due later."""
-        self.open.add(asyncio.create_task(self._send(self._is_hedge)))
+        if self._alone in self.open:
+            return
+        if self._turns.are_due:
+            self._alone = asyncio.create_task(self._ask_alone())
+            self.open.add(self._alone)
+        else:
+            self.open.add(asyncio.create_task(self._send(self._is_hedge)))
+            self._turns.num_shared += 1
         self._is_hedge = True
         self._num_sent, self._sent_s = self._num_sent + 1, monotonic_s()
         self._pause_s = 2 * self._pause_s or self._hedge_after_s
@@ -102,32 +124,34 @@ class _Asks:
             self._pause_s = _SELDOM * self._hedge_after_s
 
     @property
-    def left_s(self) -> float:
-        """Time until the next one is due."""
+    def left_s(self) -> float | None:
+        """Time until the next one is due; None while none will be."""
+        if self._alone in self.open:
+            return None
         return max(0.0, self._sent_s + self._pause_s - monotonic_s())
 
     def take(self, done: set[asyncio.Future[Any]]) -> _Task | None:
         """The request whose outcome counts, of those that are done."""
         # of several, each error is looked at
-        answered = sorted((each for each in self.open if each in done), key=_is_final)
+        answered = sorted((each for each in self.open if each in done), key=self._is_final)
         self.open.difference_update(answered)
-        if answered and (_is_final(answered[-1]) or not self.open):
-            return answered[-1]
         for task in answered:
             if is_unreachable(task.exception()):
                 self._num_sent, self._pause_s = self._num_sent - 1, self._hedge_after_s
-        return None
+                self._turns.num_shared -= task is not self._alone
+        is_over = bool(answered) and (self._is_final(answered[-1]) or not self.open)
+        return answered[-1] if is_over else None
+
+    def _is_final(self, task: _Task) -> bool:
+        error = task.exception()
+        is_last = task is self._alone and not is_unreachable(error)
+        return is_last or not (isinstance(error, TokenMeshError) and error.retryable)
 
     def cancel(self) -> None:
         """End those that are open."""
         for task in self.open:
             if not task.cancel():
                 task.exception()
-
-
-def _is_final(task: _Task) -> bool:
-    error = task.exception()
-    return not (isinstance(error, TokenMeshError) and error.retryable)
 
 
 async def repeated_request(send: Callable[[], _Call], *, repeat_after_s: float) -> Message:
