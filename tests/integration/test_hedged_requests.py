@@ -23,7 +23,7 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings, ServiceSettings
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.errors import NoResponders, Unavailable
+from tokenmesh.shared.errors import CheckpointError, NoResponders, Unavailable
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.lifecycle import StopSignals
 from tokenmesh.shared.membership import Members, MembershipView
@@ -332,6 +332,31 @@ async def test_a_service_that_starts_again_and_again_is_not_waited_for(
                 timeout_s=30,
                 deadline_s=now_s() + 60,
             )
+
+
+async def test_a_request_for_a_model_that_no_tokenizer_can_load_ends_at_once(
+    settings: Settings, bus: MessageBus, members: Members
+) -> None:
+    model = ModelName(f"m-{secrets.token_hex(4)}")
+
+    async def build(mesh: Mesh) -> None:
+        error = CheckpointError("/srv/models/m/tokenizer.json cannot be read: no such file")
+        mesh.note_broken([model], error)
+
+    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40]))
+    async with running("tokenizer", settings, build), asyncio.timeout(15):
+        await known(members, "tokenizer")
+        with pytest.raises(Unavailable) as caught:
+            await calls_of(bus, members).request(
+                subjects.tokenize(model),
+                message,
+                Detokenized,
+                timeout_s=30,
+                deadline_s=now_s() + 60,
+            )
+    assert caught.value.message == (
+        f"the tokenizer cannot load the model {model}: tokenizer.json cannot be read: no such file"
+    )
 
 
 async def test_a_request_ends_soon_after_its_tokenizer_was_cut_off(

@@ -50,9 +50,10 @@ def _wrong(beat: Heartbeat, subject: str) -> str | None:
     if not 0 < beat.interval_s <= _MAX_INTERVAL_S:
         return f"an interval of {beat.interval_s} s"
     cards = [*beat.models, *beat.tokenizes]
-    if len(cards) + len(beat.starts) > MAX_MODELS:
-        return f"{len(cards) + len(beat.starts)} models"
-    if not all(_may_be(name) for name in beat.starts):
+    num_models = max(len(cards) + len(beat.starts), len(beat.broken))
+    if num_models > MAX_MODELS:
+        return f"{num_models} models"
+    if not all(_may_be(text) for text in (*beat.starts, *beat.broken, *beat.broken.values())):
         return "an impossible model"
     if not all(_is_sane(card) for card in cards):
         return "an impossible model"
@@ -316,6 +317,13 @@ class Members:
         """What a life said last that has ended without a farewell, as far as can be seen."""
         self._expire()
         return self.view.lost(instance_id, epoch)
+
+    def broken(self, service: str, model: ModelName) -> str | None:
+        """Why no instance of the service serves a model, as far as one of them says so."""
+        if self.is_starting(service, model):
+            return None
+        reasons = (each.beat.broken.get(model) for each in self.view.service(service))
+        return next(filter(None, reasons), None)
 
     def misses_any(self, service: str, since_s: float) -> bool:
         """Whether an instance of the service that lived at a time, or later, may have died."""

@@ -38,6 +38,7 @@ async def build(mesh: Mesh) -> None:
             if not mesh.settings.service.skip_broken_models:
                 raise
             logger.error("%s is not served: %s", settings.name, error)
+            mesh.note_broken(_names(settings), error)
             continue
         if tower is None:
             logger.info("%s accepts text only", settings.name)
@@ -45,8 +46,7 @@ async def build(mesh: Mesh) -> None:
         batcher = Batcher(tower.encode, limits)
         batchers.append(batcher)
         embeddings = Embeddings(tower, batcher, cache, mesh.blobs, limits.blob_ttl_s)
-        for name in settings.served_model_name or (settings.name,):
-            models[ModelName(name)] = embeddings
+        models.update(dict.fromkeys(_names(settings), embeddings))
     actor = EncoderActor(
         models,
         batchers,
@@ -63,6 +63,10 @@ async def build(mesh: Mesh) -> None:
 def run(settings: Settings) -> int:
     """Run until a signal; returns the exit code."""
     return run_service("encoder", settings, build)
+
+
+def _names(settings: ModelSettings) -> list[ModelName]:
+    return [ModelName(name) for name in settings.served_model_name or (settings.name,)]
 
 
 def _load(settings: ModelSettings, limits: EncoderSettings) -> "Tower | None":

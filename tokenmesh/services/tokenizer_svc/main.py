@@ -44,6 +44,7 @@ async def build(mesh: Mesh) -> None:
                 if not mesh.settings.service.skip_broken_models:
                     raise
                 logger.error("%s is not served: %s", settings.name, error)
+                mesh.note_broken(_names(settings), error)
                 continue
             models.update(dict.fromkeys(_names(settings), tokenizer))
             cards += cards_of(settings, tokenizer.model)

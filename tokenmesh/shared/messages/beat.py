@@ -131,5 +131,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Beat", omit_defa
     """Models that a tokenizer knows, as it knows them: apart from `models`, which workers serve."""
     starts: list[ModelName] = []
     """Models that the instance is loading; until it has, it answers nothing. Empty afterwards."""
+    broken: dict[ModelName, str] = {}
+    """Models that the instance could not load, by each of their names, and why."""
     alone: str = ""
     """The sole turn in which the instance works on one request and nothing else; empty: in none."""

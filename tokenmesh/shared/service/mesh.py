@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import tokenmesh
 from tokenmesh.shared import subjects
@@ -14,7 +15,7 @@ from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.mesh import ServiceSettings
-from tokenmesh.shared.errors import BusLost
+from tokenmesh.shared.errors import BusLost, TokenMeshError
 from tokenmesh.shared.ids import InstanceId, ModelName, new_epoch
 from tokenmesh.shared.membership import MAX_MODELS, Members, MembershipView
 from tokenmesh.shared.messages import Heartbeat
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from tokenmesh.shared.config import Settings
 
 logger = logging.getLogger(__name__)
+
+_FOLDERS: Final = re.compile(r"(?:/[^\s/:'\"]+)+/")
+_MAX_REASON_CHARS: Final = 512
 
 BeatContent = Callable[[], tuple[list[ModelCard], WorkerLoad | None]]
 
@@ -53,6 +57,7 @@ class HeartbeatSender:
         self.count_queued: Callable[[], int] = int
         self.tokenizes: list[ModelCard] = []
         self.starts: list[ModelName] = []
+        self.broken: dict[ModelName, str] = {}
         self.alone = ""
         self.is_draining = False
         self._has_left = False
@@ -87,6 +92,7 @@ class HeartbeatSender:
             queued=self.count_queued(),
             tokenizes=[] if self.starts else self.tokenizes,
             starts=self.starts,
+            broken=self.broken,
             alone=self.alone,
         )
         try:
@@ -179,6 +185,14 @@ class Mesh:
     def set_tokenizes(self, cards: list[ModelCard]) -> None:
         """The models that this instance tokenizes, for every heartbeat."""
         self._heartbeats.tokenizes = cards
+
+    def note_broken(self, names: Iterable[ModelName], error: TokenMeshError) -> None:
+        """A model that is left out, for every heartbeat: its requests are refused with this."""
+        # for clients, who need not know where files are
+        reason = _FOLDERS.sub("", error.message)[:_MAX_REASON_CHARS]
+        for name in names:
+            if len(self._heartbeats.broken) < MAX_MODELS:
+                self._heartbeats.broken[name] = reason
 
     async def beat_now(self) -> None:
         """Publish a heartbeat now."""

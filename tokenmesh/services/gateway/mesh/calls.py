@@ -23,9 +23,11 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     Asleep,
     DeadlineExceeded,
+    NoResponders,
     Overloaded,
     ProtocolError,
     TokenMeshError,
+    Unavailable,
 )
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.membership import Members
@@ -117,9 +119,18 @@ class ServiceCalls:
                     ask_alone=partial(turns.ask, message, limit_s),
                 )
             except TokenMeshError as error:
+                self._check_loads(service, message, error)
                 await policy.wait(error)
             else:
                 return _checked(answer, expected)
+
+    def _check_loads(self, service: str, message: Message, error: TokenMeshError) -> None:
+        """Raises Unavailable where no process listens because none can load the model."""
+        model: ModelName | None = getattr(message, "model", None)
+        if model is None or not isinstance(error, NoResponders):
+            return
+        if reason := self._members.broken(service, model):
+            raise Unavailable(f"the {service} cannot load the model {model}: {reason}") from error
 
     async def _send(
         self, subject: str, message: Message, limit_s: float, is_hedge: bool
