@@ -303,8 +303,11 @@ async def test_the_wait_for_a_service_is_longer_while_one_is_starting(
     await asyncio.sleep(0.5)
     assert not asking.done()
     assert members.service("tokenizer") == []
+    # a version that does not know of starts sends it nothing for this
+    assert [each.beat.draining for each in members.starting("tokenizer")] == [True]
     is_loaded.set()
     assert isinstance(await asyncio.wait_for(asking, 15), Detokenized)
+    assert [each.beat.draining for each in members.service("tokenizer")] == [False]
     assert [each.beat.instance_id for each in members.service("tokenizer")] == [instance]
     stops.stop("test is over")
     await asyncio.wait_for(serving, 15)

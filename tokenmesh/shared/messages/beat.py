@@ -130,7 +130,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Beat", omit_defa
     tokenizes: list[ModelCard] = []
     """Models that a tokenizer knows, as it knows them: apart from `models`, which workers serve."""
     starts: list[ModelName] = []
-    """Models that the instance is loading; until it has, it answers nothing. Empty afterwards."""
+    """Models that the instance is loading; until it has, it answers nothing. Empty afterwards.
+
+    It also says `draining` meanwhile, for older processes: they would take it for one that answers.
+    """
     broken: dict[ModelName, str] = {}
     """Models that the instance could not load, by each of their names, and why."""
     alone: str = ""

@@ -84,7 +84,7 @@ class HeartbeatSender:
             sequence=self._sequence,
             version=tokenmesh.__version__,
             protocol=PROTOCOL,
-            draining=self.is_draining,
+            draining=self.is_draining or bool(self.starts),
             leaving=is_leaving,
             interval_s=self._interval_s,
             models=models,
