@@ -1,8 +1,10 @@
 """How long streams are silent when their worker is killed or stands still, one fault at a time.
 
 Starts a mesh of its own with `sim` workers. What counts is the silence less the prefill of prompt
-and tokens so far, by the workers' own timing model; its p99 has a bound for each fault. Ends with 1
-when one is not held, or a stream fails. Wants a quiet machine.
+and tokens so far, by the workers' own timing model; its p99 has a bound for each fault. Then the
+only tokenizer is killed, and stands still for 10 s: what counts is the time from its return to the
+first tokens of what was asked meanwhile. Ends with 1 when a bound is not held, or a stream fails.
+Wants a quiet machine.
 """
 
 import argparse
@@ -33,6 +35,10 @@ from tokenmesh.shared.config.loader import load_settings
 
 BOUNDS_S: dict[Kind, float] = {"kill": 0.1, "freeze": 0.3}
 """Of p99, plus prefill."""
+BACK_S = 2.0
+"""Of the last first token, after the return of a tokenizer."""
+_AWAY_S: dict[Kind, float] = {"kill": 1.0, "freeze": 10.0}
+"""How long a tokenizer is away at least."""
 _AFTER_S = 1.0
 """Silences that end so long after a fault count for it."""
 _FROZEN_S = 1.2
@@ -46,6 +52,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--kind", choices=tuple(BOUNDS_S), action="append", help="default: both")
     add("--faults", type=int, default=20, help="of each kind")
+    add("--tokenizer-faults", type=int, default=2, help="of each kind")
     add("--concurrency", type=int, default=8, help="requests at a time")
     add("--workers", type=int, default=3)
     add("--step", type=float, default=0.01, help="seconds of a worker's step")
@@ -65,6 +72,29 @@ class Moments:
         return next((each for each in self.began_s if _belongs(gap, each)), None)
 
 
+@dataclass(slots=True)
+class Absence:
+    """A time without a tokenizer."""
+
+    kind: Kind
+    began_s: float
+    ended_s: float
+
+    def lateness(self, received: Sequence[ReceivedResponse]) -> list[float]:
+        """From its end to the first token of each request that was waiting then."""
+        return [
+            each.first_s - self.ended_s
+            for each in received
+            if each.first_s is not None
+            and each.began_s < self.ended_s
+            and each.first_s > self.began_s + _MOMENT_S
+        ]
+
+
+_MOMENT_S = 0.1
+"""Tokens that come so soon after a fault were on their way."""
+
+
 def _belongs(gap: Gap, fault_s: float) -> bool:
     return fault_s <= gap.end_s and gap.start_s <= fault_s + _AFTER_S
 
@@ -76,7 +106,10 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return load_settings(None, values)
 
 
-async def run(options: argparse.Namespace) -> tuple[Streams, list[Moments]]:
+Measured = tuple[Streams, list[Moments], list[Absence]]
+
+
+async def run(options: argparse.Namespace) -> Measured:
     """Streams, and faults one after the other."""
     with private_folder() as folder:
         logs = options.logs or folder
@@ -89,7 +122,7 @@ async def run(options: argparse.Namespace) -> tuple[Streams, list[Moments]]:
             await cluster.stop()
 
 
-async def _disturb(cluster: Cluster, options: argparse.Namespace) -> tuple[Streams, list[Moments]]:
+async def _disturb(cluster: Cluster, options: argparse.Namespace) -> Measured:
     servers = [Target(url, None) for url in cluster.urls]
     model = await first_model(servers[0])
     oracle = await SimOracle.learn(servers[0], model)
@@ -107,9 +140,21 @@ async def _disturb(cluster: Cluster, options: argparse.Namespace) -> tuple[Strea
             pause_s = _FROZEN_S if each.kind == "freeze" else _AFTER_S
             await carry_out(each.kind, victim, pause_s)
             await asyncio.sleep(_SETTLE_S)
+    absences = [
+        await _without_tokenizer(cluster, each.kind) for each in moments * options.tokenizer_faults
+    ]
     is_over.set()
     await running
-    return streams, moments
+    return streams, moments, absences
+
+
+async def _without_tokenizer(cluster: Cluster, kind: Kind) -> Absence:
+    (victim,) = cluster.of("tokenizer")
+    began_s = time.perf_counter()
+    await carry_out(kind, victim, _AWAY_S[kind])
+    absence = Absence(kind, began_s, time.perf_counter())
+    await asyncio.sleep(BACK_S + _SETTLE_S)
+    return absence
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +192,7 @@ _TOKEN_CHARS = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, judge; 0 when all bounds are held."""
     options, console = parse(arguments), Console(stderr=True)
-    streams, moments = uvloop.run(run(options))
+    streams, moments, absences = uvloop.run(run(options))
     settings = settings_of(options)
     received = {each.kind: silences(streams, each, settings) for each in moments}
     found: dict[Kind, Spread] = {
@@ -158,21 +203,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind, each in found.items()
         if not each["count"] or each["p99_ms"] > 1000 * BOUNDS_S[kind]
     ]
+    waits = {
+        kind: sorted(
+            each
+            for gone in absences
+            if gone.kind == kind
+            for each in gone.lateness(streams.received)
+        )
+        for kind in found
+    }
+    late_tokenizers = [kind for kind, each in waits.items() if each and each[-1] > BACK_S]
     for kind, each in found.items():
         console.print(f"{kind}: silence less prefill {each}, bound {1000 * BOUNDS_S[kind]:g} ms")
-    console.print(f"failures: {dict(streams.faults)}, not held: {late}")
+        if waits[kind]:
+            console.print(
+                f"{kind} of the tokenizer: {len(waits[kind])} first tokens at most "
+                f"{waits[kind][-1]:.2f} s after its return, bound {BACK_S:g} s"
+            )
+    console.print(
+        f"failures: {dict(streams.faults)}, not held: {late}, of the tokenizer: {late_tokenizers}"
+    )
     if options.out:
         result = {
             "config": vars(options),
             "environment": environment(),
             "bounds_s": BOUNDS_S,
             "silence_less_prefill": found,
+            "first_tokens_after_tokenizer_s": waits,
             "longest": {kind: each[:_LONGEST_SHOWN] for kind, each in received.items()},
             "failures": dict(streams.faults),
             "requests": len(streams.received),
         }
         write_json(options.out, result)
-    return 1 if late or streams.faults else 0
+    return 1 if late or late_tokenizers or streams.faults else 0
 
 
 if __name__ == "__main__":
