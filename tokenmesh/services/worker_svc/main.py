@@ -15,6 +15,7 @@ from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.adapters.sync import AdapterSync
 from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
+from tokenmesh.services.worker_svc.encoded_rows import with_fitting_rows
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
 from tokenmesh.services.worker_svc.engine.prefix_cache import has_prefix_cache
@@ -44,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 async def build(mesh: Mesh) -> None:
     """Load the model, start its engine, listen on this worker's own subjects."""
-    settings = mesh.settings.worker
     model = choose_model(mesh.settings)
+    settings = await asyncio.to_thread(with_fitting_rows, model, mesh.settings.worker)
     loaded = await load_in_turn(model, settings, on_demand := on_demand_of(mesh, model))
     grammars = await asyncio.to_thread(grammars_of, model, loaded, settings, mesh.blobs)
     # the loaded model stays in memory: exclude it from garbage collection
