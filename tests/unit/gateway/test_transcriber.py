@@ -217,6 +217,20 @@ async def test_silence_is_not_drawn_again() -> None:
     assert passes.temperatures == [0.0]
 
 
+@pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 1.0)])
+async def test_implausible_text_about_silence_is_dropped(temperatures: tuple[float, ...]) -> None:
+    for written, no_speech, kept in (
+        (UNLIKELY, 0.7, []),
+        (UNLIKELY, 0.5, UNLIKELY.token_ids),
+        (PLAUSIBLE, 0.7, PLAUSIBLE.token_ids),
+    ):
+        passes = Passes(written, no_speech=no_speech)
+        running = transcriber(passes, Charged(), *temperatures)
+        running.recording.drops_silence = True
+        done = [each async for each, is_done in running.run(context()) if is_done]
+        assert [each.token_ids for each in done] == [kept] * 2
+
+
 def test_a_request_names_its_temperatures() -> None:
     def tried(*form: tuple[str, str]) -> tuple[float, ...]:
         return read_fields(TranscriptionRequest, list(form))[0].tried((0.0, 0.5))

@@ -200,7 +200,7 @@ class UploadSettings(BaseModel):
         default=0.6,
         ge=0,
         le=1,
-        description="Probability of no speech above which implausible tokens are not retried.",
+        description="Probability of no speech above which implausible tokens are dropped.",
     )
 
 

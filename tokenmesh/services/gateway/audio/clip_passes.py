@@ -58,6 +58,8 @@ class Recording:
     """Whether the time of each token is wanted."""
     needs_no_speech: bool = False
     """Whether each clip's probability of no speech is wanted."""
+    drops_silence: bool = False
+    """Whether the text of a clip is dropped where it is implausible and nothing is said."""
     detects_language: bool = False
     duration_s: float = 0.0
     """Known with the first clips."""

@@ -127,8 +127,7 @@ class Transcriptions:
         if task == TRANSLATE and not _translates(facts):
             raise InvalidInput(f"the model {card.name} does not translate", param="model")
         ask = _ask_of(fields, facts, language, translates=task == TRANSLATE)
-        has_words = "word" in fields.granularities
-        if has_words:
+        if has_words := "word" in fields.granularities:
             _check_has_words(facts, card.name)
         sampling = self.builder.sampling(body, text, logprobs=None, prompt_logprobs=None)
         job = self.builder.job(
@@ -142,6 +141,8 @@ class Transcriptions:
         is_timed, is_verbose = fields.response_format in TIMED, fields.response_format == TIMED[0]
         tried = fields.tried(self.builder.settings.audio_temperatures)
         temperatures = tried[:1] if facts.prompt_ids else tried  # logprobs would be of silence
+        # text that was sent cannot be taken back
+        drops_silence = facts.no_speech_id >= 0 and not fields.stream
         return Recording(
             job=job,
             head=head_of(body, context, card),
@@ -156,9 +157,10 @@ class Transcriptions:
             ),
             source=BlobKey(f"tm:audio:{new_request_id('audio')}"),
             temperatures=temperatures,
-            needs_logprobs=is_verbose or len(temperatures) > 1,
+            needs_logprobs=is_verbose or len(temperatures) > 1 or drops_silence,
             needs_words=has_words,
             needs_no_speech=is_verbose and facts.no_speech_id >= 0,
+            drops_silence=drops_silence,
             detects_language=bool(facts.languages) and language is None,
         )
 

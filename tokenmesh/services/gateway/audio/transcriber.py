@@ -138,13 +138,14 @@ class Transcriber(RecordingRun):
     async def _tried(
         self, transcripts: Sequence[Transcript], context: RequestContext
     ) -> AsyncGenerator[tuple[Transcript, bool], None]:
-        """Transcripts as they grow; with several temperatures only those that are complete."""
+        """Transcripts as they grow; only those that are complete, where they may change."""
         first, *others = self.recording.temperatures
+        is_final = not others and not self.recording.drops_silence
         async with aclosing(self._transcribe(transcripts, first)) as growing:
             async for each in growing:
-                if not others:
+                if is_final:
                     yield each
-        if not others:
+        if is_final:
             return
         try:
             await self._retry(transcripts, others)
@@ -152,6 +153,7 @@ class Transcriber(RecordingRun):
             raise
         except TokenMeshError as error:
             context.warnings.append(f"implausible clips were not drawn again: {error.message}")
+        await self._drop_silence(transcripts, context)
         for transcript in transcripts:
             yield transcript, True
 
@@ -169,17 +171,41 @@ class Transcriber(RecordingRun):
             for each, new in zip(doubtful, drawn, strict=True):
                 each.replace_tokens(new)
 
+    async def _drop_silence(
+        self, transcripts: Sequence[Transcript], context: RequestContext
+    ) -> None:
+        """Leave nothing of what the model made up about clips in which it hears no speech."""
+        if not self.recording.drops_silence:
+            return
+        try:
+            unlikely = await self._unlikely(transcripts)
+        except (Cancelled, Unavailable):
+            raise
+        except TokenMeshError as error:
+            context.warnings.append(f"clips were not checked for silence: {error.message}")
+            return
+        for each in unlikely:
+            if (each.no_speech or 0.0) > self.settings.audio_max_no_speech:
+                each.token_ids = []
+
+    async def _unlikely(self, transcripts: Sequence[Transcript]) -> list[Transcript]:
+        """Transcripts whose tokens are implausible; of those it is known whether there is speech,
+        where the model can tell."""
+        least = self.settings.audio_min_logprob
+        unlikely = [each for each in transcripts if each.logprob < least]
+        unknown = [each for each in unlikely if each.no_speech is None]
+        if unknown and self.recording.task.facts.no_speech_id >= 0:
+            await self.passes.first_tokens(unknown)
+        return unlikely
+
     async def _doubtful(self, transcripts: Sequence[Transcript]) -> list[Transcript]:
         """Those to be drawn again: unlikely ones, but not of silence, and those that repeat."""
         settings, recording = self.settings, self.recording
         facts, decode = recording.task.facts, recording.text.vocabulary.decode
-        unlikely = [each for each in transcripts if each.logprob < settings.audio_min_logprob]
-        unknown = [each for each in unlikely if each.no_speech is None]
-        if unknown and facts.no_speech_id >= 0:
-            await self.passes.first_tokens(unknown)
+        unlikely = {id(each) for each in await self._unlikely(transcripts)}
 
         def is_doubtful(transcript: Transcript) -> bool:
-            if transcript.logprob < settings.audio_min_logprob:
+            if id(transcript) in unlikely:
                 return (transcript.no_speech or 0.0) <= settings.audio_max_no_speech
             text = decode(text_ids(transcript.token_ids, facts))
             return compression_ratio(text) > settings.audio_max_compression
