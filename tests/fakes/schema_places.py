@@ -95,9 +95,14 @@ class Places:
     def _resolved(self, schema: Schema) -> Schema:
         while "$ref" in schema:
             schema = self._components[schema["$ref"].rsplit("/", 1)[-1]]
-        if len(schema.get("allOf", ())) == 1:
-            return self._resolved({**schema["allOf"][0]})
-        return schema
+        if "allOf" not in schema:
+            return schema
+        parts = [self._resolved(each) for each in schema["allOf"]]
+        if len(parts) == 1:
+            return parts[0]
+        fields = {name: each for part in parts for name, each in part.get("properties", {}).items()}
+        required = [name for part in parts for name in part.get("required", ())]
+        return {"type": "object", "properties": fields, "required": required}
 
 
 def _variants(schema: Schema) -> list[Schema]:

@@ -88,7 +88,8 @@ def extra(model: str) -> Iterator[Ask]:
 async def http_asks(mesh: MeshProcess) -> list[Ask]:
     """Every place in every body of the OpenAPI document."""
     document = (await mesh.client.get("/openapi.json")).json()
-    texts = {"model": mesh.model, "max_tokens": 2, "max_output_tokens": 2}
+    short = {"num_predict": 2}
+    texts = {"model": mesh.model, "max_tokens": 2, "max_output_tokens": 2, "options": short}
     places = Places(document["components"]["schemas"], texts)
     found = list(extra(mesh.model))
     for path, methods in document["paths"].items():
