@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from tests.fakes.service_mesh import running
 from tests.servers import Server
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.bus.base import Envelope
@@ -21,6 +23,7 @@ from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import monotonic_s, now_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.loader import changed
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings, ServiceSettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError, NoResponders, Unavailable
@@ -283,10 +286,10 @@ async def test_the_wait_for_a_service_is_longer_while_one_is_starting(
         await is_loaded.wait()
         await listen(mesh, FakeTokenizer(), subject, "tokenizer")
 
-    changed = settings.model_copy(update={"models": (ModelSettings(model=model),)})
+    with_model = settings.model_copy(update={"models": (ModelSettings(model=model),)})
     stops = StopSignals()
     instance = InstanceId(f"tokenizer-{secrets.token_hex(4)}")
-    serving = asyncio.create_task(serve("tokenizer", instance, changed, build, stops))
+    serving = asyncio.create_task(serve("tokenizer", instance, with_model, build, stops))
     async with asyncio.timeout(15):
         while not members.starting("tokenizer"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -360,6 +363,29 @@ async def test_a_request_for_a_model_that_no_tokenizer_can_load_ends_at_once(
     assert caught.value.message == (
         f"the tokenizer cannot load the model {model}: tokenizer.json cannot be read: no such file"
     )
+
+
+async def test_a_tokenizer_says_which_of_its_models_it_could_not_load(
+    settings: Settings, bus: MessageBus, members: Members, tmp_path: Path
+) -> None:
+    model = ModelName(f"broken-{secrets.token_hex(4)}")
+    (tmp_path / "config.json").write_text("{}")
+    broken = ModelSettings(model=str(tmp_path), served_model_name=(model,))
+    skips = changed(settings, {"service": {"skip_broken_models": True}})
+    skips = skips.model_copy(update={"models": (broken,)})
+    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40]))
+    async with running("tokenizer", skips, build_tokenizer), asyncio.timeout(15):
+        await known(members, "tokenizer")
+        with pytest.raises(Unavailable) as caught:
+            await calls_of(bus, members).request(
+                subjects.tokenize(model),
+                message,
+                Detokenized,
+                timeout_s=30,
+                deadline_s=now_s() + 60,
+            )
+    assert caught.value.message.startswith(f"the tokenizer cannot load the model {model}: ")
+    assert str(tmp_path.parent) not in caught.value.message
 
 
 async def test_a_request_ends_soon_after_its_tokenizer_was_cut_off(
