@@ -109,6 +109,7 @@ RULES: Final = {
             "services/tokenizer_svc/retrieval.py": "a file of the operator",
             "shared/bus/nats_frames.py": "the server's greeting",
             "shared/config": "a setting of the operator",
+            "shared/ctranslate2/": "a file of the operator",
             "shared/tensor_file.py": "a file of the operator",
         },
         within=("services/gateway/", "services/tokenizer_svc/", "services/mm_", "shared/"),
