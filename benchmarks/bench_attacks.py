@@ -27,6 +27,7 @@ from benchmarks.serve.memory import MemoryWatch, mesh_processes
 from benchmarks.serve.own_mesh import own_mesh
 from benchmarks.serve.results import environment, write_json
 from tests.fakes.certificates import FIRST
+from tokenmesh.shared.catalog import BUILT_IN
 
 INNOCENT, ATTACKER, ADMIN = "innocent-key", "attacker-key", "admin-key"
 _SETTLE_S = 1.0
@@ -106,6 +107,8 @@ async def run(options: argparse.Namespace, names: Sequence[str], kind: str) -> l
         if kind == _LONG:
             model = long_model(folder / "model")
             arguments += ["--model", str(model), "--no-allow-special-tokens-in-content"]
+        else:
+            arguments += ["--model", BUILT_IN]
         if kind == _TLS:
             certificate = folder / "certificate.pem"
             certificate.write_text(FIRST)

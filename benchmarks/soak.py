@@ -1,8 +1,8 @@
 """Many streams for a long time against a running mesh with the `sim` engine.
 
-`tokenmesh up --engine sim` in one terminal, `python -m benchmarks.soak` in another. Checks that
-no request fails, that each stream has each of its tokens once and in order, and that no process of
-the mesh grows after the warm-up. Ends with 1 when one of these does not hold.
+`tokenmesh up tokenmesh-demo --engine sim` in one terminal, `python -m benchmarks.soak` in another.
+Checks that no request fails, that each stream has each of its tokens once and in order, and that no
+process of the mesh grows after the warm-up. Ends with 1 when one of these does not hold.
 """
 
 import argparse

@@ -35,8 +35,16 @@ _REFUSED: Final = "positive_data_acceptance"
 @contextmanager
 def _mesh(port: int, log: Path) -> Iterator[str]:
     """Its address, once it is ready."""
-    command = [sys.executable, "-m", "tokenmesh", "up", "--engine", "sim", "--port", str(port)]
-    command += ["--api-key", _KEY, "--enable-tokenizer-info-endpoint"]
+    command = [sys.executable, "-m", "tokenmesh", "up", "tokenmesh-demo"]
+    command += [
+        "--engine",
+        "sim",
+        "--port",
+        str(port),
+        "--api-key",
+        _KEY,
+        "--enable-tokenizer-info-endpoint",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, preexec_fn=dies_with_parent()

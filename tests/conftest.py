@@ -71,6 +71,14 @@ def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_pulled_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a developer has pulled must not change what `tokenmesh up` serves in a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An HTTP client reads the root certificates when it is made: all of them take it 25 ms."""
     end = "-----END CERTIFICATE-----\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+REAL = ["real-models", "test-real"]
 LONG_RUN = re.compile(r"pytest\.mark\.slow|@rounds\(|@counts\(|@some\(")
 
 
@@ -141,13 +142,15 @@ def test_nothing_is_run_again_where_nothing_has_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("failing", "status", "targets"),
     [
-        ((), 0, ["check", "test", "test-kernels"]),
-        (("test",), 0, ["check", "test", "test-failed", "test-kernels"]),
+        ((), 0, ["check", "test", "test-kernels", *REAL]),
+        (("test",), 0, ["check", "test", "test-failed", "test-kernels", *REAL]),
+        (("real-models",), 0, ["check", "test", "test-kernels", REAL[0]]),
+        (("test-real",), 2, ["check", "test", "test-kernels", *REAL]),
         (("test", "test-failed"), 2, ["check", "test", "test-failed"]),
         (("check",), 2, ["check"]),
     ],
 )
-def test_ci_tries_failed_tests_again(
+def test_ci_tries_failed_tests_again_and_real_models_where_it_can(
     failing: tuple[str, ...], status: int, targets: list[str], tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")

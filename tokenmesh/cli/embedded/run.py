@@ -178,11 +178,11 @@ async def _first_of(
     return done
 
 
-_QUESTION: Final = "What is the capital of France?"
+_QUESTION: Final = "What is the capital of Japan?"
 """Also the built-in model knows the answer."""
 _EXAMPLES: Final[dict[str, tuple[str, dict[str, object]]]] = {
     "embed": ("/v1/embeddings", {"input": _QUESTION}),
-    "score": ("/score", {"text_1": _QUESTION, "text_2": ["Paris", "42"]}),
+    "score": ("/score", {"text_1": _QUESTION, "text_2": ["Tokyo", "42"]}),
     "classify": ("/classify", {"input": _QUESTION}),
     "token_embed": ("/pooling", {"task": "token_embed", "input": _QUESTION}),
     "token_classify": ("/pooling", {"task": "token_classify", "input": _QUESTION}),
@@ -212,6 +212,8 @@ def _show_ready(
         "Trace": f"tokenmesh trace{where}",
         "Stop": "Ctrl-C",
     }
+    if sampling := "; ".join(filter(None, map(_sampling, models))):
+        facts["Sampling"] = f"{sampling}, where a request does not say"
     if card is not None and card.host_kv_bytes:
         bound = f"{card.host_kv_bytes / (1 << 30):.1f} GiB (--kv-cache-memory-bytes)"
         facts["Memory"] = f"a worker's KV cache grows with use, up to {bound}"
@@ -232,6 +234,13 @@ def _names(model: ModelSettings) -> str:
     """A model's name, and the others that requests may use."""
     others = ", ".join(model.served_model_name[1:])
     return f"{model.name} ({others})" if others else model.name
+
+
+def _sampling(model: ModelSettings) -> str:
+    """What the settings say about sampling; empty: nothing."""
+    values = model.override_generation_config
+    shown = ", ".join(f"{name} {value}" for name, value in values.items())
+    return f"{model.name}: {shown}" if values else ""
 
 
 def example_request(card: ModelCard | None, model: str) -> tuple[str, str]:
