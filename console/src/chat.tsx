@@ -11,8 +11,8 @@ const MOST_PANES = 4;
 const NEAR_END_PX = 80;
 /** Questions, the last with the tools that it is answered by. */
 const EXAMPLES: { text: string; tools?: string }[] = [
+  { text: "What is the capital of Japan?" },
   { text: "What is 27 + 45?" },
-  { text: "Tell me a story" },
   { text: "What is the weather in Paris?", tools: EXAMPLE_TOOLS },
 ];
 const NO_OPTIONS: Options = { system: "", temperature: "", max_tokens: "", tools: "" };

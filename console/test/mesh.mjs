@@ -36,7 +36,7 @@ export async function startMesh() {
   const began_ms = Date.now();
   const folder = mkdtempSync(join(tmpdir(), "console-"));
   const port = await freePort();
-  const words = ["up", "--port", port, "--workers", "2", "--enable-admin-routes", "--keys-file", keysFile(folder)];
+  const words = ["up", "tokenmesh-demo", "--port", port, "--workers", "2", "--enable-admin-routes", "--keys-file", keysFile(folder)];
   const child = spawn(process.env.TOKENMESH ?? "tokenmesh", words.map(String), { stdio: ["ignore", "pipe", "pipe"] });
   let output = "";
   child.stdout.on("data", (data) => (output += data));
