@@ -43,7 +43,7 @@ def measure_up(model: str) -> UpResult:
             name = client.get("/v1/models").json()["data"][0]["id"]
             for number in range(ANSWERS):
                 _ask(client, name, f"Tell me a story about a fox and {number} hens")
-        return UpResult(ready_s, _pss_of(mesh.pid))
+        return UpResult(ready_s, pss_of(mesh.pid))
 
 
 def _ask(client: httpx.Client, model: str, text: str) -> None:
@@ -56,7 +56,7 @@ def _ask(client: httpx.Client, model: str, text: str) -> None:
     answer.raise_for_status()
 
 
-def _pss_of(pid: int) -> dict[str, int]:
+def pss_of(pid: int) -> dict[str, int]:
     """The memory of a process and of all its descendants, by name."""
     found: dict[str, int] = {}
     todo = [pid]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from benchmarks.bench_startup import Stages, StartupResult, plain_read_s, report, start, write
-from benchmarks.up_memory import UpResult, _pss_of, report_up
+from benchmarks.up_memory import UpResult, pss_of, report_up
 from benchmarks.write_page import page
 from tests.fakes.tiny import Tiny
 
@@ -63,7 +63,7 @@ def test_a_plain_read_reads_every_weight_file(tmp_path: Path) -> None:
 def test_the_memory_of_a_process_and_its_children_is_counted() -> None:
     sleeper = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", sleeper], stdin=subprocess.PIPE) as process:
-        while len(found := _pss_of(process.pid)) < 2:
+        while len(found := pss_of(process.pid)) < 2:
             time.sleep(0.01)
         process.kill()
     assert all(each > 1_000_000 for each in found.values())

@@ -13,9 +13,9 @@ from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
 
 _EMBEDDER: Final = "minilm"
+_LISTENER: Final = "whisper-base"
 ALIASES: Final[Mapping[str, str]] = {"demo-embeddings": _EMBEDDER}
 """Names that `tokenmesh pull` had for models of the catalog."""
-DEMOS: Final = ("chat", "embeddings", "all")
 
 
 def default_model() -> str:
@@ -25,13 +25,14 @@ def default_model() -> str:
 
 def name_demo(overrides: dict[str, Any], demo: str) -> None:
     """Serve the models of a demo. Raises ConfigError where another model is named, too."""
-    names = {"chat": [default_model()], "embeddings": [_EMBEDDER], "all": [DEFAULT, _EMBEDDER]}
-    if demo not in names:
-        raise ConfigError(f"--demo is {demo!r}; it is {', '.join(DEMOS)}", param="--demo")
+    demos = {"chat": [default_model()], "embeddings": [_EMBEDDER], "transcription": [_LISTENER]}
+    demos["all"] = [DEFAULT, _EMBEDDER, _LISTENER]
+    if demo not in demos:
+        raise ConfigError(f"--demo is {demo!r}; it is one of {', '.join(demos)}", param="--demo")
     named = overrides.get("model", {}).get("model") or overrides.get("models")
     if named:
         raise ConfigError(f"--demo {demo} and another model are named", param="--demo")
-    name_models(overrides, names[demo])
+    name_models(overrides, demos[demo])
 
 
 def pull_missing(models: Sequence[ModelSettings], console: Console) -> bool:

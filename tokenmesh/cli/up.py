@@ -31,7 +31,9 @@ def up(
     ] = False,
     demo: Annotated[
         str | None,
-        typer.Option(help="Models to try: chat, embeddings, or all of them in one mesh."),
+        typer.Option(
+            help="Models to try: chat, embeddings, transcription, or all of them in one mesh."
+        ),
     ] = None,
     ready_fd: Annotated[
         int | None, typer.Option(hidden=True, help="Write a byte to it when the mesh is ready.")

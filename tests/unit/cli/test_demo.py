@@ -99,10 +99,11 @@ def test_the_demos_name_models_of_the_catalog() -> None:
 
     assert served("chat") == [BUILT_IN]
     assert served("embeddings") == ["minilm"]
-    assert served("all")[:2] == ["smollm2", "minilm"]
+    assert served("transcription") == ["whisper-base"]
+    assert served("all") == ["smollm2", "minilm", "whisper-base"]
 
 
-@pytest.mark.parametrize("name", ["chat", "embeddings", "all"])
+@pytest.mark.parametrize("name", ["chat", "embeddings", "transcription", "all"])
 @pytest.mark.parametrize("given", [{"model": {"model": "m"}}, {"models": [{"model": "m"}]}])
 def test_a_demo_and_a_model_are_too_many(name: str, given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="another model"):
@@ -110,7 +111,7 @@ def test_a_demo_and_a_model_are_too_many(name: str, given: dict[str, Any]) -> No
 
 
 def test_an_unknown_demo_is_refused() -> None:
-    with pytest.raises(ConfigError, match="chat, embeddings, all"):
+    with pytest.raises(ConfigError, match="one of chat, embeddings, transcription, all"):
         name_demo({}, "video")
 
 
