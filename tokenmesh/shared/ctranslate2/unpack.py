@@ -16,7 +16,7 @@ _CONFIG: Final = "config.json"
 _EXTRACTOR: Final = "preprocessor_config.json"
 FILES: Final = (MODEL_FILE, _CONFIG, TOKENIZER, *VOCABULARIES, _EXTRACTOR)
 """What such a directory holds."""
-_UNPACKING: Final = Unpacking("~/.cache/tokenmesh/ctranslate2", layout=1)
+_UNPACKING: Final = Unpacking("ctranslate2", layout=1)
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _KEYS: Final = ("suppress_ids", "suppress_ids_begin", "alignment_heads", "lang_ids")
 _RATE: Final = 16000

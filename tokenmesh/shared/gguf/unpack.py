@@ -21,7 +21,7 @@ from tokenmesh.shared.unpacked import MADE_BY, MadeTensor, Unpacking, write_obje
 
 METHOD: Final = "gguf"
 """Its quant_method in config.json."""
-_UNPACKING: Final = Unpacking("~/.cache/tokenmesh/gguf", layout=4)
+_UNPACKING: Final = Unpacking("gguf", layout=4)
 _PLAIN: Final = ("F32", "F16", "BF16")
 _PIECE_BYTES: Final = 16 << 20
 
