@@ -1,4 +1,4 @@
-"""The recipe of docs/cookbook.md with three real models, in the memory that it promises."""
+"""The recipe of docs/cookbook.md with three real models, in the memory that it names."""
 
 import re
 import shutil
@@ -15,7 +15,8 @@ from tests.fakes.recordings import audio_file, syllables
 from tests.servers import free_port
 
 _VOICE = "espeak-ng"
-MOST_BYTES = 2_000_000_000
+SPREAD = 1.1
+"""Pages of libraries count less where other processes map them, too."""
 _PAIR = re.compile(r"```bash\n([^`]*)```\n\n```text\n([^`]*)```")
 
 
@@ -29,7 +30,7 @@ def running(checkpoint: Callable[[str], Path]) -> Iterator[MeshProcess]:
 
 
 @pytest.mark.timeout(240)
-def test_three_real_models_answer_as_the_cookbook_shows_within_two_gigabytes(
+def test_three_real_models_answer_as_the_cookbook_shows_in_the_memory_that_it_names(
     running: MeshProcess, tmp_path: Path
 ) -> None:
     section = (
@@ -50,4 +51,6 @@ def test_three_real_models_answer_as_the_cookbook_shows_within_two_gigabytes(
         # as the page shows them, in one line after the other
         shown = "...".join(answers.splitlines())
         assert matches(done.stdout + "\n", shown + "..."), dense(done.stdout)[:1000] + done.stderr
-    assert sum(pss_of(running.process.pid).values()) <= MOST_BYTES
+    named = re.search(r"([0-9.]+) GB of memory", section)
+    assert named is not None
+    assert sum(pss_of(running.process.pid).values()) <= float(named[1]) * 1e9 * SPREAD
