@@ -8,16 +8,16 @@ from types import MappingProxyType
 import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
-from tokenmesh.services.worker_svc.adapters.tree_sites import (
-    add_sites,
-    former_names,
-    site_problems,
-)
 from tokenmesh.services.worker_svc.layers.step import Step
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import LanguageModel, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf import experts
+from tokenmesh.services.worker_svc.models.hf.adapter_sites import (
+    add_sites,
+    former_names,
+    site_problems,
+)
 from tokenmesh.services.worker_svc.models.hf.check import (
     Compute,
     Reference,
@@ -47,12 +47,12 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.hf.swap import swap
 from tokenmesh.services.worker_svc.models.hf.tree import adapt
+from tokenmesh.services.worker_svc.models.hf.waits import Waits
 from tokenmesh.services.worker_svc.models.hf.weights import read_weights
 from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.promotion.promote import promote
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
-from tokenmesh.services.worker_svc.runner.cuda.waits import Waits
 from tokenmesh.shared.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

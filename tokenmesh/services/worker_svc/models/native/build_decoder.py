@@ -11,11 +11,11 @@ from tokenmesh.kernels.native import NativeCodes, NativeWeight
 from tokenmesh.kernels.quantized_linear import DeviceCodes
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
-from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.models.api import Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint, listed
+from tokenmesh.services.worker_svc.models.native.attention import Attention
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import LayerConfig, Names
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer, Table

@@ -20,9 +20,9 @@ from tokenmesh.kernels.native import (
     ProgramModel,
     Routed,
 )
-from tokenmesh.services.worker_svc.layers.attention import Attention
 from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.models.keeps import window_groups
+from tokenmesh.services.worker_svc.models.native.attention import Attention
 from tokenmesh.services.worker_svc.models.native.config import (
     Activation,
     DecoderConfig,

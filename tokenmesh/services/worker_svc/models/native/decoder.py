@@ -13,13 +13,13 @@ from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.native import Program, ProgramInputs, RopeTurns
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
-from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.layers.step import HostStep, Patch, Step
 from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.keeps import Grouping, LayerKeeps, window_groups
 from tokenmesh.services.worker_svc.models.kv_store import KvStore, LayerPages
+from tokenmesh.services.worker_svc.models.native.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, QueryScaling
 from tokenmesh.shared.messages.media import MediaItem
 

@@ -15,7 +15,6 @@ import torch
 from tokenmesh.kernels.native import NativeCodes
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites, TurnedRows
-from tokenmesh.services.worker_svc.layers.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
 from tokenmesh.services.worker_svc.models.hf.model import HfModel
 from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import settle
@@ -28,6 +27,7 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
 from tokenmesh.services.worker_svc.models.hf.swap import packed
 from tokenmesh.services.worker_svc.models.keeps import one_group
 from tokenmesh.services.worker_svc.models.kv_store import KvStore, make_store
+from tokenmesh.services.worker_svc.models.native.attention import Attention, TurnedStep
 from tokenmesh.services.worker_svc.models.native.build_program import build_program
 from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder, DecoderLayer

@@ -9,14 +9,14 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from tokenmesh.services.worker_svc.adapters.tree_sites import (
+from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
+from tokenmesh.services.worker_svc.models.api import Progress
+from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.services.worker_svc.models.hf.adapter_sites import (
     add_sites,
     prefixes_of,
     site_problems,
 )
-from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
-from tokenmesh.services.worker_svc.models.api import Progress
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.facts import (
     HfFacts,
     build_empty,

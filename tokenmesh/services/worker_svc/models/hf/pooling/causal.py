@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from tokenmesh.services.worker_svc.adapters.tree_sites import prefixes_of
 from tokenmesh.services.worker_svc.layers.step import Step
+from tokenmesh.services.worker_svc.models.hf.adapter_sites import prefixes_of
 from tokenmesh.services.worker_svc.models.hf.build import replace_parts
 from tokenmesh.services.worker_svc.models.hf.check import (
     HALF_TOLERANCE,
