@@ -19,9 +19,9 @@ from tests.ops.native import needs_native
 from tokenmesh.kernels.native import Kind, Op
 from tokenmesh.kernels.paged_attention import PLAIN
 from tokenmesh.kernels.silu_mul import silu_mul
-from tokenmesh.services.worker_svc.layers import attention, mlp
+from tokenmesh.services.worker_svc.layers import mlp
 from tokenmesh.services.worker_svc.layers.step import Patch
-from tokenmesh.services.worker_svc.models.native import build_program
+from tokenmesh.services.worker_svc.models.native import attention, build_program
 from tokenmesh.services.worker_svc.models.native.decoder import Decoder
 from tokenmesh.services.worker_svc.models.promotion.promote import promote
 from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread

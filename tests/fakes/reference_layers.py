@@ -20,7 +20,7 @@ from tokenmesh.kernels.qk_norm_rope_kv_write import (
     qk_norm_rope_kv_write,
     qk_norm_rope_kv_write_reference,
 )
-from tokenmesh.services.worker_svc.layers import attention
+from tokenmesh.services.worker_svc.models.native import attention
 
 
 def _attend(

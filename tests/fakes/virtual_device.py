@@ -11,7 +11,7 @@ import torch
 
 from tests.fakes import reference_layers
 from tests.fakes.virtual_gpu import DEVICE, Op, VirtualGpu, plain, poison
-from tokenmesh.services.worker_svc.layers import attention
+from tokenmesh.services.worker_svc.models.native import attention
 from tokenmesh.services.worker_svc.runner import build
 from tokenmesh.services.worker_svc.runner.cuda import make
 from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch

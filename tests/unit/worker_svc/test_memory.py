@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
+from tokenmesh.services.worker_svc.host_memory import available_host_bytes
 from tokenmesh.services.worker_svc.models.keeps import (
     Latent,
     LayerKeeps,
@@ -20,7 +21,6 @@ from tokenmesh.services.worker_svc.models.keeps import (
     window_groups,
 )
 from tokenmesh.services.worker_svc.models.kv_store import make_store
-from tokenmesh.services.worker_svc.runner.device import available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     HOST_POOL_BYTES,
     GpuBudget,

@@ -5,8 +5,8 @@ import pytest
 from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
 from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
+from tokenmesh.services.worker_svc.kv_bytes import KvBytes
 from tokenmesh.services.worker_svc.load import LoadBook
-from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.streams import GatewayWatch, WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.telemetry import WorkerMetrics
 from tokenmesh.shared.config.worker import WorkerSettings

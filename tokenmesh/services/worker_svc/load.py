@@ -12,7 +12,8 @@ from typing import Final, Self
 from tokenmesh.services.worker_svc.engine.outputs import EngineStats
 from tokenmesh.services.worker_svc.engine.prefix_cache import has_prefix_cache
 from tokenmesh.services.worker_svc.engine.request import TenantShare
-from tokenmesh.services.worker_svc.loaded import KvBytes, Loaded
+from tokenmesh.services.worker_svc.kv_bytes import NO_BYTES, KvBytes
+from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.beat import WorkerLoad
@@ -22,7 +23,6 @@ from tokenmesh.shared.tenant_share import is_within_share
 TOO_MANY: Final = "max_num_queued_reqs"
 TOO_LONG: Final = "max_num_queued_tokens"
 """The two limits of a queue in vLLM's words, for a metric."""
-NO_BYTES: Final = KvBytes()
 _MIN_RETRY_S: Final = 0.1
 _ASSUMED_RETRY_S: Final = 1.0
 """While no prefill rate is known."""

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from tokenmesh.services.worker_svc.adapters.adapter import AdapterSource, SimAdapters
 from tokenmesh.services.worker_svc.engine.plan import Runner
 from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
+from tokenmesh.services.worker_svc.kv_bytes import NO_BYTES, KvBytes
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
@@ -79,18 +80,6 @@ class SimMemory:
     def wake(self, tags: Collection[str]) -> None:
         for tag in tags:
             self._asleep.pop(tag, None)
-
-
-@dataclass(frozen=True, slots=True)
-class KvBytes:
-    """What a KV cache takes of the device's memory."""
-
-    block: int = 0
-    """Of one block, of any group."""
-    row: int = 0
-    """States of one row, whatever its length."""
-    is_on_host: bool = False
-    """Whether it is host memory, which is taken as blocks are first used."""
 
 
 class Loaded(Protocol):
@@ -171,7 +160,7 @@ class SimModel:
     media: MediaFacts = TEXT_ONLY
     encoder_states: int = 0
     has_grammars: bool = False
-    kv_bytes: KvBytes = KvBytes()
+    kv_bytes: KvBytes = NO_BYTES
     resident: SimMemory = field(default_factory=SimMemory)
     make_trace: None = None
     rope_boundary: None = None

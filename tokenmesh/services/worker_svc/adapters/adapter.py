@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from tokenmesh.services.worker_svc.adapters.matrices import AdapterMatrices
 from tokenmesh.services.worker_svc.adapters.peft_config import WEIGHTS_FILE, read_config
-from tokenmesh.services.worker_svc.engine.plan import AdapterMatrices
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.errors import InvalidInput
 

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from tokenmesh.services.worker_svc.adapters.matrices import AdapterMatrices
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
 from tokenmesh.shared.messages.media import REPLACE, MediaItem
@@ -23,16 +24,6 @@ MAX_MARKER_IDS: Final = 32
 """Tokens of a marker that begins or ends reasoning, see `ThinkingBudget`."""
 MAX_OTHER_ENDS: Final = 4
 """Further markers that end it."""
-
-
-class AdapterMatrices(Protocol):
-    """An adapter as the runner takes it: `kernels.lora.LoraWeights`."""
-
-    @property
-    def content_hash(self) -> str: ...
-
-    @property
-    def nbytes(self) -> int: ...
 
 
 @dataclass(slots=True)

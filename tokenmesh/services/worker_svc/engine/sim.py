@@ -17,8 +17,8 @@ from typing import Final
 
 import xxhash
 
+from tokenmesh.services.worker_svc.adapters.matrices import AdapterMatrices
 from tokenmesh.services.worker_svc.engine.plan import (
-    AdapterMatrices,
     NewRow,
     ScheduledRow,
     StepPlan,

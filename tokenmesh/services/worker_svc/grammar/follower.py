@@ -5,9 +5,9 @@ from typing import Self
 
 import numpy as np
 
-from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.grammar.matcher import GrammarFailed, Masks, Matcher
+from tokenmesh.services.worker_svc.grammar.matcher import Grammar, GrammarFailed, Masks, Matcher
 from tokenmesh.shared.clock import thread_cpu_s
+from tokenmesh.shared.messages.structured import Structured
 
 
 class Follower:
@@ -38,15 +38,18 @@ class Follower:
         self._needs_answer = bool(self._after) and not may_call and not self._takes_nothing()
 
     @classmethod
-    def of(cls, new: NewRow, step_s: float, eos_ids: Iterable[int] = ()) -> Self | None:
-        """The follower after a row's output so far; None for a row without a grammar."""
-        if new.grammar is None:
-            return None
-        assert new.sampling.structured is not None
-        structured = new.sampling.structured
+    def after_output(
+        cls,
+        grammar: Grammar,
+        structured: Structured,
+        output: Iterable[int],
+        step_s: float,
+        eos_ids: Iterable[int] = (),
+    ) -> Self:
+        """The follower of a stream that has written `output` so far."""
         may_call = structured.calls is not None
-        follower = cls(new.grammar.start(), structured.after, step_s, eos_ids, may_call=may_call)
-        for token_id in new.token_ids[new.num_prompt :]:
+        follower = cls(grammar.start(), structured.after, step_s, eos_ids, may_call=may_call)
+        for token_id in output:
             follower.append(token_id)
         return follower
 

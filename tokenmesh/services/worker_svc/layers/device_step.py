@@ -11,7 +11,7 @@ from tokenmesh.kernels.lora import DeviceAdapterRows
 from tokenmesh.kernels.paged_attention import DeviceRows, Rows, span_ends
 from tokenmesh.kernels.state_rows import StateRows
 from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, HostStep, Step, StepMedia
-from tokenmesh.services.worker_svc.sampling.device_tables import upload
+from tokenmesh.services.worker_svc.layers.upload import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The gated MLP, and experts: a router, the experts it chooses for each token, a shared one."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -10,7 +11,9 @@ from tokenmesh.kernels.lora import LoraBank
 from tokenmesh.kernels.lora.experts import experts_with_lora
 from tokenmesh.kernels.moe import ExpertsSpec, Routing, Weights, route
 from tokenmesh.kernels.silu_mul import silu_mul
-from tokenmesh.services.worker_svc.models.native.config import Activation
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""Activation of a gated MLP; "gelu" is the exact one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.linear import can_pack
 from tokenmesh.kernels.page_codes import FP8
 from tokenmesh.services.worker_svc.adapters.read import AdapterReader
-from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.kv_scales import NO_SCALES, read_kv_scales
 from tokenmesh.services.worker_svc.models.kv_store import KvStore
@@ -26,7 +25,7 @@ from tokenmesh.services.worker_svc.runner.cuda.graphs import GraphProgress
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes, warm_up
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
 from tokenmesh.services.worker_svc.runner.device import device_of
-from tokenmesh.services.worker_svc.runner.loaded_model import RunnableModel
+from tokenmesh.services.worker_svc.runner.loaded_model import LoadedPooler, RunnableModel
 from tokenmesh.services.worker_svc.runner.maker import LoadTimes, RunnerMaker, gpu_budget
 from tokenmesh.services.worker_svc.runner.page_dtype import page_dtype_of
 from tokenmesh.services.worker_svc.runner.pool_build import build_pool_runner
@@ -45,7 +44,9 @@ _DTYPES: Final = {"float32": torch.float32, **_HALVES}
 logger = logging.getLogger(__name__)
 
 
-def build(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> Loaded:
+def build(
+    model: ModelSettings, worker: WorkerSettings, progress: Progress
+) -> RunnableModel | LoadedPooler:
     """See `build_runner` and `build_pool_runner`: by what the checkpoint is served for."""
     directory = locate(model, with_code=model.trust_remote_code)
     raw = read_config(directory)

@@ -14,18 +14,7 @@ from tokenmesh.services.worker_svc.engine.plan import ScheduledRow
 from tokenmesh.services.worker_svc.layers.step import NO_MEDIA, HostStep, Patch, StepMedia
 from tokenmesh.services.worker_svc.runner.media import step_media
 from tokenmesh.services.worker_svc.runner.rows import HostRows
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSpan:
-    """Positions of one row whose next prompt token's log-probability is wanted."""
-
-    row: int
-    tokens: slice
-    """Batch tokens, the last of which predicts the last entry of `targets`."""
-    targets: list[int]
-    count: int
-    """Alternatives to report at each position."""
+from tokenmesh.services.worker_svc.sampling.logprobs import PromptSpan
 
 
 @dataclass(frozen=True, slots=True)

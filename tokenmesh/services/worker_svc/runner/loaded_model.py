@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tokenmesh.services.worker_svc.adapters.read import AdapterReader
-from tokenmesh.services.worker_svc.loaded import KvBytes
+from tokenmesh.services.worker_svc.kv_bytes import KvBytes
 from tokenmesh.services.worker_svc.media_facts import MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts

@@ -8,7 +8,9 @@ from typing import Self
 
 import torch
 
-from tokenmesh.services.worker_svc.loaded import KvBytes
+from tokenmesh.services.worker_svc.device_memory import CudaMemory
+from tokenmesh.services.worker_svc.host_memory import available_host_bytes
+from tokenmesh.services.worker_svc.kv_bytes import KvBytes
 from tokenmesh.services.worker_svc.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.keeps import cross_bytes, row_bytes
@@ -19,7 +21,6 @@ from tokenmesh.services.worker_svc.runner.cuda.forward import KINDS
 from tokenmesh.services.worker_svc.runner.cuda.graphs import graph_bytes
 from tokenmesh.services.worker_svc.runner.cuda.make import make_cuda_runner
 from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
-from tokenmesh.services.worker_svc.runner.device import CudaMemory, available_host_bytes
 from tokenmesh.services.worker_svc.runner.memory import (
     GpuBudget,
     MemoryBudget,

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from tokenmesh.services.worker_svc.device_memory import DeviceMemory
 from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
 from tokenmesh.services.worker_svc.models.keeps import (
     Grouping,
@@ -16,7 +17,6 @@ from tokenmesh.services.worker_svc.models.keeps import (
     row_bytes,
     token_bytes,
 )
-from tokenmesh.services.worker_svc.runner.device import DeviceMemory
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 

@@ -12,9 +12,10 @@ import torch
 from tokenmesh.kernels import native as native_kernels
 from tokenmesh.kernels.page_codes import FP8
 from tokenmesh.services.worker_svc.adapters.read import AdapterReader
+from tokenmesh.services.worker_svc.host_memory import available_host_bytes
+from tokenmesh.services.worker_svc.kv_bytes import KvBytes
 from tokenmesh.services.worker_svc.layers.device_step import on_device
 from tokenmesh.services.worker_svc.layers.step import HostStep
-from tokenmesh.services.worker_svc.loaded import KvBytes
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY
 from tokenmesh.services.worker_svc.models.api import ModelFacts, Progress
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
@@ -28,7 +29,6 @@ from tokenmesh.services.worker_svc.models.pooling.kind import read_pooling, stat
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.services.worker_svc.models.token_ids import check_tokenizer_ids
 from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
-from tokenmesh.services.worker_svc.runner.device import available_host_bytes
 from tokenmesh.services.worker_svc.runner.loaded_model import LoadedPooler
 from tokenmesh.services.worker_svc.runner.maker import gpu_budget
 from tokenmesh.services.worker_svc.runner.memory import (

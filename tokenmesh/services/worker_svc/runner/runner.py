@@ -151,7 +151,7 @@ class TorchRunner:
         hidden = self._model.embed(inputs.token_ids, inputs.patches)
         hidden = self._model.forward(hidden, inputs.step, self._store)
         prompt = {
-            span.row: prompt_logprobs(self._model, hidden[span.tokens], span)
+            span.row: prompt_logprobs(self._model.logits, hidden[span.tokens], span)
             for span in inputs.prompt_spans
         }
         sampled = None

@@ -11,7 +11,7 @@ import torch
 from tokenmesh.kernels.grammar_mask import grammar_mask
 from tokenmesh.kernels.sample import HID_DEFECT, HID_NUMBER
 from tokenmesh.services.worker_svc.engine.plan import NewRow, StepResult
-from tokenmesh.services.worker_svc.sampling.device_tables import upload
+from tokenmesh.services.worker_svc.layers.upload import upload
 from tokenmesh.services.worker_svc.sampling.grammars import GrammarState, StepGrammars
 
 

@@ -17,6 +17,7 @@ from tokenmesh.kernels.penalties import count_tokens, penalties
 from tokenmesh.kernels.sample import NOT_FINITE as LOGITS_NOT_FINITE
 from tokenmesh.kernels.sample import SOUND, ChoiceRows, sample
 from tokenmesh.services.worker_svc.engine.plan import NewRow
+from tokenmesh.services.worker_svc.layers.upload import upload
 from tokenmesh.services.worker_svc.sampling.choice import GREEDY_BELOW, has_filter, signed64
 from tokenmesh.services.worker_svc.sampling.device_grammars import (
     DeviceGrammars,
@@ -24,7 +25,7 @@ from tokenmesh.services.worker_svc.sampling.device_grammars import (
 )
 from tokenmesh.services.worker_svc.sampling.device_limits import DeviceLimits
 from tokenmesh.services.worker_svc.sampling.device_penalties import DevicePenalties
-from tokenmesh.services.worker_svc.sampling.device_tables import DeviceTables, Shape, upload
+from tokenmesh.services.worker_svc.sampling.device_tables import DeviceTables, Shape
 from tokenmesh.services.worker_svc.sampling.device_thinking import DeviceThinking
 from tokenmesh.services.worker_svc.sampling.row_states import RowStates, SamplerFeature
 from tokenmesh.services.worker_svc.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Draw, Draws

@@ -11,18 +11,7 @@ from typing import Self
 import torch
 
 from tokenmesh.kernels.staged_writes import staged_writes
-
-
-def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same values on `device`, for what is launched there from now on.
-
-    They go through pinned memory: a copy from other memory waits for all earlier launches.
-    """
-    if device.type == "cpu":
-        return values
-    # torch does not reuse pinned memory before the copies launched on it are done
-    return values.pin_memory().to(device, non_blocking=True)
-
+from tokenmesh.services.worker_svc.layers.upload import upload
 
 _ALIGNMENT = 16
 """Tables begin at multiples of so many int32."""

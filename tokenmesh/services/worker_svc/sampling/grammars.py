@@ -52,9 +52,13 @@ class GrammarState:
 
     def add(self, new: NewRow) -> None:
         """Take a row, when it has a grammar, and follow what it has generated before."""
-        follower = Follower.of(new, self._step_s, self._eos_ids)
-        if follower is not None:
-            self._follower_by_number[new.row] = follower
+        if new.grammar is None:
+            return
+        assert new.sampling.structured is not None
+        output = new.token_ids[new.num_prompt :]
+        self._follower_by_number[new.row] = Follower.after_output(
+            new.grammar, new.sampling.structured, output, self._step_s, self._eos_ids
+        )
 
     def remove(self, number: int) -> None:
         self._follower_by_number.pop(number, None)

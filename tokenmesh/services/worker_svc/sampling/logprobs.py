@@ -1,24 +1,39 @@
 """Log-probabilities as clients see them: of the model's own distribution, before any processing."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from tokenmesh.services.worker_svc.models.api import LanguageModel
-from tokenmesh.services.worker_svc.runner.inputs import PromptSpan
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 POSITIONS_AT_ONCE: Final = 64
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Positions of one row whose next prompt token's log-probability is wanted."""
+
+    row: int
+    tokens: slice
+    """Batch tokens, the last of which predicts the last entry of `targets`."""
+    targets: list[int]
+    count: int
+    """Alternatives to report at each position."""
+
+
 def prompt_logprobs(
-    model: LanguageModel, hidden: torch.Tensor, span: PromptSpan
+    logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, span: PromptSpan
 ) -> list[TokenLogprobs]:
-    """One entry for each row of hidden [P, hidden], which predicts the target at its index."""
+    """One entry for each row of hidden [P, hidden], which predicts the target at its index.
+
+    logits_of: the model's, of some rows [N, hidden] -> float32 [N, V].
+    """
     entries: list[TokenLogprobs] = []
     for first in range(0, len(span.targets), POSITIONS_AT_ONCE):
         piece = slice(first, first + POSITIONS_AT_ONCE)
-        logits = model.logits(hidden[piece])
+        logits = logits_of(hidden[piece])
         entries += token_logprobs(logits, torch.tensor(span.targets[piece]), span.count)
     return entries
 

@@ -20,11 +20,10 @@ from tokenmesh.kernels.native import (
     ProgramModel,
     Routed,
 )
-from tokenmesh.services.worker_svc.layers.mlp import Experts, Mlp
+from tokenmesh.services.worker_svc.layers.mlp import Activation, Experts, Mlp
 from tokenmesh.services.worker_svc.models.keeps import window_groups
 from tokenmesh.services.worker_svc.models.native.attention import Attention
 from tokenmesh.services.worker_svc.models.native.config import (
-    Activation,
     DecoderConfig,
     LayerConfig,
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenmesh.kernels.moe import Routing
+from tokenmesh.services.worker_svc.layers.mlp import Activation
 from tokenmesh.services.worker_svc.layers.rotary import RopeConfig
 from tokenmesh.services.worker_svc.models.keeps import LayerKeeps, Pages
 
@@ -38,8 +39,6 @@ class Names:
 
 QkNorm = Literal["none", "head", "all"]
 """none; over each head's features; over all heads' features at once."""
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-"""Activation of a gated MLP; "gelu" is the exact one."""
 
 
 @dataclass(frozen=True, slots=True)

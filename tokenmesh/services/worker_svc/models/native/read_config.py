@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tokenmesh.services.worker_svc.layers.mlp import Activation
 from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.models.api import ModelFacts, heads_problem
 from tokenmesh.services.worker_svc.models.extra_layers import extra_layers
 from tokenmesh.services.worker_svc.models.native.config import (
-    Activation,
     DecoderConfig,
     Names,
 )

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tokenmesh.services.worker_svc.layers.mlp import Activation
 from tokenmesh.services.worker_svc.models.native import layer_patterns, switches
-from tokenmesh.services.worker_svc.models.native.config import Activation, LayerConfig, LayerNames
+from tokenmesh.services.worker_svc.models.native.config import LayerConfig, LayerNames
 from tokenmesh.services.worker_svc.models.native.read_rope import RopeRules
 from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 

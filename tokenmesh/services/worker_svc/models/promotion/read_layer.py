@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from tokenmesh.services.worker_svc.layers.mlp import Activation
 from tokenmesh.services.worker_svc.layers.rotary import Rotary
 from tokenmesh.services.worker_svc.models.hf.attention import PORT, Port
 from tokenmesh.services.worker_svc.models.hf.recognise import (
@@ -22,7 +23,6 @@ from tokenmesh.services.worker_svc.models.hf.recognise import (
     record,
 )
 from tokenmesh.services.worker_svc.models.hf.swap import replaceable
-from tokenmesh.services.worker_svc.models.native.config import Activation
 from tokenmesh.services.worker_svc.models.promotion.read_experts import (
     ExpertsReading,
     find_experts,

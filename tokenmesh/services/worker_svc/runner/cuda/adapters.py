@@ -9,7 +9,7 @@ from tokenmesh.kernels.alignment import padded
 from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.kernels.lora.device import DeviceAdapterRows, DeviceBank
 from tokenmesh.services.worker_svc.adapters.sites import AdapterSites
-from tokenmesh.services.worker_svc.sampling.device_tables import upload
+from tokenmesh.services.worker_svc.layers.upload import upload
 
 
 class AdapterSlots:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tokenmesh.services.worker_svc.device_memory import DeviceMemory
 from tokenmesh.services.worker_svc.runner.cuda.device import Device, Graph
 from tokenmesh.services.worker_svc.runner.cuda.forward import KINDS, DecodeSteps, Kind
-from tokenmesh.services.worker_svc.runner.device import DeviceMemory
 from tokenmesh.shared.clock import monotonic_s, perf_s
 from tokenmesh.shared.logs import PROGRESS
 

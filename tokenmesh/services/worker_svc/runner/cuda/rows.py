@@ -10,6 +10,7 @@ import torch
 from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
+from tokenmesh.services.worker_svc.layers.upload import upload
 from tokenmesh.services.worker_svc.models.api import ModelFacts
 from tokenmesh.services.worker_svc.runner.media import (
     MediaPatch,
@@ -19,7 +20,6 @@ from tokenmesh.services.worker_svc.runner.media import (
     positions_of_prompt,
 )
 from tokenmesh.services.worker_svc.runner.rows import adapter_of
-from tokenmesh.services.worker_svc.sampling.device_tables import upload
 from tokenmesh.shared.config.worker import WorkerSettings
 
 

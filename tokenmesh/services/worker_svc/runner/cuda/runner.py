@@ -13,6 +13,7 @@ from tokenmesh.kernels.lora import DeviceAdapterRows
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
 from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult, within_vocabulary
+from tokenmesh.services.worker_svc.layers.upload import upload
 from tokenmesh.services.worker_svc.models.api import LanguageModel
 from tokenmesh.services.worker_svc.models.kv_store import KvStore
 from tokenmesh.services.worker_svc.runner.compute_thread import Skipped
@@ -43,7 +44,6 @@ from tokenmesh.services.worker_svc.sampling.device_sampler import (
     DeviceSampler,
     Needs,
 )
-from tokenmesh.services.worker_svc.sampling.device_tables import upload
 from tokenmesh.shared.errors import ConfigError
 
 

@@ -15,6 +15,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.kernels.linear.formats.round import Rounding
 from tokenmesh.kernels.moe import ExpertsSpec
+from tokenmesh.services.worker_svc.device_memory import CudaMemory
+from tokenmesh.services.worker_svc.host_memory import available_host_bytes
 from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
 from tokenmesh.services.worker_svc.models.hf.probe import PROBE
 from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import (
@@ -24,7 +26,6 @@ from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import (
     places_of,
     round_numbers,
 )
-from tokenmesh.services.worker_svc.runner.device import CudaMemory, available_host_bytes
 
 _DEFERRED: Final = "tokenmesh_deferred"
 """Attribute of an experts module."""
