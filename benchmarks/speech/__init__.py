@@ -1,0 +1,1 @@
+"""Recordings of synthetic speech, and what transcribes them besides a mesh."""
