@@ -343,3 +343,9 @@ def test_errors_of_a_tool_name_the_clients_fields(chat_field: str, field: str) -
     wrong = InvalidInput(f"{field_name(path)} is wrong", param="tools", path=path)
     error = read(tools=tools).fields.rename(wrong)
     assert (error.message, error.param) == (f"tools[1].{field} is wrong", f"tools[1].{field}")
+
+
+def test_only_this_api_lets_system_messages_join_the_first() -> None:
+    assert chat(messages=[USER, {"role": "system", "content": "Reminder"}]).merges_system
+    body = {"messages": [USER], "merges_system": True, "_merges_system": True}
+    assert not ChatRequest.model_validate(body).merges_system

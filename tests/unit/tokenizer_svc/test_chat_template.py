@@ -306,3 +306,62 @@ def test_a_runtime_error_names_its_line() -> None:
 def test_dates_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmesh.shared.clock.wall_s", lambda: 86400.0 * 365)
     assert render("{{ strftime_now('%Y') }}", [USER]) == "1971"
+
+
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+SILENT = (
+    "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}{% endif %}"
+    "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+IN_PARTS = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<{{ m.role }}>{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [STRICT, SILENT, IN_PARTS])
+@pytest.mark.parametrize("start", [[], [SYSTEM]])
+def test_later_system_messages_join_the_first_where_the_template_drops_or_refuses_them(
+    template: str, start: list[JsonObject]
+) -> None:
+    """Without the flag, which only the Messages API sets, they are refused or lost."""
+    later: list[JsonObject] = [
+        {"role": "system", "content": "Reminder 1"},
+        {"role": "user", "content": "b"},
+        {"role": "system", "content": [{"type": "text", "text": "Reminder 2"}]},
+    ]
+    given: list[JsonObject] = [*start, {"role": "user", "content": "a"}, *later]
+    text = " Be brief. \nReminder 1\nReminder 2" if start else "Reminder 1\nReminder 2"
+    assert render(template, given, merges_system=True) == f"<system>{text}<user>a<user>b"
+    plain = ask(template, given)
+    assert not isinstance(plain, Rendered) or "Reminder 2" not in plain.text
+
+
+def test_system_messages_stay_where_they_are_where_the_template_prints_them() -> None:
+    given: list[JsonObject] = [SYSTEM, USER, {"role": "system", "content": "Reminder"}, USER]
+    merged = render(chat_templates.CHATML, given, merges_system=True)
+    assert merged == render(chat_templates.CHATML, given)
+    assert merged.index("Hi") < merged.index("Reminder")
+
+
+def test_a_continued_message_and_warnings_keep_their_places_when_system_messages_join() -> None:
+    broken = call("{")
+    given: list[JsonObject] = [
+        USER,
+        {"role": "system", "content": "Reminder"},
+        broken,
+        {"role": "assistant", "content": "So"},
+    ]
+    answer = ask(
+        STRICT, given, merges_system=True, continue_final_message=True, add_generation_prompt=False
+    )
+    assert isinstance(answer, Rendered), answer
+    assert answer.text.startswith("<system>Reminder<user>")
+    assert answer.text.endswith("<assistant>So")
+    assert [warning.path[:2] for warning in answer.warnings] == [("messages", 2)]

@@ -122,6 +122,7 @@ class ChatRenderer:
             variables={**model.special_tokens, **conversation.variables},
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
+            merges_system=prompt.merges_system,
             placeholders=placeholders,
             max_chars=self._limits.max_prompt_chars,
         )

@@ -73,7 +73,7 @@ def _shape_message(
     content = message.get("content")
     if message.get("role") != "user" and shape.takes_strings and _is_text(content):
         # Templates read parts of the user. What others say they print, or read its first part.
-        content = _join_parts(content, {})
+        content = join_parts(content, {})
     shaped["content"] = _shape_content(content, shape, job.placeholders)
     if message.get("role") == "assistant":
         _shape_tool_calls(shaped, ("messages", index), warnings)
@@ -94,7 +94,7 @@ def _shape_content(
         return "" if shape.takes_strings else []
     if isinstance(content, str):
         return content if shape.takes_strings else [{"type": "text", "text": content}]
-    return content if shape.wants_parts else _join_parts(content, placeholders)
+    return content if shape.wants_parts else join_parts(content, placeholders)
 
 
 def _is_text(content: object) -> bool:
@@ -102,7 +102,7 @@ def _is_text(content: object) -> bool:
     return isinstance(content, list) and all(part["type"] == "text" for part in content)
 
 
-def _join_parts(content: object, placeholders: Mapping[str, str]) -> str:
+def join_parts(content: object, placeholders: Mapping[str, str]) -> str:
     """One string; placeholders that are missing in the text are put first, one on each line."""
     assert isinstance(content, list)
     text = "\n".join(part["text"] for part in content if part["type"] == "text")

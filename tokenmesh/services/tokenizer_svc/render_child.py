@@ -15,11 +15,13 @@ import textwrap
 import unicodedata
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 import jinja2._identifier
 import jinja2.constants
 import jinja2.debug
+import msgspec
 from jinja2 import TemplateSyntaxError
 
 from tokenmesh.services.tokenizer_svc.conversation import (
@@ -30,6 +32,7 @@ from tokenmesh.services.tokenizer_svc.conversation import (
     shape_messages,
 )
 from tokenmesh.services.tokenizer_svc.render_job import (
+    JsonObject,
     RenderAnswer,
     Rendered,
     RenderFailed,
@@ -37,7 +40,9 @@ from tokenmesh.services.tokenizer_svc.render_job import (
     decode_job,
     encode,
 )
+from tokenmesh.services.tokenizer_svc.system_messages import system_first
 from tokenmesh.services.tokenizer_svc.template import (
+    ChatTemplate,
     RaisedByTemplate,
     TooLong,
     compile_template,
@@ -89,7 +94,19 @@ def _render(job: RenderJob, warnings: list[FieldWarning]) -> str:
     if job.compile_only:
         return ""
     messages = shape_messages(job, template.shape_of, warnings)
+    if job.merges_system:
+        messages = system_first(messages, partial(_probe, template, job))
     final_text = mark_end(messages, job.template) if job.continue_final_message else None
+    text = _printed(template, job, messages)
+    return text if final_text is None else cut_at_mark(text, final_text)
+
+
+def _probe(template: ChatTemplate, job: RenderJob, messages: list[JsonObject]) -> str:
+    probe = msgspec.structs.replace(job, messages=messages)
+    return _printed(template, job, shape_messages(probe, template.shape_of, []))
+
+
+def _printed(template: ChatTemplate, job: RenderJob, messages: list[JsonObject]) -> str:
     variables: dict[str, object] = {
         **job.variables,
         "messages": messages,
@@ -97,8 +114,7 @@ def _render(job: RenderJob, warnings: list[FieldWarning]) -> str:
         "documents": job.documents,
         "add_generation_prompt": job.add_generation_prompt,
     }
-    text = render(template, variables, job.max_chars)
-    return text if final_text is None else cut_at_mark(text, final_text)
+    return render(template, variables, job.max_chars)
 
 
 def prepare(data: bytes) -> Callable[[], bytes]:

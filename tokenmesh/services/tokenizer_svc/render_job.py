@@ -26,6 +26,8 @@ class RenderJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Special tokens by name (`bos_token`) and the request's `chat_template_kwargs`."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    merges_system: bool = False
+    """As in ChatPrompt."""
     placeholders: dict[str, str] = {}
     """The text for an item by its kind, for templates that expect content as a string."""
     max_chars: int

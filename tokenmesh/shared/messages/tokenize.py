@@ -47,6 +47,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     add_special_tokens: bool = False
     mm_processor_kwargs_json: bytes | None = None
     """Options of the processor of images in place of the model's own."""
+    merges_system: bool = False
+    """Whether all system messages become the first one where the template takes none behind it."""
 
 
 class HeldPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

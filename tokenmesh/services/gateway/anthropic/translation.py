@@ -94,7 +94,9 @@ def translate(body: CountTokensRequest) -> TranslatedChat:
     if isinstance(body, MessagesRequest):
         fields |= _generation(body)
     names = FieldNames(_NAMES, sources)
-    return TranslatedChat(chat=validate_chat(fields, names), fields=names)
+    chat = validate_chat(fields, names)
+    chat.merges_system = True
+    return TranslatedChat(chat=chat, fields=names)
 
 
 def _check_served(body: MessagesRequest) -> None:

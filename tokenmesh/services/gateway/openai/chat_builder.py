@@ -119,6 +119,7 @@ async def _prompt(
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens,
         mm_processor_kwargs_json=_json_or_none(body.mm_processor_kwargs or None),
+        merges_system=body.merges_system,
     )
 
 

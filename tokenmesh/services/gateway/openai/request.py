@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal, Required
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import TypedDict
 
 from tokenmesh.services.gateway.http.fields import (
@@ -103,6 +103,17 @@ class ChatRequest(SamplingFields):
         ),
     ] = None
     web_search_options: Annotated[dict[str, Any] | None, NotServed(None)] = None
+
+    _merges_system: bool = PrivateAttr(default=False)
+
+    @property
+    def merges_system(self) -> bool:
+        """As in ChatPrompt. Other APIs set it, no client does."""
+        return self._merges_system
+
+    @merges_system.setter
+    def merges_system(self, is_merged: bool) -> None:
+        self._merges_system = is_merged
 
 
 class CompletionRequest(SamplingFields):
