@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -125,6 +126,11 @@ def test_decoders_classify_by_their_last_token(name: str, tmp_path: Path) -> Non
         with torch.no_grad():
             expected = model(input_ids=torch.tensor([prompt])).logits[0].softmax(-1)
         np.testing.assert_allclose(scores, expected.numpy(), atol=3e-5)
+    each = PoolingParams(task="token_classify")
+    for prompt, scores in zip(given, driver.run(given, each), strict=True):
+        with torch.no_grad():
+            expected = model.score(states_of(model, prompt)).softmax(-1)
+        np.testing.assert_allclose(scores, expected.numpy(), atol=3e-5)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -139,13 +145,19 @@ def test_a_reranker_scores_by_two_logits(tmp_path: Path, is_tied: bool) -> None:
     write_json(tmp_path / "modules.json", entries)
     write_json(tmp_path / "1_LogitScore" / "config.json", {"true_token_id": 9, "false_token_id": 7})
     driver = PoolDriver(tmp_path, num_gpu_blocks_override=64)
-    assert driver.loaded.pooling.tasks == ("classify", "score")
+    assert driver.loaded.pooling.tasks == ("classify", "score", "token_classify")
     given = prompts(*LENGTHS)
     for prompt, score in zip(given, driver.run(given, PoolingParams(task="score")), strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
         expected = torch.sigmoid(logits[9] - logits[7]).numpy()
         np.testing.assert_allclose(score, [expected], atol=3e-5)
+    each = PoolingParams(task="token_classify")
+    for prompt, scores in zip(given, driver.run(given, each), strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt])).logits[0]
+        expected = torch.sigmoid(logits[:, 9:10] - logits[:, 7:8]).numpy()
+        np.testing.assert_allclose(scores, expected, atol=3e-5)
 
 
 async def test_a_classifier_reads_the_last_token_that_is_not_padding(tmp_path: Path) -> None:
@@ -170,6 +182,10 @@ async def test_a_classifier_reads_the_last_token_that_is_not_padding(tmp_path: P
         with torch.no_grad():
             expected = model(input_ids=torch.tensor([prompt])).logits[0].softmax(-1)
         np.testing.assert_allclose(numbers_of(request), expected.numpy(), atol=3e-5)
+    each_params = PoolingParams(task="token_classify")
+    message = msgspec.structs.replace(message, params=each_params)
+    requests = await admit_pool(message, driver.loaded, 16)
+    assert [each.num_known for each in requests] == [3, 4, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +202,11 @@ def test_a_score_by_logits_that_are_more_than_products_is_refused(
     write_json(tmp_path / "tokenizer.json", {"model": {"vocab": {"no": 7, "yes": 9}}})
     settings: dict[str, Any] = {"model": {"runner": "pooling"}, "num_gpu_blocks_override": 64}
     if kind == "Helium":  # none of them
-        assert PoolDriver(tmp_path, **settings).loaded.pooling.tasks == ("classify", "score")
+        assert PoolDriver(tmp_path, **settings).loaded.pooling.tasks == (
+            "classify",
+            "score",
+            "token_classify",
+        )
         return
     with pytest.raises(CheckpointError, match="LogitScore of a model whose logits"):
         PoolDriver(tmp_path, **settings)

@@ -75,10 +75,49 @@ def test_tokens_are_classified(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(scores, expected, atol=3e-5)
 
 
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert"])
+def test_a_classifier_of_sequences_is_put_to_each_token(name: str, tmp_path: Path) -> None:
+    """Its last part, as vLLM does it: without the pooler before it."""
+    model = make_pooler(ENCODERS[name], "ForSequenceClassification", num_labels=3)
+    driver = driver_of(model, tmp_path)
+    assert driver.loaded.pooling.tasks == ("classify", "token_classify")
+    given = prompts(*LENGTHS)
+    raw = PoolingParams(task="token_classify", use_activation=False)
+    for prompt, scores, logits in zip(
+        given, driver.run(given, TOKENS), driver.run(given, raw), strict=True
+    ):
+        with torch.no_grad():
+            states = states_of(model.base_model, prompt)[:, None]
+            expected = model.classifier(states).reshape(len(prompt), 3)
+        np.testing.assert_allclose(logits, expected.numpy(), atol=3e-5)
+        np.testing.assert_allclose(scores, expected.softmax(-1).numpy(), atol=3e-5)
+
+
+def test_a_classifier_of_sequences_may_be_served_for_tokens_only(tmp_path: Path) -> None:
+    model = make_pooler(ENCODERS["bert"], "ForSequenceClassification", num_labels=3)
+    model.save_pretrained(tmp_path)
+    driver = PoolDriver(tmp_path, model={"pooling_task": "token_classify"})
+    assert driver.loaded.pooling.tasks == ("token_classify",)
+    (scores,) = driver.run(prompts(3), TOKENS)
+    assert scores.shape == (3, 3)
+
+
+def test_a_classifier_whose_last_part_takes_no_single_state_has_no_scores_of_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tokenmesh.services.worker_svc.models.hf.pooling.each_token._LAST_PARTS", ()
+    )
+    model = make_pooler(ENCODERS["bert"], "ForSequenceClassification", num_labels=3)
+    assert driver_of(model, tmp_path).loaded.pooling.tasks == ("classify",)
+    with pytest.raises(ConfigError, match="cannot be put to each token"):
+        PoolDriver(tmp_path, model={"pooling_task": "token_classify"})
+
+
 def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
     model = make_pooler(ENCODERS["bert"], "ForSequenceClassification", num_labels=1)
     driver = driver_of(model, tmp_path)
-    assert driver.loaded.pooling.tasks == ("classify", "score")
+    assert driver.loaded.pooling.tasks == ("classify", "score", "token_classify")
     (prompt,) = prompts(12)
     types = [0] * 7 + [1] * 5
     (score,) = driver.run([prompt], PoolingParams(task="score"), [bytes(types)])

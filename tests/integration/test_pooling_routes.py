@@ -205,12 +205,14 @@ async def test_a_wrong_id_is_named_alone(client: httpx.AsyncClient) -> None:
 async def test_pooling_gives_the_numbers_of_each_token(
     mesh: PoolMesh, client: httpx.AsyncClient
 ) -> None:
-    answer = await post(client, "/pooling", input=TEXTS)
+    answer = await post(client, "/pooling", input=TEXTS, task="token_embed")
     assert [each["data"] for each in answer["data"]] == [expected(t, "token_embed") for t in TEXTS]
     assert {each["object"] for each in answer["data"]} == {"pooling"}
-    answer = await post(client, "/pooling", input=TEXTS[0], task="embed")
-    assert answer["data"][0]["data"] == expected(TEXTS[0])
-    answer = await post(client, "/pooling", input=TEXTS[0], encoding_format="base64")
+    for fields in ({"task": "embed"}, {}):
+        answer = await post(client, "/pooling", input=TEXTS[0], **fields)
+        assert answer["data"][0]["data"] == expected(TEXTS[0])
+    body = {"input": TEXTS[0], "task": "token_embed", "encoding_format": "base64"}
+    answer = await post(client, "/pooling", **body)
     data = base64.b64decode(answer["data"][0]["data"])
     wanted = numpy.array(expected(TEXTS[0], "token_embed"), "f4")
     assert data == wanted.tobytes()

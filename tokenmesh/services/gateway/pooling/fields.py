@@ -114,8 +114,8 @@ class PoolingRequest(NumberFields):
     """vLLM's pooling: the numbers of any task."""
 
     task: PoolTask | Literal["plugin"] | None = None
-    """One of the model's tasks; without it the first of `token_embed`, `token_classify`, `embed`
-    and `classify` that the model has."""
+    """One of the model's tasks; without it the first of `embed`, `classify`, `token_embed` and
+    `token_classify` that the model has."""
 
 
 class ClassificationRequest(InputFields):

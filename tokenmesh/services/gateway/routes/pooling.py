@@ -65,10 +65,10 @@ BODIES: Final[dict[str, type[BaseModel]]] = {
     "/v2/rerank": RerankRequest,
 }
 _POOLING_TASKS: Final[tuple[PoolTask, ...]] = (
-    "token_embed",
-    "token_classify",
     "embed",
     "classify",
+    "token_embed",
+    "token_classify",
 )
 
 

@@ -94,7 +94,7 @@ def _checked(
         facts.num_left_out(params, prompt_ids)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error.message}", param="items") from error
-    return facts.read_of(prompt_ids)
+    return facts.read_of(params, prompt_ids)
 
 
 def _check_types(type_ids: bytes, where: str, num_tokens: int, num_types: int) -> None:

@@ -125,7 +125,13 @@ def _with_head(pooling: PoolingFacts, facts: "HfFacts", head: PoolHead) -> Pooli
         # classifiers of transformers skip it at a prompt's end, even if it is what ends texts
         is_classifier = not isinstance(head.logits, TokenLogits)
         padding = facts.config.get_text_config().pad_token_id if is_classifier else None
-    return replace(pooling, reads_all=head.takes != ("lasttoken",), padding_id=padding)
+    tasks = pooling.tasks
+    if isinstance(head, LabelHead) and head.of_each is None and not pooling.labels_tokens:
+        tasks = tuple(each for each in tasks if each != "token_classify")
+    if not tasks:
+        problem = "pooling_task is token_classify; the classifier of this model cannot be put to"
+        raise ConfigError(f"{problem} each token", param="pooling_task")
+    return replace(pooling, tasks=tasks, reads_all=head.takes != ("lasttoken",), padding_id=padding)
 
 
 def _check_gpu(facts: ModelFacts, worker: WorkerSettings) -> None:

@@ -41,12 +41,16 @@ class PoolingFacts:
     """How the tokens are found that a mean leaves out; None: it takes all."""
     reads_all: bool = True
     """Whether a prompt's answer needs more than the state of its last token."""
+    labels_tokens: bool = False
+    """Whether the classifier was made for tokens; else it may still be put to each of them."""
     padding_id: int | None = None
     """Of a decoder's classifier, which reads the last token that is not this one."""
 
-    def read_of(self, prompt_ids: list[int]) -> list[int]:
+    def read_of(self, params: PoolingParams, prompt_ids: list[int]) -> list[int]:
         """A prompt up to the last token that its answer depends on."""
         end = len(prompt_ids)
+        if params.task in PER_TOKEN:
+            return prompt_ids
         while end > 1 and prompt_ids[end - 1] == self.padding_id:
             end -= 1
         return prompt_ids[:end]

@@ -105,6 +105,13 @@ class TokenLogits:
         return torch.nn.functional.linear(states[:, -1].float(), self.weight)
 
 
+class EachTokenLogits(TokenLogits):
+    """The same of every token's state."""
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(states.float(), self.weight)
+
+
 @dataclass(frozen=True, slots=True)
 class LabelHead:
     """Scores of labels, of a prompt or of each token."""
@@ -113,18 +120,22 @@ class LabelHead:
     """The one token whose state the classifier reads; empty: it reads all of them."""
     logits: Logits
     activation: str
+    of_each: Logits | None = None
+    """Scores of every token, by a classifier that was not made for tokens; None: it has none."""
 
     def changed(self, changes: Mapping[str, HeadChange]) -> "LabelHead":
         """The same with what an adapter does to its parameters, by name."""
         own = self.logits.parameters
         values = {name: change.of(own[name]) for name, change in changes.items()}
-        return replace(self, logits=self.logits.replacing(values))
+        each = None if self.of_each is None else self.of_each.replacing(values)
+        return replace(self, logits=self.logits.replacing(values), of_each=each)
 
     def of_states(self, states: torch.Tensor, params: PoolingParams) -> torch.Tensor:
         """Of whole prompts: float32 [N, n, H] -> [N, labels], or [N, n, labels] of each token."""
-        if self.takes:
+        each = self.of_each if params.task in PER_TOKEN else None
+        if self.takes and each is None:
             return self.of_taken(taken(self.takes, states), params)
-        logits = self.logits(states).float()
+        logits = (each or self.logits)(states).float()
         return logits if params.use_activation is False else ACTIVATIONS[self.activation](logits)
 
     def of_taken(self, vectors: torch.Tensor, params: PoolingParams) -> torch.Tensor:

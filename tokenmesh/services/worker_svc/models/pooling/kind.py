@@ -34,7 +34,8 @@ COLQWEN2: Final = "ColQwen2ForRetrieval"
 _RETRIEVERS: Final = "ForRetrieval"
 _CLASSIFIERS: Final = ("ForSequenceClassification",)
 _TOKEN_CLASSIFIERS: Final = ("ForTokenClassification",)
-_SCORES: Final = ("classify", "score")
+_SCORES: Final[tuple[PoolTask, ...]] = ("classify", "score")
+_EACH: Final[tuple[PoolTask, ...]] = ("token_classify",)
 _GENERATORS: Final = (
     "ForCausalLM",
     "ForConditionalGeneration",
@@ -129,16 +130,15 @@ def _read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> Pool
     modules = modules_of(directory, is_causal, model.pooling_type)
     num_types = text.integer("type_vocab_size", 1, minimum=0) or 1
     if modules.score is not None:
-        return PoolingFacts(("classify", "score"), 1, ("score",), is_causal, num_types)
+        return PoolingFacts((*_SCORES, *_EACH), 1, ("score",), is_causal, num_types)
     if architecture.endswith(_TOKEN_CLASSIFIERS) and model.convert != "embed":
         labels = _labels(raw)
-        return PoolingFacts(("token_classify",), len(labels), labels, is_causal, num_types)
+        facts = PoolingFacts(_EACH, len(labels), labels, is_causal, num_types)
+        return replace(facts, labels_tokens=True)
     if architecture.endswith(_CLASSIFIERS) and model.convert != "embed":
         labels = _labels(raw)
-        tasks: tuple[PoolTask, ...] = ("classify",)
-        if len(labels) == 1:
-            tasks = ("classify", "score")
-        return PoolingFacts(tasks, len(labels), labels, is_causal, num_types)
+        tasks = _SCORES if len(labels) == 1 else _SCORES[:1]
+        return PoolingFacts((*tasks, *_EACH), len(labels), labels, is_causal, num_types)
     if model.convert == "classify":
         problem = f"convert is classify, and {architecture} has no classifier"
         raise ConfigError(problem, param="convert")

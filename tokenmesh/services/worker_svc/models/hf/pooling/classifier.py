@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
 from tokenmesh.services.worker_svc.models.hf.model import Computed
+from tokenmesh.services.worker_svc.models.hf.pooling.each_token import EachTokenClassifier
 from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
 from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.heads import ACTIVATIONS, LabelHead
@@ -64,7 +65,7 @@ class TreeClassifier:
 def label_head(facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel) -> LabelHead:
     """Of a tree with a classifier, whose body is taken out. Raises UnservedModel."""
     classifier = TreeClassifier.of(model)
-    per_token = "token_classify" in pooling.tasks
+    per_token = pooling.labels_tokens
     states = torch.randn(
         *(_ROWS, _TOKENS, facts.hidden_size), generator=torch.Generator().manual_seed(0)
     ).to(model.device)
@@ -76,7 +77,8 @@ def label_head(facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel) ->
     if tuple(logits.shape) != shape:
         raise UnservedModel(f"its classifier gives {list(logits.shape)}, not {list(shape)}")
     takes = () if per_token else _takes(classifier, states, logits)
-    return LabelHead(takes, classifier, activation_of(facts.config, pooling))
+    each = None if per_token else EachTokenClassifier.of(model, states, pooling.size)
+    return LabelHead(takes, classifier, activation_of(facts.config, pooling), each)
 
 
 def _takes(
@@ -104,6 +106,6 @@ def activation_of(config: Any, pooling: PoolingFacts) -> str:
         if not str(name).startswith("torch.nn.") or activation not in ACTIVATIONS:
             raise UnservedModel(f"its activation is {name!r}, which is not supported")
         return activation
-    if "token_classify" not in pooling.tasks and config.problem_type in _BY_PROBLEM:
+    if not pooling.labels_tokens and config.problem_type in _BY_PROBLEM:
         return _BY_PROBLEM[config.problem_type]
     return "Sigmoid" if pooling.size == 1 else "Softmax"

@@ -13,6 +13,7 @@ from tokenmesh.services.worker_svc.models.hf.pooling.classifier import activatio
 from tokenmesh.services.worker_svc.models.pooling.facts import EMBEDDINGS, PoolingFacts
 from tokenmesh.services.worker_svc.models.pooling.heads import (
     DenseLayer,
+    EachTokenLogits,
     LabelHead,
     PoolHead,
     TokenLogits,
@@ -101,7 +102,10 @@ def _logit_head(
     if len(ids) == 2:
         weight = weight[:1] - weight[1:]
     _check_plain(model, table.weight)
-    return LabelHead(("lasttoken",), TokenLogits(weight), activation_of(facts.config, pooling))
+    return LabelHead(
+        *(("lasttoken",), TokenLogits(weight), activation_of(facts.config, pooling)),
+        of_each=EachTokenLogits(weight),
+    )
 
 
 def _check_plain(model: PreTrainedModel, table: torch.Tensor) -> None:
