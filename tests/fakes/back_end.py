@@ -99,6 +99,7 @@ class FakeTokenizer(Actor):
         self.reasoning_parser = ""
         self.tool_call_parser = ""
         self.detects_parsers = False
+        self.padding_id: int | None = None
         self.media: list[MediaItem] = []
         self.texts_received: list[TokenizeTexts] = []
         self.prompts: dict[str, str] = {}
@@ -161,6 +162,7 @@ class FakeTokenizer(Actor):
             tool_call_parser=self.tool_call_parser,
             prompts=self.prompts,
             detects_parsers=self.detects_parsers,
+            padding_id=self.padding_id,
         )
 
     @handles(ReadTokenizer)

@@ -92,6 +92,8 @@ FLAGS: Final = (
     Flag("--pooler-config.pooling-type", ("model", "pooling_type"), convert=str.upper),
     Flag("--pooler-config.task", ("model", "pooling_task")),
     Flag("--pooler-config.use-activation", ("model", "pooling_activation")),
+    Flag("--pooler-config.enable-chunked-processing", ("model", "embed_in_chunks")),
+    Flag("--pooler-config.max-embed-len", ("model", "max_embed_len")),
     Flag("--hf-overrides", ("model", "hf_overrides"), convert=json_object),
     Flag("--trust-remote-code", ("model", "trust_remote_code"), is_switch=True),
     Flag("--max-model-len", ("model", "max_model_len"), convert=human_number),

@@ -54,9 +54,6 @@ FIXED: Final = {
     ),
     "nnodes": Fixed("a model uses one machine; more workers may join from others", ("1",)),
     "pipeline-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
-    "pooler-config.enable-chunked-processing": Fixed(
-        "a text that is too long is refused or cut: send its parts as several inputs", ("false",)
-    ),
     "profiler-config.profiler": Fixed("torch's profiler is the one there is", ("torch",)),
     "profiler-config.torch-profiler-dump-cuda-time-total": Fixed(_PROFILE, ()),
     "profiler-config.torch-profiler-record-shapes": Fixed(_PROFILE, ()),
@@ -130,7 +127,8 @@ ADVICE: Final = {
     "mm-processor-cache-gb": "set encoder.cache_bytes in --config",
     "mm-processor-kwargs": "send mm_processor_kwargs with each request",
     "optimization-level": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
-    "pooler-config": "of its keys there are pooling_type, task and use_activation",
+    "pooler-config": "of its keys there are pooling_type, task, use_activation, "
+    "enable_chunked_processing and max_embed_len",
     "profiler-config": "of its keys there are profiler and torch_profiler_dir",
     "quantization-config": "edit quantization_config of config.json, or use --hf-overrides",
     "reasoning-config": "of its keys there are reasoning_start_str and reasoning_end_str",

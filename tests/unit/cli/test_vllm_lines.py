@@ -83,6 +83,7 @@ def test_ranks_of_data_parallelism_are_replicas() -> None:
 
 def test_keys_of_objects_reach_their_settings() -> None:
     pooler = {"pooling_type": "mean", "task": "embed", "use_activation": False}
+    pooler |= {"enable_chunked_processing": True, "max_embed_len": 3_072_000}
     profiler = {"profiler": "torch", "torch_profiler_dir": "/p", "torch_profiler_use_gzip": True}
     events = {"enable_kv_cache_events": True, "publisher": None, "buffer_steps": 7}
     reasoning = {"reasoning_start_str": "<think>", "reasoning_end_str": "Enough.</think>"}
@@ -95,6 +96,7 @@ def test_keys_of_objects_reach_their_settings() -> None:
     [model] = settings.models
     assert (model.pooling_type, model.pooling_task) == ("MEAN", "embed")
     assert model.pooling_activation is False
+    assert (model.embed_in_chunks, model.max_embed_len) == (True, 3_072_000)
     assert model.reasoning_end_str == "Enough.</think>"
     assert (model.hf_overrides, model.override_generation_config) == ({"a": {"b": 1}}, {"top_k": 5})
     assert model.limit_mm_per_prompt == {"image": 2, "video": 0}

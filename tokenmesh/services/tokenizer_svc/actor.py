@@ -100,6 +100,7 @@ class TokenizerActor(Actor):
             speech=tokenizer.speech,
             reasoning_end=tokenizer.parsers.reasoning_end,
             detects_parsers=tokenizer.parsers.are_detected,
+            padding_id=model.padding_id,
         )
 
     @handles(PrepareAudio)

@@ -77,6 +77,7 @@ class LoadedTokenizer:
     """What sentence-transformers puts before a text, by the purpose of its embedding."""
     around_text: tuple[str, str] = ("", "")
     """What the model's processor puts before and behind a text that it embeds."""
+    padding_id: int | None = None
 
 
 def load_model(settings: ModelSettings) -> LoadedTokenizer:
@@ -91,9 +92,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     # A tokenizer.json may set these; prompts are truncated here, if the request says so.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    of_sentences = sentence_config_path(directory)
-    if of_sentences and read_json(of_sentences).get("do_lower_case") is True:
-        _lower_texts(tokenizer)
+    _lower_texts(tokenizer, directory)
     text = tokenizer.to_str().encode()
     fingerprint, lean = hashlib.sha256(text).hexdigest(), lean_json(text)
     whole = _compressed(text), len(text)
@@ -121,13 +120,12 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         special_ids=sorted(index for index, token in added.items() if token.special),
         templates=_templates(settings, source.chat_template, directory, retrieval),
         default_sampling=_default_sampling(settings, directory, config),
-        max_model_len=settings.stated_len
-        or positive_int(text_model.get("max_position_embeddings"))
-        or positive_int(text_model.get("max_target_positions")),
+        max_model_len=settings.stated_len or _stated_length(text_model),
         eos_token_ids=_eos_token_ids(directory, text_model, source.eos_token_id),
         has_type_ids=source.has_type_ids,
         prompts=_prompts(directory),
         around_text=("", "") if retrieval is None else retrieval.around_text,
+        padding_id=source.padding_id,
     )
 
 
@@ -142,6 +140,7 @@ class _Source:
     chat_template: object = None
     eos_token_id: object = None
     pad_token: str = "None"
+    padding_id: int | None = None
     has_type_ids: bool = False
 
 
@@ -187,6 +186,7 @@ def _load_tokenizer(directory: Path) -> _Source:
         found.chat_template,
         found.eos_token_id,
         str(found.pad_token),
+        found.pad_token_id,
         "token_type_ids" in found.model_input_names,
     )
 
@@ -205,8 +205,16 @@ def lean_json(text: bytes) -> bytes:
     return msgspec.json.encode({**whole, "model": model})
 
 
-def _lower_texts(tokenizer: Tokenizer) -> None:
-    """As sentence-transformers does before a cased tokenizer."""
+def _stated_length(config: JsonObject) -> int | None:
+    names = ("max_position_embeddings", "max_target_positions")
+    return next(filter(None, (positive_int(config.get(name)) for name in names)), None)
+
+
+def _lower_texts(tokenizer: Tokenizer, directory: Path) -> None:
+    """Where sentence-transformers lowers them before a cased tokenizer."""
+    path = sentence_config_path(directory)
+    if path is None or read_json(path).get("do_lower_case") is not True:
+        return
     own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 

@@ -219,6 +219,8 @@ def card_of(
         host_kv_bytes=kv.block * loaded.runner.num_blocks if kv.is_on_host else 0,
         only_transcribes=bool(loaded.encoder_states),
         needs_encoder=bool(loaded.media.kinds),
+        embeds_in_chunks=loaded.pooling is not None and loaded.pooling.in_chunks,
+        max_embed_len=loaded.pooling.max_embed_len if loaded.pooling else 0,
     )
 
 

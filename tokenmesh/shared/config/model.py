@@ -82,6 +82,16 @@ class ModelSettings(OnDemandModel):
         description="Whether embeddings are normalized, and scores put through softmax or sigmoid, "
         "for requests that leave use_activation out. Default: as the checkpoint says.",
     )
+    embed_in_chunks: bool = Field(
+        default=False,
+        description="Embed a text that is longer than the model in parts, and answer with the mean "
+        "of their embeddings, weighted by their tokens.",
+    )
+    max_embed_len: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Longest text that is embedded, tokens; default: any with embed_in_chunks, "
+        "else the model's length.",
+    )
     hf_overrides: dict[str, Any] = Field(
         default={},
         description="Keys of config.json that are read with these values instead; objects are "

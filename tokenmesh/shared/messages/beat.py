@@ -60,6 +60,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     needs_encoder: bool = False
     """Whether prompts may hold images, videos or recordings, which an encoder turns into
     embeddings."""
+    embeds_in_chunks: bool = False
+    """Whether a text that is longer than `max_model_len` is embedded in parts."""
+    max_embed_len: int = 0
+    """Longest text that is embedded, tokens; 0: any in parts, else `max_model_len`."""
 
     @property
     def requested_name(self) -> str:

@@ -197,6 +197,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """What the model writes when a budget of reasoning is spent; empty: the parser's marker."""
     detects_parsers: bool = False
     """Whether the operator has named no parser, so that those above follow from the template."""
+    padding_id: int | None = None
+    """The token that fills up prompts; None: the tokenizer has none."""
 
 
 class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

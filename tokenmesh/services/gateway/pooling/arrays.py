@@ -71,6 +71,19 @@ def quantized(pooled: Pooled, kind: CohereType) -> list[int]:
     return (steps + 128 if kind == "uint8" else steps).tolist()  # type: ignore[no-any-return]
 
 
+def mean(parts: list[Pooled], weights: list[int], *, normalizes: bool) -> Pooled:
+    """The weighted mean of embeddings, of length 1 where theirs are and `normalizes` is set."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = numpy.stack([array_of(each) for each in parts]).astype(numpy.float64)
+    found = numpy.average(rows, axis=0, weights=weights)
+    lengths, size = numpy.linalg.norm(rows, axis=1), numpy.linalg.norm(found)
+    # bfloat16 rounds a length of 1
+    if normalizes and size > 0 and numpy.allclose(lengths, 1.0, rtol=1e-2, atol=1e-5):
+        found = found / size
+    return Pooled(parts[0].shape, found.astype("<f4").tobytes())
+
+
 def cosines(first: Pooled, seconds: list[Pooled]) -> list[float]:
     """The cosine similarity of an embedding with others; 0 where one of them is 0."""
     one = array_of(first).astype(numpy.float64)

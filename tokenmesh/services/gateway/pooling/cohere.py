@@ -11,18 +11,14 @@ import msgspec
 
 from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.pooling.fields import CohereEmbedRequest, CohereType
 from tokenmesh.services.gateway.pooling.inputs import Side
 from tokenmesh.services.gateway.pooling.job import PoolJob, check_number_of_media
 from tokenmesh.services.gateway.pooling.numbers import rows_of
+from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
 from tokenmesh.services.gateway.pooling.run import CHARS_PER_VALUE, NumbersBody, PoolRun
 from tokenmesh.services.gateway.pooling.shapes import ApiVersion, BilledUnits, CohereMeta
-from tokenmesh.shared import subjects
-from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong, field_name
-from tokenmesh.shared.messages import Describe, Described
 from tokenmesh.shared.messages.media import IMAGE
 from tokenmesh.shared.messages.pooling import Pooled, PoolItem
 from tokenmesh.shared.tokens import count_ids
@@ -40,7 +36,7 @@ _IMAGE = "image"
 
 def cohere_job(job: PoolJob, body: CohereEmbedRequest) -> PoolJob:
     """The job with Cohere's truncation: of the end, unless it says otherwise."""
-    limit = min(body.max_tokens or job.card.max_model_len, job.card.max_model_len)
+    limit = min(body.max_tokens or job.max_tokens, job.max_tokens)
     if body.truncate == "NONE":
         return replace(job, truncate_tokens=None)
     is_start = body.truncate == "START"
@@ -85,21 +81,12 @@ def check_takes_images(side: Side, job: PoolJob) -> None:
         raise InvalidInput(f"{name}: the model {job.card.name!r} takes no images", param=side.name)
 
 
-async def prompt_of(
-    body: CohereEmbedRequest, job: PoolJob, calls: ServiceCalls, settings: GatewaySettings
-) -> str:
+async def prompt_of(body: CohereEmbedRequest, job: PoolJob, tokenizer: PoolTokenizer) -> str:
     """What the model has before a text for this purpose. Raises InvalidInput."""
     purpose = body.input_type
     if purpose is None or purpose == _IMAGE:
         return ""
-    timeout_s = settings.tokenize_timeout_s
-    described = await calls.request(
-        subjects.tokenize(job.card.name),
-        Describe(model=job.card.name),
-        Described,
-        timeout_s=timeout_s,
-        deadline_s=now_s() + timeout_s,
-    )
+    described = await tokenizer.describe(job)
     for name in _PROMPT_NAMES.get(purpose, (purpose,)):
         if name in described.prompts:
             return described.prompts[name]

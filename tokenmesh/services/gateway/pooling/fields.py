@@ -68,7 +68,9 @@ class PromptFields(PoolingFields):
     mm_processor_kwargs: dict[str, Any] | None = None
     """Options of the processor of images, such as `max_pixels`, in place of the model's own."""
 
-    padding: Annotated[Any, NotServed(None, False, "do_not_pad")] = None
+    padding: Literal["max_length", "do_not_pad", False] | None = None
+    """`max_length`: prompts are filled up with the model's padding token, which the model reads
+    like any other: for models that were trained on prompts of one length."""
 
 
 class InputFields(PromptFields):

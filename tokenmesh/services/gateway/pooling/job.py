@@ -59,6 +59,17 @@ class PoolJob:
     """Absolute, wall clock."""
     keep_alive_s: float | None = None
     """As in PromptJob."""
+    longest: int | None = None
+    """Tokens that a prompt may have; None: as many as the model takes."""
+    chunk_tokens: int | None = None
+    """A longer prompt is embedded in parts of so many tokens."""
+    pads: bool = False
+    """Whether prompts are filled up with padding tokens to the longest length."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.longest or self.card.max_model_len
 
     @property
     def width(self) -> int:
@@ -83,8 +94,13 @@ class PoolBuilder:
         context: RequestContext,
         tasks: Sequence[PoolTask],
         dimensions: int | None = None,
+        *,
+        is_compared: bool = False,
     ) -> PoolJob:
-        """A job of the first of `tasks` that the model has. Raises InvalidInput."""
+        """A job of the first of `tasks` that the model has. Raises InvalidInput.
+
+        is_compared: embeddings are not the answer, but what makes scores.
+        """
         refuse_not_served(body)
         warn_unknown(body.unknown_fields, context.warnings)
         prompts = body if isinstance(body, PromptFields) else PromptFields()
@@ -96,6 +112,9 @@ class PoolBuilder:
         task = _task(card, tasks)
         if dimensions is not None:
             _check_dimensions(dimensions, card, task)
+        longest, chunk_tokens = None, None
+        if task == "embed" and not is_compared:
+            longest, chunk_tokens = _embed_lengths(card, self.settings)
         return PoolJob(
             request_id=context.request_id,
             created=int(wall_s()),
@@ -106,9 +125,14 @@ class PoolBuilder:
             priority=body.priority,
             cache_salt=self._cache_salt(prompts.cache_salt, context),
             tenant=context.access.tenant,
-            truncate_tokens=_truncate_tokens(prompts.truncate_prompt_tokens, card),
+            truncate_tokens=_truncate_tokens(
+                prompts.truncate_prompt_tokens, longest or card.max_model_len
+            ),
             truncation_side=prompts.truncation_side or "right",
             deadline_s=now_s() + self.settings.request_timeout_s,
+            longest=longest,
+            chunk_tokens=chunk_tokens,
+            pads=prompts.padding == "max_length",
         )
 
     async def _find(self, model: str | None, request_id: RequestId) -> ModelCard:
@@ -134,9 +158,15 @@ def _activates(prompts: PromptFields) -> bool | None:
     return next(iter(given), None)
 
 
-def _truncate_tokens(given: int | None, card: ModelCard) -> int | None:
-    """The tokens that a prompt is cut to; -1 is the model's length. Raises InvalidInput."""
-    limit = card.max_model_len
+def _embed_lengths(card: ModelCard, settings: GatewaySettings) -> tuple[int | None, int | None]:
+    """`PoolJob.longest` and `PoolJob.chunk_tokens` of an embedding."""
+    if not card.embeds_in_chunks:
+        return min(card.max_embed_len or card.max_model_len, card.max_model_len), None
+    return card.max_embed_len or settings.max_pool_tokens, card.max_model_len
+
+
+def _truncate_tokens(given: int | None, limit: int) -> int | None:
+    """The tokens that a prompt is cut to; -1 is the limit. Raises InvalidInput."""
     if given is None or given == -1:
         return None if given is None else limit
     if not 0 < given <= limit:

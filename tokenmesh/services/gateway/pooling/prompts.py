@@ -8,12 +8,15 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.shared import subjects
+from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     FieldPath,
@@ -22,7 +25,13 @@ from tokenmesh.shared.errors import (
     PromptTooLong,
     field_name,
 )
-from tokenmesh.shared.messages import TextsTokenized, Tokenize, TokenizeTexts
+from tokenmesh.shared.messages import (
+    Describe,
+    Described,
+    TextsTokenized,
+    Tokenize,
+    TokenizeTexts,
+)
 from tokenmesh.shared.messages.pooling import PoolItem
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, span
@@ -73,7 +82,7 @@ class PoolTokenizer:
                 add_special_tokens=add_special_tokens,
                 truncate_prompt_tokens=job.truncate_tokens,
                 truncation_side=job.truncation_side,
-                context_tokens=job.card.max_model_len,
+                context_tokens=job.max_tokens,
                 tenant=job.tenant.name,
                 max_text_tokens=job.max_pair_tokens if are_second else job.max_text_tokens,
                 max_pair_tokens=job.max_pair_tokens,
@@ -90,7 +99,7 @@ class PoolTokenizer:
             else:
                 items = await _all([encode(*part) for part in parts])
             made.set_attribute("tokenmesh.prompt_tokens", total.num_tokens)
-        return items
+        return await self._padded(job, items)
 
     async def ids(
         self, job: PoolJob, prompts: Sequence[list[int]], path_of: PathOf
@@ -108,9 +117,9 @@ class PoolTokenizer:
             ids = prompt
             if limit is not None and len(ids) > limit:
                 ids = ids[-limit:] if job.truncation_side == "left" else ids[:limit]
-            if len(ids) > job.card.max_model_len:
+            if len(ids) > job.max_tokens:
                 raise PromptTooLong.over(
-                    job.card.max_model_len,
+                    job.max_tokens,
                     f"your {name} has {len(ids)} tokens",
                     f"the length of {name}",
                     param=name,
@@ -118,7 +127,41 @@ class PoolTokenizer:
             check_vocabulary(name, ids, job.card.vocab_size)
             items.append(PoolItem(prompt_ids=pack_ids(ids)))
             total.add(items[-1:])
-        return items
+        return await self._padded(job, items)
+
+    async def describe(self, job: PoolJob) -> Described:
+        """The model's properties. Raises what calls of tokenizers raise."""
+        timeout_s = self._settings.tokenize_timeout_s
+        return await self._calls.request(
+            subjects.tokenize(job.card.name),
+            Describe(model=job.card.name),
+            Described,
+            timeout_s=timeout_s,
+            deadline_s=min(job.deadline_s, now_s() + timeout_s),
+        )
+
+    async def _padded(self, job: PoolJob, items: list[PoolItem]) -> list[PoolItem]:
+        """The items, each as long as a prompt may be at most, if the request wants that."""
+        if not job.pads:
+            return items
+        length = min(job.max_tokens, job.card.max_model_len)
+        if len(items) * length > self._settings.max_pool_tokens:
+            raise PayloadTooLarge(
+                f"padding: {len(items)} prompts of {length} tokens each are more than "
+                f"{self._settings.max_pool_tokens} (gateway.max_pool_tokens): send fewer prompts",
+                param="padding",
+            )
+        padding_id = (await self.describe(job)).padding_id
+        if padding_id is None:
+            raise invalid("padding", "max_length: the model has no padding token")
+        found, turns, token = [], Turns(), pack_ids([padding_id])
+        for item in items:
+            await turns.rest()
+            missing = max(0, length - count_ids(item.prompt_ids))
+            types = item.type_ids and item.type_ids + bytes(missing)
+            ids = item.prompt_ids + token * missing
+            found.append(msgspec.structs.replace(item, prompt_ids=ids, type_ids=types))
+        return found
 
     async def chats(
         self, job: PoolJob, prompts: Sequence[ChatPrompt], paths: Sequence[FieldPath]
@@ -134,16 +177,19 @@ class PoolTokenizer:
                 prompt=prompt,
                 truncate_prompt_tokens=job.truncate_tokens,
                 truncation_side=job.truncation_side,
-                max_tokens=job.card.max_model_len,
+                max_tokens=job.max_tokens,
                 tenant=job.tenant.name,
             )
             async with limit:
                 try:
                     answer = await self._calls.tokenize(message, job.deadline_s)
                     if answer.too_many:
-                        raise _too_long(answer.too_many, job.card.max_model_len)
+                        raise _too_long(answer.too_many, job.max_tokens)
                     if not answer.token_ids:
                         raise InvalidInput("the messages hold no token", param="messages")
+                    num_tokens, limit_of_media = count_ids(answer.token_ids), job.chunk_tokens
+                    if answer.media and num_tokens > (limit_of_media or num_tokens):
+                        raise _too_long(num_tokens, limit_of_media or 0)
                 except InvalidInput as error:
                     raise located(error, path) from error
             items = [PoolItem(prompt_ids=answer.token_ids, media=answer.media)]
@@ -155,7 +201,7 @@ class PoolTokenizer:
                 [encode(prompt, path) for prompt, path in zip(prompts, paths, strict=True)]
             )
             made.set_attribute("tokenmesh.prompt_tokens", total.num_tokens)
-        return items
+        return await self._padded(job, items)
 
     async def _request(
         self, message: TokenizeTexts, deadline_s: float, start: int, path_of: PathOf

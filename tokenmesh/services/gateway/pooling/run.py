@@ -30,7 +30,7 @@ from tokenmesh.shared.errors import Cancelled, PayloadTooLarge, TokenMeshError
 from tokenmesh.shared.messages.pooling import Pooled, PoolItem
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
-from tokenmesh.shared.tokens import count_ids
+from tokenmesh.shared.tokens import BYTES_PER_ID, count_ids
 
 
 def answer_budget(limits: GatewaySettings, metrics: Metrics) -> BodyBudget:
@@ -85,7 +85,7 @@ class PoolRun:
         """
         self.context.hand_on()
         limit = self.services.settings.max_pool_values
-        num_values = self.num_values(items)
+        num_values = self.num_values(list(pieces_of(self.job, items)))
         if num_values > limit:
             raise PayloadTooLarge(
                 f"the answer has {num_values} numbers, at most {limit} "
@@ -122,11 +122,15 @@ class PoolRun:
 
     async def compute(self, items: Sequence[PoolItem]) -> list[Pooled]:
         """The numbers of all items in their order."""
+        pieces = list(pieces_of(self.job, items))
         found: dict[int, Pooled] = {}
-        async with aclosing(self.batches(items)) as batches:
+        async with aclosing(self.batches(pieces)) as batches:
             async for indices, pooled in batches:
                 found.update(zip(indices, pooled, strict=True))
-        return [found[index] for index in range(len(items))]
+        numbers = [found[index] for index in range(len(pieces))]
+        if len(pieces) == len(items):
+            return numbers
+        return await off_loop(True, _joined_pieces, self.job, items, pieces, numbers)
 
     def finish(self, error: BaseException | None) -> None:
         """Charge the tenant, and measure what succeeded.
@@ -146,6 +150,39 @@ class PoolRun:
         series.whole.observe(monotonic_s() - self.context.started_s)
         series.prompt_tokens.observe(self.prompt_tokens)
         series.count_success("stop")
+
+
+def pieces_of(job: PoolJob, items: Sequence[PoolItem]) -> Iterator[PoolItem]:
+    """The items, those that are longer than `job.chunk_tokens` in parts."""
+    for item in items:
+        num_tokens = count_ids(item.prompt_ids)
+        size = job.chunk_tokens or num_tokens
+        if num_tokens <= size:
+            yield item
+            continue
+        for start in range(0, num_tokens, size):
+            ids = item.prompt_ids[start * BYTES_PER_ID : (start + size) * BYTES_PER_ID]
+            yield PoolItem(prompt_ids=ids, type_ids=item.type_ids[start : start + size])
+
+
+def _joined_pieces(
+    job: PoolJob, items: Sequence[PoolItem], pieces: Sequence[PoolItem], numbers: list[Pooled]
+) -> list[Pooled]:
+    """The embedding of each item: the mean of its parts', weighted by their tokens."""
+    # numpy is imported when it is first needed, in this thread.
+    from tokenmesh.services.gateway.pooling import arrays
+
+    found, start = [], 0
+    for item in items:
+        end, num_left = start, count_ids(item.prompt_ids)
+        while num_left > 0:
+            num_left -= count_ids(pieces[end].prompt_ids)
+            end += 1
+        weights = [count_ids(piece.prompt_ids) for piece in pieces[start:end]]
+        normalizes = job.params.use_activation is not False
+        found.append(arrays.mean(numbers[start:end], weights, normalizes=normalizes))
+        start = end
+    return found
 
 
 _PORTION_VALUES: Final = 32 * 1024

@@ -128,7 +128,7 @@ class _PoolingRoutes:
         with span("validate"):
             body = await read_json(request, ScoreRequest, self._settings)
             pairs = score_pairs(body)
-            job = await self._begin(body, context, SCORE_TASKS)
+            job = await self._begin(body, context, SCORE_TASKS, is_compared=True)
         return self._pool(_with_lengths(job, body), partial(score, pairs))
 
     async def create_rerank(self, request: Request) -> Response:
@@ -137,7 +137,7 @@ class _PoolingRoutes:
         with span("validate"):
             body = await read_json(request, RerankRequest, self._settings)
             pairs = rerank_pairs(body)
-            job = await self._begin(body, context, SCORE_TASKS)
+            job = await self._begin(body, context, SCORE_TASKS, is_compared=True)
         return self._pool(_with_lengths(job, body), partial(rerank, body, pairs))
 
     async def create_cohere_embeddings(self, request: Request) -> Response:
@@ -149,7 +149,7 @@ class _PoolingRoutes:
             side = cohere_side(body)
             job = await self._begin(body, context, ("embed",), body.output_dimension)
             check_takes_images(side, job)
-            prompt = await prompt_of(body, job, self._gateway.calls, self._settings)
+            prompt = await prompt_of(body, job, self._gateway.pooling.tokenizer)
             answer = CohereAnswer(body, side, prompt)
         return self._pool(cohere_job(job, body), answer.compute)
 

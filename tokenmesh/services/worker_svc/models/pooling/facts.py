@@ -37,6 +37,10 @@ class PoolingFacts:
     """What an embedding is made of, by a name of vLLM's; None: what the checkpoint says."""
     activates: bool | None = None
     """What holds for requests that leave use_activation out; None: what the checkpoint says."""
+    in_chunks: bool = False
+    """`ModelCard.embeds_in_chunks`."""
+    max_embed_len: int = 0
+    """`ModelCard.max_embed_len`."""
     instruction: InstructionRule | None = None
     """How the tokens are found that a mean leaves out; None: it takes all."""
     reads_all: bool = True

@@ -116,9 +116,26 @@ def read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> Pooli
     if model.pooling_type is not None and not EMBEDDINGS & {*facts.tasks}:
         what = f"pooling_type is for embeddings; {model.model} does: {', '.join(facts.tasks)}"
         raise ConfigError(what, param="pooling_type")
+    _check_lengths(model, facts)
     return replace(
-        facts, tasks=tasks, pooling_type=model.pooling_type, activates=model.pooling_activation
+        facts,
+        tasks=tasks,
+        pooling_type=model.pooling_type,
+        activates=model.pooling_activation,
+        in_chunks=model.embed_in_chunks,
+        max_embed_len=model.max_embed_len or 0,
     )
+
+
+def _check_lengths(model: ModelSettings, facts: PoolingFacts) -> None:
+    """Raises ConfigError for lengths of embeddings that the model cannot have."""
+    for name in ("embed_in_chunks", "max_embed_len"):
+        if getattr(model, name) and "embed" not in facts.tasks:
+            what = f"{name} is for embeddings; {model.model} does: {', '.join(facts.tasks)}"
+            raise ConfigError(what, param=name)
+    if model.embed_in_chunks and facts.instruction is not None:
+        what = "embed_in_chunks: a part of a text would have no instruction, which this model needs"
+        raise ConfigError(what, param="embed_in_chunks")
 
 
 def _read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> PoolingFacts:
