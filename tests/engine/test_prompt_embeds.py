@@ -57,3 +57,23 @@ def test_the_answer_is_that_of_the_tokens(tiny: Tiny, name: str, chunk: int) -> 
     again = driver.run([embeds_job(tiny, name, prompt, 16)])[0]
     assert [again.token_ids] == expected
     assert again.num_cached > 0
+
+
+@pytest.mark.parametrize("chunk", [5, 1024])
+def test_tensors_between_tokens_answer_like_their_tokens(tiny: Tiny, chunk: int) -> None:
+    prompt = prompt_of(37)
+    driver = EngineDriver(tiny("qwen3").directory, max_num_batched_tokens=chunk)
+    with torch.no_grad():
+        table = tiny("qwen3").make_oracle().get_input_embeddings().weight.detach().float()
+    ids, media, embeddings = [*prompt], [], {}
+    for key, start, end in (("a", 3, 4), ("b", 9, 25), ("c", 25, 28)):
+        values = table[prompt[start:end]].contiguous()
+        ids[start:end] = [0] * (end - start)
+        blob = TensorBlob("float32", tuple(values.shape), values.numpy().tobytes())
+        item = MediaItem(
+            kind=EMBEDS, content_hash=key, offset=start, length=end - start, pixels=BlobKey(key)
+        )
+        media.append(item)
+        embeddings[key] = blob
+    job = Job(ids, greedy(16), media=media, embeddings=embeddings)
+    assert driver.tokens([job]) == tiny("qwen3").greedy([prompt], 16)

@@ -130,7 +130,7 @@ class FakeTokenizer(Actor):
             token_ids=packed,
             route_hashes=route_hashes(packed, ROUTE_BLOCK_TOKENS, scope, salt=message.cache_salt),
             route_head=chain_head(scope),
-            media=self.media,
+            media=prompt.media if isinstance(prompt, IdsPrompt) and prompt.media else self.media,
             bad_words_ids=[self._tokenizer.encode(word).ids for word in message.bad_words],
             token_strs=(
                 [self._tokenizer.id_to_token(each) or "" for each in ids]

@@ -6,12 +6,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save
 
 from tests.fakes.back_end import MAX_MODEL_LEN, BackEnd
+from tests.fakes.pool_mesh import PoolMesh
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.ids import BlobKey
+from tokenmesh.shared.messages.media import EMBEDS, MediaItem
+from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.tensor_blob import decode
 from tokenmesh.shared.tokens import unpack_ids
 
@@ -50,7 +55,7 @@ async def test_a_tensor_is_a_prompt_of_as_many_tokens(
         assert (blob.dtype, blob.shape) == ("float32", (3, 4))
         assert bytes(blob.data) == TENSOR.numpy().tobytes()
         assert len(unpack_ids(generate.prompt_ids)) == 3
-        assert generate.cache_salt == f"prompt_embeds:{item.content_hash}:mine"
+        assert generate.cache_salt == "mine"
 
 
 async def test_tensors_come_before_prompts(mesh: BackEnd, client: httpx.AsyncClient) -> None:
@@ -61,9 +66,7 @@ async def test_tensors_come_before_prompts(mesh: BackEnd, client: httpx.AsyncCli
     by_id = {each.request_id[-1]: each for each in mesh.workers[0].generates}
     assert [len(by_id[index].media) for index in "0123"] == [1, 1, 0, 0]
     assert [by_id[index].media[0].length for index in "01"] == [2, 3]
-    salts = {by_id[index].cache_salt for index in "01"}
-    assert len(salts) == 2
-    assert by_id["2"].cache_salt is None
+    assert len({by_id[index].media[0].content_hash for index in "01"}) == 2
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -102,3 +105,97 @@ async def test_tensors_are_accepted_only_with_the_setting(
     ):
         error = (await client.post(PATH, json=ask(mesh))).json()["error"]
         assert (error["code"], error["param"]) == ("not_supported", "prompt_embeds")
+
+
+CHATS = "/v1/chat/completions"
+
+
+def part(tensor: torch.Tensor = TENSOR, **fields: Any) -> dict[str, Any]:
+    return {"type": "prompt_embeds", "data": encoded(tensor), **fields}
+
+
+def chat(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+async def test_a_tensor_may_be_a_part_of_a_message(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    """The tokenizer gets its key; of what a client calls so nothing is left."""
+    forged = part(length=7, mark="x", text="y")
+    body = {"model": mesh.model, "messages": [chat("Hi", forged, "Ho"), chat(part(TENSOR[:1]))]}
+    await client.post(PATH, json=ask(mesh))
+    (stored,) = mesh.workers[0].generates[0].media
+    item = msgspec.structs.replace(stored, offset=1)
+    mesh.tokenizer.media = [item]
+    for fields in ({"n": 2}, {"stream": True, "stream_options": {"include_usage": True}}):
+        response = await client.post(CHATS, json={**body, **fields})
+        assert response.status_code == 200, response.text
+    prompt = mesh.tokenizer.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    first, second = msgspec.json.decode(prompt.messages_json)
+    assert first["content"][0] == "Hi"
+    kind = {"type": "prompt_embeds"}
+    assert first["content"][1] == {**kind, "data": f"blob:{stored.pixels}", "length": 3}
+    assert second["content"][0]["length"] == 1
+    # no encoder is asked for what a client has embedded
+    assert [generate.media for generate in mesh.workers[0].generates[1:]] == [[item]] * 3
+    for path in ("/tokenize", "/v1/messages/count_tokens"):
+        count = (await client.post(path, json=body)).json()
+        assert ("count" in count) == (path == "/tokenize"), count
+
+
+BAD_PARTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"data": "?"}, {}, "messages"),
+    ({"data": ""}, {}, "messages"),
+    ({"data": None}, {}, "messages"),
+    ({"data": "blob:forged", "length": 3}, {}, "messages"),
+    ({"data": encoded(TENSOR.view(4, 3))}, {}, "messages"),
+    ({}, {"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({}, {"return_prompt_text": True}, "return_prompt_text"),
+]
+
+
+async def test_a_wrong_part_is_refused_by_its_place(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    for fields, others, param in BAD_PARTS:
+        body = {"model": mesh.model, "messages": [chat("Hi", part(**fields))], **others}
+        response = await client.post(CHATS, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param), (fields, response.text)
+        if not others:
+            assert "messages[0].content[1].data" in error["message"]
+
+
+async def test_parts_that_are_tensors_need_the_setting_in_every_route(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    async with (
+        BackEnd(bus_settings, redis_settings) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as client,
+    ):
+        body = {"model": mesh.model, "messages": [chat(part())]}
+        for path in (CHATS, "/tokenize"):
+            error = (await client.post(path, json=body)).json()["error"]
+            assert (error["code"], error["param"]) == ("not_supported", "messages"), error
+            assert "--enable-prompt-embeds" in error["message"]
+
+
+async def test_chats_that_are_pooled_take_tensors(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    card = {"hidden_size": 4}
+    async with (
+        PoolMesh(bus_settings, redis_settings, "embed", card=card, prompt_embeds=True) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as client,
+    ):
+        key = BlobKey("k")
+        item = MediaItem(
+            kind=EMBEDS, content_hash=key, offset=1, length=3, pixels=key, embeddings=key
+        )
+        mesh.tokenizer.media = [item]
+        for path in ("/v1/embeddings", "/pooling"):
+            response = await client.post(path, json={"messages": [chat("Hi", part())]})
+            assert response.status_code == 200, response.text
+        assert [each.media for pool in mesh.pools for each in pool.items] == [[item]] * 2

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from tokenmesh.shared.clock import sleep_s
 from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
+from tokenmesh.shared.messages.tokenize import BAD_WORDS_CHARS
 from tokenmesh.shared.tokens import BYTES_PER_ID, count_ids, unpack_ids
 
 Side = Literal["left", "right"]
@@ -177,6 +178,21 @@ def token_limit(requested: int | None, max_model_len: int | None) -> int | None:
             param="truncate_prompt_tokens",
         )
     return requested
+
+
+def check_bad_words(words: Sequence[str], most: int) -> int:
+    """The characters of all words. Raises InvalidInput for too many of them."""
+    if len(words) > most:
+        raise InvalidInput(
+            f"bad_words holds {len(words)} entries, at most {most} (tokenizer.max_bad_words)",
+            param="bad_words",
+        )
+    num_chars = sum(map(len, words))
+    if num_chars > BAD_WORDS_CHARS:
+        raise InvalidInput(
+            f"bad_words holds {num_chars} characters, at most {BAD_WORDS_CHARS}", param="bad_words"
+        )
+    return num_chars
 
 
 def bad_words_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:

@@ -3,16 +3,18 @@
 Free-form fields of a message (tool calls, names, reasoning) are passed on for the templates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from tokenmesh.services.tokenizer_svc.given_embeds import EmbedsPart, put_marks, read_part
 from tokenmesh.services.tokenizer_svc.media.fetch import BLOB_SCHEME, DATA_SCHEME
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
-from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO
+from tokenmesh.shared.messages.media import AUDIO, EMBEDS_PART, IMAGE, VIDEO
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 _TEXT_FIELD_BY_TYPE: Final = {
@@ -58,6 +60,8 @@ class ChatInput:
     variables: JsonObject
     media: list[MediaPart]
     """In the order of the parts."""
+    embeds: Sequence[EmbedsPart] = ()
+    """The same."""
 
 
 def read_conversation(prompt: ChatPrompt, limits: TokenizerSettings) -> ChatInput:
@@ -72,16 +76,16 @@ def read_conversation(prompt: ChatPrompt, limits: TokenizerSettings) -> ChatInpu
             param="continue_final_message",
         )
     media: list[MediaPart] = []
+    embeds: list[EmbedsPart] = []
     for index, message in enumerate(messages):
-        _read_message(message, ("messages", index), media)
+        _read_message(message, ("messages", index), media, embeds)
     _bound_parts(messages, limits.max_content_parts)
-    return ChatInput(
-        messages=messages,
-        tools=_decode_optional(prompt.tools_json, "tools", limits.max_tools),
-        documents=_decode_optional(prompt.documents_json, "documents", limits.max_documents),
-        variables=_decode_variables(prompt.template_kwargs_json),
-        media=media,
-    )
+    tools = _decode_optional(prompt.tools_json, "tools", limits.max_tools)
+    documents = _decode_optional(prompt.documents_json, "documents", limits.max_documents)
+    variables = read_variables(prompt.template_kwargs_json)
+    if embeds:
+        put_marks(embeds, [messages, tools, documents, variables, prompt.chat_template])
+    return ChatInput(messages, tools, documents, variables, media, embeds)
 
 
 def _decode(data: bytes, name: str) -> object:
@@ -125,8 +129,10 @@ def _decode_variables(data: bytes | None) -> JsonObject:
     return values
 
 
-def _read_message(message: JsonObject, path: FieldPath, media: list[MediaPart]) -> None:
-    """Normalize the message's content in place, and collect its media."""
+def _read_message(
+    message: JsonObject, path: FieldPath, media: list[MediaPart], embeds: list[EmbedsPart]
+) -> None:
+    """Normalize the message's content in place, and collect its media and tensors."""
     if not isinstance(message.get("role"), str):
         raise _invalid((*path, "role"), "is missing or not a string")
     content = message.get("content")
@@ -137,11 +143,14 @@ def _read_message(message: JsonObject, path: FieldPath, media: list[MediaPart]) 
     if not isinstance(content, list):
         raise _invalid((*path, "content"), "is neither a string nor a list of parts")
     message["content"] = [
-        _read_part(part, (*path, "content", index), media) for index, part in enumerate(content)
+        _read_part(part, (*path, "content", index), media, embeds)
+        for index, part in enumerate(content)
     ]
 
 
-def _read_part(part: object, path: FieldPath, media: list[MediaPart]) -> JsonObject:
+def _read_part(
+    part: object, path: FieldPath, media: list[MediaPart], embeds: list[EmbedsPart]
+) -> JsonObject:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
@@ -154,6 +163,9 @@ def _read_part(part: object, path: FieldPath, media: list[MediaPart]) -> JsonObj
         if not isinstance(text, str):
             raise _invalid((*path, field), "is missing or not a string")
         return {"type": "text", "text": text}
+    if kind == EMBEDS_PART:
+        embeds.append(read_part(part, path))
+        return embeds[-1].part
     if kind in _IMAGE_TYPES:
         media.append(_read_url(part, path, IMAGE, "image"))
         return {"type": IMAGE}

@@ -3,14 +3,15 @@
 `tokenize` is the whole path: ids (render, media, encode), truncate, check, hash.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
 from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
+from tokenmesh.services.tokenizer_svc.embeds_layout import EmbedsLayout, place_tensors
 from tokenmesh.services.tokenizer_svc.encoding import (
     bad_words_ids,
+    check_bad_words,
     check_number,
     decode_ids,
     encode_texts,
@@ -32,14 +33,14 @@ from tokenmesh.services.tokenizer_svc.media.media_model import (
 from tokenmesh.services.tokenizer_svc.media.processor import ItemText
 from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversation
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
-from tokenmesh.services.tokenizer_svc.text_encoder import PORTION_CHARS, TextEncoder
+from tokenmesh.services.tokenizer_svc.prompt_text import PromptIds, PromptText
+from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.errors import (
     InvalidInput,
     PayloadTooLarge,
-    PromptTooLong,
     ProtocolError,
     field_name,
 )
@@ -48,7 +49,6 @@ from tokenmesh.shared.ids import BlobKey, ModelName
 from tokenmesh.shared.messages.audio import PrepareAudio, SpeechAsk, SpeechFacts
 from tokenmesh.shared.messages.media import AUDIO, MediaItem
 from tokenmesh.shared.messages.tokenize import (
-    BAD_WORDS_CHARS,
     ChatPrompt,
     FieldWarning,
     HeldPrompt,
@@ -94,10 +94,10 @@ class PromptTokenizer:
         self._media = media
         self._threads = threads
         self._guard = guard
-        self._length_bound = model.length_bound
         self._encoder = TextEncoder(model.tokenizer, model.lean_json)
+        self._text = PromptText(self._encoder, threads, model.length_bound)
         self.texts = TextBatch(
-            *(self._encoder, limits, threads, self._length_bound),
+            *(self._encoder, limits, threads, model.length_bound),
             has_type_ids=model.has_type_ids,
             around=model.around_text,
             embed_ids=frozenset() if media_model is None else media_model.embed_ids,
@@ -115,11 +115,16 @@ class PromptTokenizer:
                 return Tokenized(token_ids=b"", too_many=num_ids)
         banned = await self._bad_words(message)
         warnings: list[FieldWarning] = []
-        ids, stored = await self._ids(message, limit, warnings)
-        items: list[MediaItem] = []
+        encoded = await self._ids(message, limit, warnings)
+        ids, stored, layout = encoded.ids, encoded.stored, encoded.layout
+        items = list(prompt.media) if isinstance(prompt, IdsPrompt) else []
         if self._media_model is not None:
             expand = partial(self._media_model.expanded, ids, stored)
-            ids, items = await self._threads.run_text(message.tenant, len(ids), expand)
+            ids, found = await self._threads.run_text(message.tenant, len(ids), expand)
+            items += found
+        if layout is not None:
+            fill = partial(layout.filled, ids, items)
+            ids, items = await self._threads.run_text(message.tenant, len(ids), fill)
         kept = truncate_ids(ids, limit, message.truncation_side)
         if message.max_tokens is not None and len(kept) > message.max_tokens:
             return Tokenized(token_ids=b"", too_many=len(kept))
@@ -151,13 +156,13 @@ class PromptTokenizer:
 
     async def _ids(
         self, message: Tokenize, limit: int | None, warnings: list[FieldWarning]
-    ) -> tuple[list[int], list[StoredItem]]:
-        """The ids, with one for each run of tokens of an item, and the items."""
+    ) -> PromptIds:
+        """The ids, with one for each run of tokens of an item or tensor, the items and tensors."""
         prompt = message.prompt
         if isinstance(prompt, IdsPrompt):
             read = partial(given_ids, prompt.token_ids, self.model.vocab_size)
             num_ids = count_ids(prompt.token_ids)
-            return await self._threads.run_text(message.tenant, num_ids, read), []
+            return PromptIds(await self._threads.run_text(message.tenant, num_ids, read))
         if isinstance(prompt, TextPrompt):
             if len(prompt.text) > self._limits.max_prompt_chars:
                 raise PayloadTooLarge(
@@ -166,7 +171,7 @@ class PromptTokenizer:
                     param="prompt",
                 )
             text, special = prompt.text, prompt.add_special_tokens
-            return await self._encode(text, special, limit, message), []
+            return PromptIds(await self._text.ids(text, special, limit, message), text=text)
         if isinstance(prompt, HeldPrompt):
             raise ProtocolError("the held prompt was not read")
         return await self._chat_ids(message, prompt, limit, warnings)
@@ -177,7 +182,7 @@ class PromptTokenizer:
         prompt: ChatPrompt,
         limit: int | None,
         warnings: list[FieldWarning],
-    ) -> tuple[list[int], list[StoredItem]]:
+    ) -> PromptIds:
         read = partial(read_conversation, prompt, self._limits)
         num_bytes = len(prompt.messages_json)
         conversation = (
@@ -208,11 +213,10 @@ class PromptTokenizer:
             tenant=message.tenant,
         )
         if question.text:
-            return await self._encode(question.text, False, None, given)
+            return await self._text.ids(question.text, False, None, given)
         conversation = ChatInput(question.messages, None, None, {}, [])
         clip = StoredItem("", BlobKey(""), ItemText("", [1]), AUDIO)
-        ids, _ = await self._rendered_ids(given, prompt, conversation, [clip], None, [])
-        return ids
+        return (await self._rendered_ids(given, prompt, conversation, [clip], None, [])).ids
 
     def _check(self, ask: SpeechAsk) -> None:
         """Refuse texts of a client that hold special tokens."""
@@ -231,7 +235,7 @@ class PromptTokenizer:
         stored: list[StoredItem],
         limit: int | None,
         warnings: list[FieldWarning],
-    ) -> tuple[list[int], list[StoredItem]]:
+    ) -> PromptIds:
         with span("render", {"tokenmesh.messages": len(conversation.messages)}):
             rendered = await self._chat.render(
                 self.model, prompt, conversation, self._placeholders, message.tenant
@@ -247,12 +251,25 @@ class PromptTokenizer:
             insert = partial(self._media_model.inserted, text, stored)
             text, stored = await self._threads.run_text(message.tenant, len(text), insert)
             hidden = text
+        layout: EmbedsLayout | None = None
+        special = prompt.add_special_tokens
+        if conversation.embeds:
+            taken = self._media_model.embed_ids if self._media_model is not None else frozenset()
+            frame = self._encoder.frame(is_pair=False, with_special=special)
+            source = text if self._guard is None else hidden
+            work = partial(
+                place_tensors, source, conversation.embeds, self.model.tokenizer, taken, frame
+            )
+            layout, text = await self._threads.run_text(message.tenant, len(source), work)
+            hidden = text
         # Truncation follows after the placeholders are expanded.
-        limit = None if self._media_model is not None else limit
+        limit = None if self._media_model is not None or layout is not None else limit
         if self._guard is None:
-            return await self._encode(text, prompt.add_special_tokens, limit, message), stored
-        work = partial(self._guard.encode, hidden, table, prompt.add_special_tokens)
-        return await self._encode_by(work, text, len(text), message), stored
+            ids = await self._text.ids(text, special, limit, message)
+            return PromptIds(ids, stored, layout, text)
+        encode = partial(self._guard.encode, hidden, table, special)
+        ids = await self._text.ids_by(encode, text, len(text), message)
+        return PromptIds(ids, stored, layout)
 
     @property
     def _placeholders(self) -> dict[str, str]:
@@ -298,58 +315,11 @@ class PromptTokenizer:
             conversation.media, self._media_model, scope, message.tenant, options
         )
 
-    async def _encode(
-        self, text: str, add_special_tokens: bool, limit: int | None, message: Tokenize
-    ) -> list[int]:
-        work, cost = self._encoder.work(
-            text,
-            add_special_tokens=add_special_tokens,
-            max_tokens=limit,
-            side=message.truncation_side,
-            enough=message.max_tokens if message.truncate_prompt_tokens is None else None,
-        )
-        return await self._encode_by(work, text, cost, message)
-
-    async def _encode_by(
-        self, work: Callable[[], list[int]], text: str, cost: int, message: Tokenize
-    ) -> list[int]:
-        is_divided, is_cut = len(text) > PORTION_CHARS, message.truncate_prompt_tokens is not None
-        if not is_cut:
-            await self._check_length(text, message)
-        with span("encode", {"tokenmesh.chars": len(text)}) as current:
-            ids = await self._threads.run_text(message.tenant, cost, work)
-            current.set_attribute("tokenmesh.tokens", len(ids))
-        if is_divided and not is_cut and len(ids) > (message.max_tokens or len(ids)):
-            raise _too_long(text, message, len(ids), message.max_tokens or 0)
-        return ids
-
-    async def _check_length(self, text: str, message: Tokenize) -> None:
-        """Refuse a text that no encoding makes short enough, before it blocks a thread."""
-        limit, bound = message.max_tokens or message.context_tokens, self._length_bound
-        if limit is None or bound is None:
-            return
-        work = partial(bound.least_tokens, text, limit)
-        # Only where spaces do not count must a text be read for it.
-        cost = len(text) if bound.drops_spaces else 0
-        if num_tokens := await self._threads.run_text(message.tenant, cost, work):
-            raise _too_long(text, message, num_tokens, limit)
-
     async def _bad_words(self, message: Tokenize) -> list[list[int]]:
         words = message.bad_words
         if not words:
             return []
-        if len(words) > self._limits.max_bad_words:
-            raise InvalidInput(
-                f"bad_words holds {len(words)} entries, at most {self._limits.max_bad_words} "
-                "(tokenizer.max_bad_words)",
-                param="bad_words",
-            )
-        num_chars = sum(map(len, words))
-        if num_chars > BAD_WORDS_CHARS:
-            raise InvalidInput(
-                f"bad_words holds {num_chars} characters, at most {BAD_WORDS_CHARS}",
-                param="bad_words",
-            )
+        num_chars = check_bad_words(words, self._limits.max_bad_words)
         work = partial(bad_words_ids, self.model.tokenizer, words)
         return await self._threads.run_text(message.tenant, num_chars, work)
 
@@ -363,13 +333,3 @@ class PromptTokenizer:
                 salt=message.cache_salt,
                 media=items,
             )
-
-
-def _too_long(text: str, message: Tokenize, least: int, limit: int) -> PromptTooLong:
-    where = "messages" if isinstance(message.prompt, ChatPrompt) else "prompt"
-    return PromptTooLong.over(
-        limit,
-        f"your {where} of {len(text)} characters resulted in at least {least} tokens",
-        f"the length of the {where}",
-        param=where,
-    )

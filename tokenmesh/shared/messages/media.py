@@ -11,6 +11,8 @@ IMAGE: Final = "image"
 VIDEO: Final = "video"
 AUDIO: Final = "audio"
 EMBEDS: Final = "embeds"
+EMBEDS_PART: Final = "prompt_embeds"
+"""The type of a part of a message that is a tensor."""
 
 REPLACE: Final = "replace"
 ADD: Final = "add"

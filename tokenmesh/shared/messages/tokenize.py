@@ -30,13 +30,16 @@ class IdsPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """A prompt that the client tokenized itself; only truncation and hashing are left to do."""
 
     token_ids: bytes
+    media: list[MediaItem] = []
+    """Embeddings that the client gives in place of tokens."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """A conversation for the chat template. `*_json` fields hold UTF-8 JSON."""
 
     messages_json: bytes
-    """A list of OpenAI chat messages; data URIs were already replaced by `blob:<key>` URLs."""
+    """A list of OpenAI chat messages; data URIs were already replaced by `blob:<key>` URLs, and
+    the `data` of tensors, which have a `length` then."""
     tools_json: bytes | None = None
     documents_json: bytes | None = None
     template_kwargs_json: bytes | None = None

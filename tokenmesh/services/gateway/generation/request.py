@@ -103,8 +103,6 @@ class PromptJob:
     tenant: Tenant = DEFAULT_TENANT
     path: FieldPath = ()
     """Path of the prompt in the client's body if there are several."""
-    embeds: MediaItem | None = None
-    """Embeddings that replace all tokens of the prompt."""
     parsing: Parsing | None = None
     """How the output is parsed; None: all of it is content."""
     budget: ReasoningBudget | None = None

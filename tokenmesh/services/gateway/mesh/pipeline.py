@@ -68,7 +68,7 @@ class Pipeline:
                 prompt = await self._stages.encode(job, await self._stages.tokenize(job))
         except InvalidInput as error:
             raise error.within(job.path) from error
-        return prompt if job.embeds is None else replace(prompt, media=(job.embeds,))
+        return prompt
 
     @asynccontextmanager
     async def _generate(

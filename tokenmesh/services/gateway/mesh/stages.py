@@ -16,7 +16,7 @@ from tokenmesh.services.gateway.mesh.streams import Stream, Streams
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages import Encode, Placed, Tokenize
-from tokenmesh.shared.messages.media import count_by_modality
+from tokenmesh.shared.messages.media import EMBEDS, count_by_modality
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 from tokenmesh.shared.telemetry import REQUEST_ID, current_traceparent, span
@@ -75,7 +75,8 @@ class Stages:
 
     async def encode(self, job: PromptJob, prompt: Prompt) -> Prompt:
         """Pixels to embeddings; a prompt without media is returned as it is."""
-        if not prompt.media:
+        items = [item for item in prompt.media if item.kind != EMBEDS]
+        if not items:
             return prompt
         attributes: dict[str, str | int] = {
             REQUEST_ID: job.request_id,
@@ -91,7 +92,8 @@ class Stages:
             )
             answer = await self._calls.encode(message, job.deadline_s)
             current.set_attribute("tokenmesh.cached", answer.cached)
-        return replace(prompt, media=tuple(answer.items))
+        given = [item for item in prompt.media if item.kind == EMBEDS]
+        return replace(prompt, media=(*answer.items, *given))
 
     async def place(self, job: PromptJob, prompt: Prompt) -> Placed:
         """Choose a worker. Raises Overloaded when there is no room."""

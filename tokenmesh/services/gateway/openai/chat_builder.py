@@ -9,8 +9,10 @@ import msgspec
 from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
+from tokenmesh.services.gateway.openai.prompt_embeds import embeds_parts, move_tensors
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     template_kwargs,
@@ -34,6 +36,8 @@ from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 from tokenmesh.services.gateway.parsers.tools import json_calls
 from tokenmesh.services.gateway.tenancy.tenant import Access
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.beat import ModelCard
+from tokenmesh.shared.messages.media import EMBEDS_PART
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
 _FEW_TOOLS: Final = 8
@@ -67,7 +71,8 @@ async def build_chat(
     sampling = msgspec.structs.replace(sampling, structured=structured)
     await builder.check(sampling.structured)
     parsing = _parsing(body, tools, text)
-    prompt = await _prompt(builder, body, tools, context.access)
+    prompt = await _prompt(builder, body, tools, card, context.access)
+    _check_tensors(body)
     job = builder.job(body, card, prompt, sampling, max_tokens, context, parsing=parsing)
     role, echo = _opening(body)
     return GenerationRequest(
@@ -91,7 +96,7 @@ async def rebuild_chat(
 ) -> GenerationRequest:
     """`first` with another conversation, without tools. Raises as `build_chat`."""
     (job,) = first.jobs
-    prompt = await _prompt(builder, body, ToolUse(), context.access)
+    prompt = await _prompt(builder, body, ToolUse(), job.card, context.access)
     sampling = job.sampling
     if body.seed is None:
         sampling = msgspec.structs.replace(sampling, seed=builder.draw_seed())
@@ -100,15 +105,18 @@ async def rebuild_chat(
     return replace(first, jobs=(job,), role=role, echo=echo)
 
 
-async def chat_prompt(builder: RequestBuilder, body: ChatRequest, access: Access) -> ChatPrompt:
+async def chat_prompt(
+    builder: RequestBuilder, body: ChatRequest, card: ModelCard, access: Access
+) -> ChatPrompt:
     """The conversation for the tokenizer; large media move into the blob store."""
-    return await _prompt(builder, body, read_tools(body, builder.settings), access)
+    return await _prompt(builder, body, read_tools(body, builder.settings), card, access)
 
 
 async def _prompt(
-    builder: RequestBuilder, body: ChatRequest, tools: ToolUse, access: Access
+    builder: RequestBuilder, body: ChatRequest, tools: ToolUse, card: ModelCard, access: Access
 ) -> ChatPrompt:
     await move_inline_media(body.messages, builder.uploads, access)
+    await move_tensors(body.messages, card, builder.blobs, builder.settings)
     return ChatPrompt(
         messages_json=msgspec.json.encode(body.messages),
         tools_json=_json_or_none(tools.shown or None),
@@ -121,6 +129,17 @@ async def _prompt(
         mm_processor_kwargs_json=_json_or_none(body.mm_processor_kwargs or None),
         merges_system=body.merges_system,
     )
+
+
+def _check_tensors(body: ChatRequest) -> None:
+    """Raises InvalidInput for what tensors of a prompt cannot be shown as."""
+    wanted = {
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "return_prompt_text": bool(body.return_prompt_text),
+    }
+    for name, is_wanted in wanted.items():
+        if is_wanted and embeds_parts(body.messages):
+            raise invalid(name, f"cannot be combined with parts of type {EMBEDS_PART}")
 
 
 def _clear_formats(body: ChatRequest, tools: ToolUse, context: RequestContext) -> None:

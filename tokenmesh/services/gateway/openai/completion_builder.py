@@ -3,19 +3,16 @@
 Its prompt may be a tensor (`prompt_embeds`), which is sent by reference like an encoder's output.
 """
 
-import asyncio
-import base64
-import binascii
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.extras.tensor_upload import read_tensor
 from tokenmesh.services.gateway.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.generation.request import EMPTY_PROMPT, GenerationRequest, PromptJob
-from tokenmesh.services.gateway.http.errors import NotSupported, invalid
+from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.event_loop import Turns
+from tokenmesh.services.gateway.openai.prompt_embeds import store_tensor
 from tokenmesh.services.gateway.openai.request import DEFAULT_MAX_TOKENS, CompletionRequest
 from tokenmesh.services.gateway.openai.request_builder import (
     RequestBuilder,
@@ -28,13 +25,11 @@ from tokenmesh.services.gateway.openai.sampling import read_budget
 from tokenmesh.services.gateway.openai.sampling_checks import check_vocabulary
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, PromptTooLong
+from tokenmesh.shared.errors import FieldPath, InvalidInput, PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages.beat import ModelCard
-from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import IdsPrompt, TextPrompt
-from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.text import Vocabulary
 from tokenmesh.shared.tokens import count_ids, pack_ids
 
@@ -43,55 +38,26 @@ _PLACEHOLDER = 0
 """The token id in place of each embedding; it is not read."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedsPrompt:
-    """A tensor in the blob store."""
-
-    item: MediaItem
-
-    @property
-    def placeholders(self) -> IdsPrompt:
-        """One token id for each row of the tensor."""
-        return IdsPrompt(token_ids=pack_ids([_PLACEHOLDER] * self.item.length))
-
-    def salt(self, cache_salt: str | None) -> str:
-        """Only equal tensors with the same salt share blocks."""
-        return f"{_NAME}:{self.item.content_hash}:{cache_salt or ''}"
-
-
 async def read_embeds(
     body: CompletionRequest, card: ModelCard, blobs: Blobs, limits: GatewaySettings
-) -> list[EmbedsPrompt]:
-    """The tensors of the body. Raises InvalidInput."""
+) -> list[IdsPrompt]:
+    """The tensors of the body, each a prompt with one token id a row. Raises InvalidInput."""
     given = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
     if not given:
         return []
-    _check_others(body, limits)
+    _check_others(body)
     if len(given) > limits.max_choices:
         raise invalid(_NAME, f"holds more than {limits.max_choices} tensors (gateway.max_choices)")
     found = []
     for index, text in enumerate(given):
-        where = f"{_NAME}[{index}]" if len(given) > 1 else _NAME
-        blob = await asyncio.to_thread(_decode, text, where)
-        _check_shape(blob, card, where)
-        key = await blobs.put(blob.encode(), ttl_s=limits.media_ttl_s)
-        item = MediaItem(
-            kind=EMBEDS,
-            content_hash=key,
-            offset=0,
-            length=blob.shape[0],
-            pixels=key,
-            embeddings=key,
-        )
-        found.append(EmbedsPrompt(item))
+        path: FieldPath = (_NAME, index) if len(given) > 1 else (_NAME,)
+        item = await store_tensor(text, card, blobs, limits, path)
+        ids = pack_ids([_PLACEHOLDER] * item.length)
+        found.append(IdsPrompt(token_ids=ids, media=[item]))
     return found
 
 
-def _check_others(body: CompletionRequest, limits: GatewaySettings) -> None:
-    if not limits.prompt_embeds:
-        raise invalid(
-            _NAME, "is disabled: start the gateway with --enable-prompt-embeds", NotSupported
-        )
+def _check_others(body: CompletionRequest) -> None:
     wanted = {
         "echo": body.echo,
         "suffix": body.suffix,
@@ -101,21 +67,6 @@ def _check_others(body: CompletionRequest, limits: GatewaySettings) -> None:
     for name, is_wanted in wanted.items():
         if is_wanted:
             raise invalid(name, f"cannot be combined with {_NAME}")
-
-
-def _decode(text: str, where: str) -> TensorBlob:
-    try:
-        return read_tensor(base64.b64decode(text, validate=True))
-    except binascii.Error as error:
-        raise invalid(where, f"is not base64: {error}") from error
-    except ValueError as error:
-        raise InvalidInput(f"{where}: {error}", param=where) from error
-
-
-def _check_shape(blob: TensorBlob, card: ModelCard, where: str) -> None:
-    is_right = len(blob.shape) == 2 and blob.shape[0] > 0
-    if not is_right or blob.shape[1] != card.hidden_size:
-        raise invalid(where, f"has the shape {list(blob.shape)}, not [tokens, {card.hidden_size}]")
 
 
 class SuffixMarkers(NamedTuple):
@@ -254,7 +205,7 @@ async def _jobs(
     sampling: SamplingParams,
     context: RequestContext,
     text: ModelText,
-    embeds: list[EmbedsPrompt],
+    embeds: list[IdsPrompt],
 ) -> list[PromptJob]:
     """One for each prompt; tensors come first, as in vLLM."""
     # The client wrote the prompt: it may end anywhere, also in the middle of reasoning.
@@ -266,7 +217,7 @@ async def _jobs(
     max_ids = None if is_cut else card.max_model_len
     suffix = await _read_suffix(builder, body, card, context, text)
     prompts = [
-        *(each.placeholders for each in embeds),
+        *embeds,
         *[each async for each in _text_prompts(body, text, suffix, max_ids)],
     ]
     jobs = []
@@ -275,10 +226,7 @@ async def _jobs(
         job = builder.job(body, card, prompt, sampling, max_tokens, context, first_choice)
         if len(prompts) > 1:
             job = replace(job, request_id=RequestId(f"{context.request_id}-{index}"))
-        if index < len(embeds):
-            tensor = embeds[index]
-            job = replace(job, embeds=tensor.item, cache_salt=tensor.salt(job.cache_salt))
-        elif len(body.prompts) > 1:
+        if index >= len(embeds) and len(body.prompts) > 1:
             job = replace(job, path=("prompt", index - len(embeds)))
         jobs.append(replace(job, budget=budget))
     return jobs

@@ -24,7 +24,7 @@ from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, ProtocolError
 from tokenmesh.shared.ids import RequestId, WorkerId
 from tokenmesh.shared.messages import Encode
 from tokenmesh.shared.messages.beat import ModelCard
-from tokenmesh.shared.messages.media import MediaItem, count_by_modality
+from tokenmesh.shared.messages.media import EMBEDS, MediaItem, count_by_modality
 from tokenmesh.shared.messages.pooling import PoolingParams, PoolItem, PoolTask
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import count_ids
@@ -223,7 +223,7 @@ async def with_embeddings(
     calls: ServiceCalls, job: PoolJob, items: list[PoolItem]
 ) -> list[PoolItem]:
     """The items with embeddings of their media. Raises what the calls of encoders raise."""
-    media = [each for item in items for each in item.media]
+    media = [each for item in items for each in item.media if each.kind != EMBEDS]
     if not media:
         return items
     attributes: dict[str, str | int] = {
@@ -244,7 +244,10 @@ async def with_embeddings(
         current.set_attribute("tokenmesh.cached", cached)
     found = iter(encoded)
     return [
-        msgspec.structs.replace(item, media=[next(found) for _ in item.media]) for item in items
+        msgspec.structs.replace(
+            item, media=[each if each.kind == EMBEDS else next(found) for each in item.media]
+        )
+        for item in items
     ]
 
 

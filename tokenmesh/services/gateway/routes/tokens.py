@@ -13,6 +13,7 @@ from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.openai.chat_builder import chat_prompt
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
+from tokenmesh.services.gateway.openai.prompt_embeds import move_tensors
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     DetokenizeRequest,
@@ -46,6 +47,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         context = context_of(request.scope)
         if body.messages is not None:
             await move_inline_media(body.messages, gateway.uploads, context.access)
+            await move_tensors(body.messages, card, gateway.blobs, gateway.settings)
         message = Tokenize(
             request_id=context.request_id,
             model=card.name,
@@ -136,7 +138,7 @@ async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, context: Requ
         model=card.name,
         tenant=context.access.tenant.name,
         context_tokens=card.max_model_len,
-        prompt=await chat_prompt(gateway.builder, body, context.access),
+        prompt=await chat_prompt(gateway.builder, body, card, context.access),
     )
     deadline_s = now_s() + gateway.settings.tokenize_timeout_s
     return count_ids((await gateway.calls.tokenize(request, deadline_s)).token_ids)

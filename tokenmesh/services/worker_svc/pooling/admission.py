@@ -17,6 +17,7 @@ from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import Adapter
+from tokenmesh.shared.messages.media import EMBEDS
 from tokenmesh.shared.messages.pooling import Pool, PoolingParams, PoolItem
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tokens import BYTES_PER_ID
@@ -88,6 +89,10 @@ def _checked(
         raise InvalidInput(f"{where} holds no token", param="items")
     media = sorted(item.media, key=lambda each: each.offset)
     check_media(media, len(prompt_ids), loaded)
+    if not facts.is_causal and any(each.kind == EMBEDS for each in media):
+        raise InvalidInput(
+            "prompt_embeds: this model takes tokens only, decoders take embeddings", param="items"
+        )
     check_ids(prompt_ids, media, where, loaded.vocab_size)
     _check_types(item.type_ids, where, len(prompt_ids), facts.num_types)
     try:
