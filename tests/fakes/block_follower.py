@@ -5,23 +5,29 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.guide_code import module_of
 from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, BlockLog
 from tokenmesh.services.worker_svc.engine.engine import Engine
+from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.shared.embeds_keys import embeds_keys
 from tokenmesh.shared.hashing import Adapter
+from tokenmesh.shared.messages.media import EMBEDS
+from tokenmesh.shared.tensor_blob import TensorBlob
 
 GUIDE = "subscribe-to-block-events.md"
 follow = module_of(GUIDE)
 
 ADAPTERS = (Adapter("a", "1f"), Adapter("a", "2e"), Adapter("b", "1f"))
-_TAGS = {"lora": b"L", "salt": b"S", "media": b"M", "kv_dtype": b"K"}
+_TAGS = {"lora": b"L", "salt": b"S", "media": b"M", "kv_dtype": b"K", "prompt_embeds": b"E"}
 
 
 def packed(key: dict[str, Any]) -> bytes:
     """An extra key, by the words of the guide."""
     value = str(key["value"]).encode()
-    if key["kind"] == "media":
+    if key["kind"] in ("media", "prompt_embeds"):
         value += key.get("offset", 0).to_bytes(4, "little", signed=True)
     return _TAGS[str(key["kind"])] + len(value).to_bytes(4, "little") + value
 
@@ -55,7 +61,20 @@ class LoggedSchedule(Schedule):
         for case in self.cases:
             # the fake model has no adapters: the same tokens, other blocks
             lora = self._rng.choice([None, None, *ADAPTERS])
-            case.request.spec = replace(case.request.spec, lora=lora)
+            case.request.spec = replace(case.request.spec, lora=lora, **self._given(case.request))
+
+    def _given(self, request: Request) -> dict[str, Any]:
+        """Some media as embeddings of a client, whose first rows are equal."""
+        media = [
+            msgspec.structs.replace(item, kind=EMBEDS) if self._rng.random() < 0.5 else item
+            for item in request.spec.media
+        ]
+        tensors = {
+            each.content_hash: TensorBlob("float16", (each.length, 1), b"12" * each.length)
+            for each in media
+        }
+        keys = embeds_keys(media, tensors, self.settings.block_size)
+        return {"media": media, "embeds_keys": keys}
 
     @abstractmethod
     def note_blocks(self, changes: list[BlockChange]) -> None:

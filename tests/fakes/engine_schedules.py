@@ -338,6 +338,7 @@ class Schedule:
                     request.num_prompt,
                     request.spec.sampling,
                     media=request.spec.media,
+                    embeds_keys=request.spec.embeds_keys,
                     cache_salt=request.spec.cache_salt,
                     rope_boundary=request.spec.rope_boundary,
                     lora=request.spec.lora,

@@ -5,13 +5,14 @@ A chain over fixed-size blocks: each hash covers its parent, the block's ids and
 engine checks hashes of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import xxhash
 
 from tokenmesh.shared.messages.blocks import ExtraKey
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.tokens import BYTES_PER_ID
 
 ROUTE_BLOCK_TOKENS: Final = 64
@@ -20,7 +21,16 @@ ROUTE_BLOCK_TOKENS: Final = 64
 HASH_BYTES: Final = 8
 _HASH_VERSION: Final = 1
 
-_TAG_BY_KIND: Final = {"lora": b"L", "salt": b"S", "media": b"M", "kv_dtype": b"K"}
+_TAG_BY_KIND: Final = {
+    "lora": b"L",
+    "salt": b"S",
+    "media": b"M",
+    "kv_dtype": b"K",
+    "prompt_embeds": b"E",
+}
+EmbedsKeys = Mapping[int, Sequence[ExtraKey]]
+"""Keys of a client's embeddings by the first position of their block."""
+NO_KEYS: Final[EmbedsKeys] = MappingProxyType({})
 
 
 class Adapter(NamedTuple):
@@ -51,12 +61,15 @@ def extra_keys_for_block(
     salt: str | None,
     media: Sequence[MediaItem],
     kv_code: str = "",
+    embeds: EmbedsKeys = NO_KEYS,
 ) -> bytes:
     """What the block of positions [start, end) holds besides its ids; empty for most blocks.
 
     Tagged and length-prefixed, so that no two different sets of extras give the same bytes.
     """
-    keys = extra_keys_of(start, end, lora=lora, salt=salt, media=media, kv_code=kv_code)
+    keys = extra_keys_of(
+        start, end, lora=lora, salt=salt, media=media, kv_code=kv_code, embeds=embeds
+    )
     return b"".join(map(_packed, keys))
 
 
@@ -68,11 +81,13 @@ def extra_keys_of(
     salt: str | None,
     media: Sequence[MediaItem],
     kv_code: str = "",
+    embeds: EmbedsKeys = NO_KEYS,
 ) -> list[ExtraKey]:
     """The same in words.
 
     The salt and the 8-bit type of the KV cache (`kv_code`) are in block 0 only and taint the chain;
-    media count where their placeholders are.
+    media count where their placeholders are. `embeds`: stand for the items that are embeddings of
+    a client; without any these count as media.
     """
     keys = []
     if kv_code and start == 0:
@@ -83,10 +98,12 @@ def extra_keys_of(
     if salt is not None and start == 0:
         keys.append(ExtraKey(kind="salt", value=salt))
     for item in media:
+        if embeds and item.kind == EMBEDS:
+            continue
         if item.offset < end and start < item.offset + item.length:
             place = item.offset - start
             keys.append(ExtraKey(kind="media", value=item.content_hash, offset=place))
-    return keys
+    return [*keys, *embeds.get(start, ())]
 
 
 def route_hashes(
@@ -118,7 +135,7 @@ def route_hashes(
 
 def _packed(key: ExtraKey) -> bytes:
     value = key.value.encode()
-    if key.kind == "media":
+    if key.kind in ("media", "prompt_embeds"):
         value += key.offset.to_bytes(4, "little", signed=True)
     return _tagged(_TAG_BY_KIND[key.kind], value)
 

@@ -1,19 +1,25 @@
 """Route-block hashes: chained, tagged, and equal only for equal prefixes."""
 
+import hashlib
+
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmesh.shared.embeds_keys import embeds_keys
 from tokenmesh.shared.hashing import (
     HASH_BYTES,
     Adapter,
     extra_keys_for_block,
+    extra_keys_of,
     route_hashes,
     route_scope,
 )
 from tokenmesh.shared.ids import BlobKey
-from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.blocks import ExtraKey
+from tokenmesh.shared.messages.media import EMBEDS, MediaItem
+from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tokens import pack_ids
 
 SCOPE = route_scope("model", "abc", 4)
@@ -104,3 +110,46 @@ def test_scope_separates_models_tokenizers_and_block_sizes() -> None:
         route_scope("a", "b", 16),
     }
     assert len(scopes) == 4
+
+
+def test_embeddings_count_block_by_block() -> None:
+    """Each block has the hash of its own rows, which is SHA-256 of what the client has sent."""
+    rows = [bytes([row]) * 8 for row in range(9)]
+    item = MediaItem(kind=EMBEDS, content_hash="e", offset=6, length=9, pixels=BlobKey("e"))
+    keys = embeds_keys(
+        [image("i", 0, 2), item], {"e": TensorBlob("float32", (9, 2), b"".join(rows))}, 4
+    )
+    wanted = {4: (rows[:2], 2), 8: (rows[2:6], 0), 12: (rows[6:], 0)}
+    assert keys == {
+        start: [
+            ExtraKey(
+                kind="prompt_embeds",
+                value=f"float32:{hashlib.sha256(b''.join(found)).hexdigest()}",
+                offset=offset,
+            )
+        ]
+        for start, (found, offset) in wanted.items()
+    }
+    found = [
+        extra_keys_of(at, at + 4, lora=None, salt=None, media=[image("i", 0, 2), item], embeds=keys)
+        for at in range(0, 20, 4)
+    ]
+    assert [[key.kind for key in each] for each in found] == [
+        *(["media"], ["prompt_embeds"], ["prompt_embeds"], ["prompt_embeds"], [])
+    ]
+
+
+def test_tensors_that_begin_alike_share_their_first_blocks_and_types_do_not() -> None:
+    def hashed(data: bytes, dtype: str = "float16") -> list[bytes]:
+        length = len(data) // 2
+        item = MediaItem(kind=EMBEDS, content_hash="e", offset=0, length=length, pixels=BlobKey(""))
+        keys = embeds_keys([item], {"e": TensorBlob(dtype, (length, 1), data)}, 4)
+        return [
+            extra_keys_for_block(at, at + 4, lora=None, salt=None, media=[item], embeds=keys)
+            for at in range(0, length, 4)
+        ]
+
+    one, other = hashed(b"aabbccddeeff"), hashed(b"aabbccddeegg" + b"hh" * 4)
+    assert one[0] == other[0]
+    assert one[1] != other[1]
+    assert hashed(b"aabbccdd")[0] != hashed(b"aabbccdd", "bfloat16")[0]

@@ -19,7 +19,9 @@ from tokenmesh.services.worker_svc.thread import Add, EngineHost
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.embeds_keys import embeds_keys
 from tokenmesh.shared.errors import ConfigError, InvalidInput, NotFound, TokenMeshError, Unavailable
+from tokenmesh.shared.hashing import NO_KEYS, EmbedsKeys
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, EMBEDS, MediaItem
@@ -82,7 +84,8 @@ class RequestPreparation:
                     self.loaded.encoder_states,
                     self._parts,
                 )
-                request.spec = replace(request.spec, embeddings=embeddings)
+                keys = await keys_of(request.spec.media, embeddings, self.settings.block_size)
+                request.spec = replace(request.spec, embeddings=embeddings, embeds_keys=keys)
         except BaseException:
             if stream.ended_s is None:
                 self.streams.forget(stream)
@@ -170,6 +173,15 @@ def _set_adapter(request: Request, stream: WorkerStream, lease: AdapterLease) ->
         return
     stream.adapter = lease
     request.spec = replace(request.spec, adapter=lease.adapter.matrices)
+
+
+async def keys_of(
+    media: list[MediaItem], embeddings: dict[str, TensorBlob], block_size: int
+) -> EmbedsKeys:
+    """Computed in a thread: a long prompt has megabytes."""
+    if all(item.kind != EMBEDS for item in media):
+        return NO_KEYS
+    return await asyncio.to_thread(embeds_keys, media, embeddings, block_size)
 
 
 async def fetch_embeddings(

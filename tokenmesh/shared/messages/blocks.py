@@ -13,7 +13,7 @@ from tokenmesh.shared.ids import ModelName, WorkerId
 MEDIUM: Final = "GPU"
 """vLLM's word for the memory that the engine computes in, on a CPU too."""
 
-ExtraKind = Literal["lora", "salt", "media", "kv_dtype"]
+ExtraKind = Literal["lora", "salt", "media", "kv_dtype", "prompt_embeds"]
 
 
 class ExtraKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,10 +21,11 @@ class ExtraKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: ExtraKind
     """An adapter's name and, after an @, its content hash; a cache salt (first block only); the
-    content hash of a media item; or the 8-bit type of the KV cache (first block only)."""
+    content hash of a media item; the 8-bit type of the KV cache (first block only); or the type of
+    a client's embeddings and, after a colon, the SHA-256 of their rows that are in the block."""
     value: str
     offset: int = 0
-    """media: where its first placeholder is, in tokens from the block's first one."""
+    """media, prompt_embeds: where the first placeholder is, in tokens from the block's start."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -74,7 +74,12 @@ class HeldBlocks:
             extras: list[ExtraKey] = []
             if has_extras:
                 extras = extra_keys_of(
-                    *(start, end), lora=lora, salt=salt, media=media, kv_code=self._kv_code
+                    *(start, end),
+                    lora=lora,
+                    salt=salt,
+                    media=media,
+                    kv_code=self._kv_code,
+                    embeds=request.spec.embeds_keys,
                 )
             block_hash = change.hashes[index]
             token_ids = pack_ids(request.token_ids[start:end])

@@ -263,7 +263,12 @@ class PrefixCache:
             if has_extras:
                 span = len(hashes) * size, (len(hashes) + 1) * size
                 block += extra_keys_for_block(
-                    *span, lora=spec.lora, salt=salt, media=spec.media, kv_code=self._kv_code
+                    *span,
+                    lora=spec.lora,
+                    salt=salt,
+                    media=spec.media,
+                    kv_code=self._kv_code,
+                    embeds=spec.embeds_keys,
                 )
             parent = digest(parent + block)
             hashes.append(parent)

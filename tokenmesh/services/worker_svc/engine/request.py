@@ -15,7 +15,7 @@ from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
 from tokenmesh.services.worker_svc.engine.saved_states import SavedState
 from tokenmesh.services.worker_svc.engine.timeline import Timeline
 from tokenmesh.services.worker_svc.grammar.matcher import Grammar
-from tokenmesh.shared.hashing import Adapter
+from tokenmesh.shared.hashing import Adapter, EmbedsKeys
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.failed import Failed
 from tokenmesh.shared.messages.media import MediaItem
@@ -79,6 +79,8 @@ class RequestSpec:
     eos_ids: frozenset[int] = frozenset()
     media: list[MediaItem] = field(default_factory=list)
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
+    embeds_keys: EmbedsKeys = field(default_factory=dict)
+    """Of media that are embeddings of a client, for the hashes of blocks."""
     whole_runs: tuple[tuple[int, int], ...] = ()  # see MediaFacts.whole_runs
     owner: TenantShare = NO_TENANT
     priority: int = 0

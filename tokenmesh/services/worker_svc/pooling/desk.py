@@ -21,7 +21,7 @@ from tokenmesh.services.worker_svc.engine.request import Ending, Request, Stream
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.pooling.admission import admit_pool, num_cached, num_tokens_of
-from tokenmesh.services.worker_svc.preparation import fetch_embeddings
+from tokenmesh.services.worker_svc.preparation import fetch_embeddings, keys_of
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.thread import AddAll, End, EngineHost
 from tokenmesh.shared.blobs import Blobs, check_of
@@ -139,7 +139,8 @@ class PoolDesk:
         for request in requests:
             own = {each.content_hash: found[each.content_hash] for each in request.spec.media}
             if own:
-                request.spec = replace(request.spec, embeddings=own)
+                keys = await keys_of(request.spec.media, own, self._settings.block_size)
+                request.spec = replace(request.spec, embeddings=own, embeds_keys=keys)
 
     async def _take_adapter(
         self, stream: WorkerStream, requests: Sequence[Request], lora: Adapter
