@@ -132,6 +132,7 @@ class FakeTokenizer(Actor):
             route_head=chain_head(scope),
             media=prompt.media if isinstance(prompt, IdsPrompt) and prompt.media else self.media,
             bad_words_ids=[self._tokenizer.encode(word).ids for word in message.bad_words],
+            offsets=pack_ids([0, 1] * len(ids)) if message.return_offsets else None,
             token_strs=(
                 [self._tokenizer.id_to_token(each) or "" for each in ids]
                 if message.return_token_strs

@@ -120,7 +120,6 @@ COMMON: Cases = [
     ({"service_tier": "gold"}, "service_tier"),
     ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
     ({"watermarking": {"a": 1}}, "watermarking"),
-    ({"return_token_offsets": True}, "return_token_offsets"),
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
 ]
 CHAT_ONLY: Cases = [

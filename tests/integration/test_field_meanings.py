@@ -184,7 +184,7 @@ async def test_harmless_values_of_fields_that_are_not_served_pass(
         "watermarking": False,
         "mm_payload": "tensors",
         "return_mm_kwargs": False,
-        "return_token_offsets": False,
+        "return_token_offsets": True,
         "routed_experts_prompt_start": 0,
         "use_beam_search": False,
         "length_penalty": 1.0,

@@ -16,6 +16,7 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem
 
+WARNINGS = "x-tokenmesh-warning"
 CHAT = "/v1/chat/completions/render"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -75,6 +76,28 @@ async def test_constraints_are_rendered_with_the_place_where_they_begin(
     assert one is not None
     assert other is not None
     assert (one.kind, one.text, one.after) == (other.kind, other.text, other.after)
+
+
+async def test_places_of_tokens_are_rendered_where_they_are_wanted(
+    mesh: BackEnd, client: httpx.AsyncClient
+) -> None:
+    for path, body in (
+        (CHAT, chat(mesh)),
+        ("/v1/completions/render", {"model": mesh.model, "prompt": ["Hi", "Ho"]}),
+    ):
+        for wanted in (None, False, True):
+            response = await client.post(path, json=body | {"return_token_offsets": wanted})
+            assert response.status_code == 200, response.text
+            assert WARNINGS not in response.headers
+            found = response.json()
+            for each in found if isinstance(found, list) else [found]:
+                places = [[0, 1]] * len(each["token_ids"]) if wanted else None
+                assert each["token_offsets"] == places
+    # elsewhere the field is harmless, and said to be without effect
+    body = chat(mesh) | {"return_token_offsets": True}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert "return_token_offsets ignored" in response.headers[WARNINGS]
 
 
 async def test_every_api_is_rendered_as_its_own_route_reads_it(

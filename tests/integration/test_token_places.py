@@ -146,3 +146,40 @@ async def test_what_no_gateway_has_stored_is_no_tensor(client: Client) -> None:
         with pytest.raises(InvalidInput) as caught:
             await client.tokenize(chat([{"type": "prompt_embeds", **part}]))
         assert caught.value.path == ("messages", 0, "content", 0)
+
+
+@pytest.mark.parametrize("model", [BPE, LLAMA])
+async def test_the_places_of_tokens_are_those_of_the_text(client: Client, model: ModelName) -> None:
+    text = "The qu\u00efck \U0001f98a fox\n\n jumps " * 3000
+    rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    prompts: list[tuple[object, str]] = [(TextPrompt(text="a fox"), "a fox")]
+    if model == BPE:
+        prompts += [(chat(text), rendered), (chat("a"), rendered.replace(text, "a"))]
+    for prompt, whole in prompts:
+        answer = await client.tokenize(prompt, model, return_offsets=True)
+        assert answer.offsets is not None
+        places = unpack_ids(answer.offsets)
+        ids = unpack_ids(answer.token_ids)
+        assert len(places) == 2 * len(ids)
+        starts, ends = places[::2], places[1::2]
+        strings = [whole[start:end] for start, end in zip(starts, ends, strict=True)]
+        if model == BPE:
+            assert ends[-1] == len(whole)
+            alone = [client.encode(each) for each in strings[-3:]]
+            assert [token for found in alone for token in found] == ids[-3:]
+        else:
+            assert places[:2] == [0, 0]
+            assert strings[1].strip()
+    side = {"truncate_prompt_tokens": 3, "truncation_side": "right"}
+    cut = await client.tokenize(TextPrompt(text="a quick fox jumps"), BPE, **side)
+    assert cut.offsets is None
+    cut = await client.tokenize(
+        TextPrompt(text="a quick fox jumps"), BPE, return_offsets=True, **side
+    )
+    assert cut.offsets is not None
+    assert len(unpack_ids(cut.offsets)) == 6
+
+
+async def test_prompts_of_ids_and_with_tensors_have_no_places(client: Client) -> None:
+    for prompt in (IdsPrompt(token_ids=pack_ids([5, 6])), chat(["a", tensor(2)])):
+        assert (await client.tokenize(prompt, return_offsets=True)).offsets is None

@@ -98,6 +98,12 @@ def encode_with_ends(tokenizer: Tokenizer, text: str) -> tuple[Ids, list[int]]:
     return encoding.ids, [end for _, end in encoding.offsets]
 
 
+def encode_with_offsets(tokenizer: Tokenizer, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+    """The ids of a text, and where each begins and ends. Raises as `encode_with_ends`."""
+    (encoding,) = tokenizer.encode_batch(_checked([text]), add_special_tokens=False)
+    return encoding.ids, encoding.offsets
+
+
 def decode_ids(tokenizer: Tokenizer, packed: bytes, vocab_size: int, param: str) -> str:
     """The text of ids that passed `check_number`, special tokens included. Raises InvalidInput."""
     ids = given_ids(packed, vocab_size, param)

@@ -144,7 +144,24 @@ class PromptTokenizer:
             bad_words_ids=banned,
             token_strs=strings,
             warnings=warnings,
+            offsets=None if items else await self._offsets(message, limit, encoded.text, kept),
         )
+
+    async def _offsets(
+        self, message: Tokenize, limit: int | None, text: str, kept: list[int]
+    ) -> bytes | None:
+        """`Tokenized.offsets` of a text that was encoded as a whole."""
+        prompt = message.prompt
+        if (
+            not message.return_offsets
+            or not text
+            or not isinstance(prompt, ChatPrompt | TextPrompt)
+        ):
+            return None
+        special, side = prompt.add_special_tokens, message.truncation_side
+        work = partial(self._encoder.offsets, text, special, limit, side)
+        ids, offsets = await self._threads.run_text(message.tenant, len(text), work)
+        return pack_ids(offsets) if ids == kept else None
 
     async def detokenize(self, packed_ids: bytes, tenant: str) -> str:
         """The text of the ids, special tokens included. Raises InvalidInput and Overloaded."""

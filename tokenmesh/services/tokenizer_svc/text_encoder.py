@@ -17,6 +17,7 @@ from tokenmesh.services.tokenizer_svc.encoding import (
     Ids,
     Side,
     encode_texts,
+    encode_with_offsets,
     num_bytes,
     read_frame,
     truncate_ids,
@@ -116,6 +117,30 @@ class TextEncoder:
             trim_heap()
         return portions[0] if len(portions) == 1 else [token for ids in portions for token in ids]
 
+    def offsets(
+        self, text: str, add_special_tokens: bool, max_tokens: int | None, side: Side
+    ) -> tuple[Ids, Ids]:
+        """The ids that `work` gives, and two numbers for each: where it begins and ends in the
+        text; 0 and 0 of a special token that is added. Raises PayloadTooLarge.
+        """
+        ids: Ids = []
+        places: list[tuple[int, int]] = []
+        ends = [(0, len(text))]
+        if self._borders is not None:
+            ends = list(_ends_from_start(text, self._borders))
+        for start, stop in ends:
+            found, offsets = encode_with_offsets(self._tokenizer, text[start:stop])
+            ids += found
+            places += [(start + begin, start + end) for begin, end in offsets]
+        frame = self.frame(is_pair=False, with_special=add_special_tokens)
+        if max_tokens is not None:
+            room = max(0, max_tokens - frame.num_special)
+            kept = slice(max(0, len(ids) - room), None) if side == "left" else slice(0, room)
+            ids, places = ids[kept], places[kept]
+        before, after = [0] * 2 * len(frame.before), [0] * 2 * len(frame.after)
+        flat = [number for place in places for number in place]
+        return frame.ids(ids, []), [*before, *flat, *after]
+
     def all_ids(
         self, texts: Sequence[str], most: int | None = None, side: Side = "right"
     ) -> list[Ids]:
@@ -150,6 +175,12 @@ class TextEncoder:
 
 
 def _from_start(text: str, borders: Borders) -> Iterator[str]:
+    for start, stop in _ends_from_start(text, borders):
+        yield text[start:stop]
+
+
+def _ends_from_start(text: str, borders: Borders) -> Iterator[tuple[int, int]]:
+    """Where portions begin and end."""
     start = 0
     while len(text) - start > PORTION_CHARS:
         half, full, most = (start + n for n in (PORTION_CHARS // 2, PORTION_CHARS, _MOST_RUN_BYTES))
@@ -159,9 +190,9 @@ def _from_start(text: str, borders: Borders) -> Iterator[str]:
             _check_run(text[start : most + 1])
             break
         _check_run(text[start:stop])
-        yield text[start:stop]
+        yield start, stop
         start = borders.behind(stop, text)
-    yield text[start:]
+    yield start, len(text)
 
 
 def _from_end(text: str, borders: Borders) -> Iterator[str]:

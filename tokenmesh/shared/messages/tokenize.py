@@ -89,6 +89,8 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     cache_salt: str | None = None
     lora: str | None = None
     return_token_strs: bool = False
+    return_offsets: bool = False
+    """Whether to say where each token of a text is."""
     max_tokens: int | None = None
     """Ids of a longer prompt are not needed, see `Tokenized.too_many`; None: no limit."""
     context_tokens: int | None = None
@@ -119,6 +121,9 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     too_many: int = 0
     """Tokens of a prompt with more than `Tokenize.max_tokens`; then all other fields are empty."""
     warnings: list[FieldWarning] = []
+    offsets: bytes | None = None
+    """Two numbers for each id, packed like ids: where it begins and ends in the text, in
+    characters; None: not wanted, or of no text alone."""
 
 
 class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

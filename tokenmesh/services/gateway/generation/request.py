@@ -97,6 +97,8 @@ class PromptJob:
     truncate_prompt_tokens: int | None = None
     """At least 1; None: no truncation."""
     truncation_side: Literal["left", "right"] = "left"
+    returns_offsets: bool = False
+    """As in Tokenize."""
     cache_salt: str | None = None
     priority: int = 0
     """Within its tenant; smaller runs sooner."""
@@ -149,6 +151,8 @@ class Prompt:
     """The worker of the first placement."""
     warnings: tuple[FieldWarning, ...] = ()
     """About fields that are used otherwise than they were sent."""
+    offsets: bytes | None = None
+    """As in Tokenized."""
 
     def warning_texts(self, path: FieldPath, rename: RenameError | None) -> list[str]:
         """Its warnings, which name fields of the client's body; `path` is the prompt's there."""

@@ -51,6 +51,7 @@ class Stages:
             tenant=job.tenant.name,
             max_tokens=job.card.max_model_len,
             lora=None if job.card.adapter is None else job.card.adapter.name,
+            return_offsets=job.returns_offsets,
         )
         with span("tokenize", {REQUEST_ID: job.request_id}) as current:
             answer = job.tokenized or await self._calls.tokenize(message, job.deadline_s)
@@ -71,6 +72,7 @@ class Stages:
             media_tokens=count_by_modality(answer.media),
             bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
             warnings=tuple(answer.warnings),
+            offsets=answer.offsets,
         )
 
     async def encode(self, job: PromptJob, prompt: Prompt) -> Prompt:
@@ -80,10 +82,9 @@ class Stages:
             return prompt
         attributes: dict[str, str | int] = {
             REQUEST_ID: job.request_id,
-            "tokenmesh.items": len(prompt.media),
+            "tokenmesh.items": len(items),
         }
         with span("encode_media", attributes) as current:
-            items = list(prompt.media)
             message = Encode(
                 request_id=job.request_id,
                 model=job.card.name,

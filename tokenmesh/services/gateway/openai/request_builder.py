@@ -74,6 +74,8 @@ class RequestBuilder:
         if body.unknown_fields:
             names = ", ".join(name[:64] for name in body.unknown_fields[:16])
             context.warnings.append(f"unknown fields ignored: {names}")
+        if body.return_token_offsets:
+            context.warnings.append("return_token_offsets ignored: only render routes have them")
         check_fields(body, max_tokens, self.settings)
         card = await self._find(body.model, context.request_id)
         context.model, context.asked_model = card.requested_name, body.model

@@ -219,7 +219,9 @@ class SamplingFields(Bounded):
     """Constrains the output, as vLLM has it; not together with `response_format`."""
 
     watermarking: Annotated[Any, NotServed()] = None
-    return_token_offsets: Annotated[Off, NotServed()] = False
+    return_token_offsets: Flag | None = None
+    """With the render routes: where each token is in the prompt's text, `token_offsets`; null for
+    prompts of ids and with media. Elsewhere without effect, with a warning."""
     kv_transfer_params: Annotated[dict[str, Any] | None, NotServed()] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, NotServed()] = None
     vllm_xargs: Annotated[dict[str, Any] | None, NotServed()] = None

@@ -1,6 +1,7 @@
 """The scale-out routes: render, derender, generate and abort; 403 unless they are enabled."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -109,11 +110,11 @@ class _ScaleOutRoutes:
         with span("validate"):
             body = await read_json(request, CompletionRequest, self._settings)
             refuse_not_rendered(body)
-            transfer = _take_transfer(body)
+            transfer, offsets = _take_transfer(body), _take_offsets(body)
             generation = await build_completion(self._builder, body, context)
             await context.widen(len(generation.jobs), 1)
         return json_response(
-            await self._requests(Rendering(body, generation, transfer, context.answer_id))
+            await self._requests(Rendering(body, generation, transfer, context.answer_id, offsets))
         )
 
     async def message(self, request: Request) -> Response:
@@ -161,12 +162,15 @@ class _ScaleOutRoutes:
 
     async def _chat(self, body: ChatRequest, context: RequestContext) -> Rendering:
         refuse_not_rendered(body)
-        transfer = _take_transfer(body)
+        transfer, offsets = _take_transfer(body), _take_offsets(body)
         generation = await build_chat(self._builder, body, context)
-        return Rendering(body, generation, transfer, context.answer_id)
+        return Rendering(body, generation, transfer, context.answer_id, offsets)
 
     async def _requests(self, rendering: Rendering) -> Sequence[RenderedRequest]:
         generation = rendering.generation
+        if rendering.returns_offsets:
+            jobs = tuple(replace(job, returns_offsets=True) for job in generation.jobs)
+            generation = replace(generation, jobs=jobs)
         prompts = await self._scale_out.tokenize(generation)
         return [rendering.request(*pair) for pair in zip(generation.jobs, prompts, strict=True)]
 
@@ -205,6 +209,12 @@ class _ScaleOutRoutes:
         tenant = access_of(request).tenant
         await self._scale_out.aborts.abort(tenant.name, body.request_ids)
         return Response()
+
+
+def _take_offsets(body: SamplingFields) -> bool:
+    """Whether places of tokens are wanted; the field has no effect on generation."""
+    wanted, body.return_token_offsets = bool(body.return_token_offsets), None
+    return wanted
 
 
 def scale_out_router(gateway: Gateway) -> APIRouter:

@@ -49,6 +49,8 @@ class Rendering:
     """kv_transfer_params, passed through."""
     request_id: str
     """The id of the request; of several prompts, each has this id and its number."""
+    returns_offsets: bool = False
+    """Whether places of tokens are wanted."""
 
     def request(self, job: PromptJob, prompt: Prompt) -> RenderedRequest:
         """The body for one prompt. Raises NotSupported for a prompt with media."""
@@ -69,6 +71,7 @@ class Rendering:
             reasoning_parser_kwargs=self._parser_kwargs(),
             kv_transfer_params=self.transfer,
             rendered=_facts(sampling, prompt),
+            token_offsets=None if prompt.offsets is None else pairs_of(prompt.offsets),
         )
 
     def _sampling(
@@ -116,6 +119,12 @@ class Rendering:
         return {"chat_template_kwargs": template_kwargs(self.body) or {}}
 
 
+def pairs_of(offsets: bytes) -> list[tuple[int, int]]:
+    """`Tokenized.offsets` as JSON has them."""
+    numbers = iter(unpack_ids(offsets))
+    return list(zip(numbers, numbers, strict=True))
+
+
 def refuse_not_rendered(body: SamplingFields) -> None:
     """Raise NotSupported for what token ids and sampling parameters cannot express."""
     if body.use_beam_search:
@@ -161,6 +170,7 @@ _NOT_READ: Final = dict.fromkeys(
         "thinking_token_budget",
         "kv_transfer_params",
         "ec_transfer_params",
+        "return_token_offsets",
     )
 )
 """Fields without effect on how an answer is read."""

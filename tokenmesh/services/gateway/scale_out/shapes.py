@@ -134,7 +134,8 @@ class RenderedRequest(msgspec.Struct, kw_only=True):
     priority: int
     return_token_ids: bool | None = None
     output_mode: str = "tokens"
-    token_offsets: None = None
+    token_offsets: list[tuple[int, int]] | None = None
+    """Where each token begins and ends in the text, in characters."""
     features: None = None
     content_parts: None = None
     reasoning_ended: bool | None = None
