@@ -76,7 +76,7 @@ class TokenizerActor(Actor):
     @handles(TokenizeTexts)
     async def tokenize_texts(self, message: TokenizeTexts, context: Context) -> TextsTokenized:
         """Answer with the ids of many texts or pairs."""
-        return await self._model(message.model).texts.tokenize(message, context.deadline_s)
+        return await self._model(message.model).tokenize_texts(message, context.deadline_s)
 
     @handles(Detokenize)
     async def detokenize(self, message: Detokenize, context: Context) -> Detokenized:

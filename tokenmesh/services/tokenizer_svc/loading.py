@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, normalizers
 
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
 from tokenmesh.services.tokenizer_svc.retrieval import COLQWEN2, RetrievalPrompts, read_retrieval
+from tokenmesh.services.tokenizer_svc.score_template import ScoreTemplate, declared_template
 from tokenmesh.services.tokenizer_svc.token_length import LengthBound, length_bound
 from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.config.model import ModelSettings
@@ -78,6 +79,8 @@ class LoadedTokenizer:
     around_text: tuple[str, str] = ("", "")
     """What the model's processor puts before and behind a text that it embeds."""
     padding_id: int | None = None
+    score_template: ScoreTemplate | None = None
+    """What makes a prompt of a pair that is scored; None: the tokenizer's own form of a pair."""
 
 
 def load_model(settings: ModelSettings) -> LoadedTokenizer:
@@ -104,6 +107,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
     text_model = text_config(config)
     if stated.get("model_type") == COLQWEN2:
         retrieval = read_retrieval(directory, source.pad_token)
+    templates = _templates(settings, source.chat_template, directory, retrieval)
     sizes = (positive_int(text_model.get("vocab_size")) or 0, size, *(i + 1 for i in added))
     return LoadedTokenizer(
         directory=directory,
@@ -118,7 +122,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         vocab_size=max(sizes),
         special_tokens=source.special_tokens,
         special_ids=sorted(index for index, token in added.items() if token.special),
-        templates=_templates(settings, source.chat_template, directory, retrieval),
+        templates=templates,
         default_sampling=_default_sampling(settings, directory, config),
         max_model_len=settings.stated_len or _stated_length(text_model),
         eos_token_ids=_eos_token_ids(directory, text_model, source.eos_token_id),
@@ -126,6 +130,7 @@ def load_model(settings: ModelSettings) -> LoadedTokenizer:
         prompts=_prompts(directory),
         around_text=("", "") if retrieval is None else retrieval.around_text,
         padding_id=source.padding_id,
+        score_template=_score_template(settings, directory, templates),
     )
 
 
@@ -240,6 +245,14 @@ def _templates(
         if isinstance(source, dict):
             return {str(name): str(text) for name, text in source.items()}
     return {}
+
+
+def _score_template(
+    settings: ModelSettings, directory: Path, templates: dict[str, str]
+) -> ScoreTemplate | None:
+    if settings.chat_template is not None:
+        return ScoreTemplate(DEFAULT_TEMPLATE)
+    return declared_template(directory, read_json, templates, DEFAULT_TEMPLATE)
 
 
 def _read_template(setting: str) -> str:

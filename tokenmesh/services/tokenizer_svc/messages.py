@@ -116,7 +116,8 @@ def _decode_optional(data: bytes | None, name: str, limit: int) -> list[JsonObje
     return (_decode_list(data, name, limit) if data is not None else None) or None
 
 
-def _decode_variables(data: bytes | None) -> JsonObject:
+def read_variables(data: bytes | None) -> JsonObject:
+    """The variables of a template in a request. Raises InvalidInput."""
     values = _decode(data, "chat_template_kwargs") if data is not None else {}
     if not isinstance(values, dict):
         raise InvalidInput("chat_template_kwargs is not an object", param="chat_template_kwargs")

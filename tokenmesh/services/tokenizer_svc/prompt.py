@@ -34,6 +34,7 @@ from tokenmesh.services.tokenizer_svc.media.processor import ItemText
 from tokenmesh.services.tokenizer_svc.messages import ChatInput, read_conversation
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames
 from tokenmesh.services.tokenizer_svc.prompt_text import PromptIds, PromptText
+from tokenmesh.services.tokenizer_svc.score_pairs import ScorePairs
 from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.services.tokenizer_svc.texts import TextBatch
 from tokenmesh.services.tokenizer_svc.threads import Threads
@@ -54,8 +55,10 @@ from tokenmesh.shared.messages.tokenize import (
     HeldPrompt,
     IdsPrompt,
     TextPrompt,
+    TextsTokenized,
     Tokenize,
     Tokenized,
+    TokenizeTexts,
 )
 from tokenmesh.shared.telemetry.span import span
 from tokenmesh.shared.tokens import count_ids, pack_ids
@@ -96,11 +99,14 @@ class PromptTokenizer:
         self._guard = guard
         self._encoder = TextEncoder(model.tokenizer, model.lean_json)
         self._text = PromptText(self._encoder, threads, model.length_bound)
-        self.texts = TextBatch(
+        self._texts = TextBatch(
             *(self._encoder, limits, threads, model.length_bound),
             has_type_ids=model.has_type_ids,
             around=model.around_text,
             embed_ids=frozenset() if media_model is None else media_model.embed_ids,
+        )
+        self._pairs = ScorePairs(
+            *(model.score_template, model.tokenizer, limits, threads), self._pair_ids
         )
         self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
         self._route_head = chain_head(self._scope)
@@ -146,6 +152,20 @@ class PromptTokenizer:
             warnings=warnings,
             offsets=None if items else await self._offsets(message, limit, encoded.text, kept),
         )
+
+    async def tokenize_texts(self, message: TokenizeTexts, deadline_s: float) -> TextsTokenized:
+        """Texts, or pairs. Raises InvalidInput that names a text, Overloaded, DeadlineExceeded."""
+        if not self._pairs.takes(message):
+            return await self._texts.tokenize(message, deadline_s)
+        self._texts.check(message)
+        return await self._pairs.tokenize(message, deadline_s)
+
+    async def _pair_ids(
+        self, message: Tokenize, prompt: ChatPrompt, conversation: ChatInput
+    ) -> list[int]:
+        limit = token_limit(message.truncate_prompt_tokens, self.model.max_model_len)
+        found = await self._rendered_ids(message, prompt, conversation, [], limit, [])
+        return truncate_ids(found.ids, limit, message.truncation_side)
 
     async def _offsets(
         self, message: Tokenize, limit: int | None, text: str, kept: list[int]

@@ -59,7 +59,7 @@ class TextBatch:
 
     async def tokenize(self, message: TokenizeTexts, deadline_s: float) -> TextsTokenized:
         """Raises InvalidInput that names a text by `path`, Overloaded, DeadlineExceeded."""
-        self._check(message)
+        self.check(message)
         frame = self._encoder.frame(
             is_pair=bool(message.pairs), with_special=message.add_special_tokens
         )
@@ -70,8 +70,8 @@ class TextBatch:
             num_ids = sum(map(len, firsts)) + sum(map(len, seconds))
             return await self._threads.run_text(message.tenant, num_ids, work)
 
-    def _check(self, message: TokenizeTexts) -> None:
-        """What is wrong before anything is encoded."""
+    def check(self, message: TokenizeTexts) -> None:
+        """What is wrong before anything is encoded. Raises InvalidInput."""
         texts, pairs, limits = message.texts, message.pairs, self._limits
         if pairs and len(texts) not in (1, len(pairs)):
             raise ProtocolError(f"{len(texts)} texts do not make {len(pairs)} pairs")

@@ -147,6 +147,10 @@ class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     """Keep at most this many tokens of each first text, before special tokens are added."""
     max_pair_tokens: int | None = None
     """The same of each second text."""
+    chat_template: str | None = None
+    """Writes each pair as a prompt, in place of the model's template for scores, if it has one."""
+    template_kwargs_json: bytes | None = None
+    """Variables of that template, as UTF-8 JSON."""
 
 
 class TextsTokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

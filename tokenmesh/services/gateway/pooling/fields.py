@@ -132,9 +132,21 @@ class ScoreFields(PromptFields):
     max_tokens_per_doc: _Count = 0
     """Cuts each document to so many tokens; 0: not at all."""
 
-    instruction: Annotated[str | None, NotServed()] = None
-    chat_template: Annotated[str | None, NotServed()] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, NotServed()] = None
+    instruction: str | None = None
+    """For a model that scores pairs by a template: what to look for, the variable `instruction` of
+    the template."""
+    chat_template: str | None = None
+    """Writes each pair, messages of the roles `query` and `document`, in place of the model's
+    template for scores; where `tokenizer.trust_request_chat_template` allows it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of that template."""
+
+    @property
+    def template_kwargs(self) -> dict[str, Any] | None:
+        """All variables; those of `chat_template_kwargs` count first."""
+        if self.instruction is None:
+            return self.chat_template_kwargs
+        return {"instruction": self.instruction, **(self.chat_template_kwargs or {})}
 
 
 _Scored = str | dict[str, Any]

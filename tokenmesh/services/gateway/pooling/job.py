@@ -55,6 +55,10 @@ class PoolJob:
     """Keep at most so many tokens of a first text."""
     max_pair_tokens: int | None = None
     """The same of a second text."""
+    pair_template: str | None = None
+    """Of the request, for pairs that are scored."""
+    pair_kwargs: bytes | None = None
+    """Variables of the template for pairs, as JSON."""
     deadline_s: float
     """Absolute, wall clock."""
     keep_alive_s: float | None = None

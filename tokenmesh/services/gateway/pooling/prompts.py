@@ -86,6 +86,8 @@ class PoolTokenizer:
                 tenant=job.tenant.name,
                 max_text_tokens=job.max_pair_tokens if are_second else job.max_text_tokens,
                 max_pair_tokens=job.max_pair_tokens,
+                chat_template=job.pair_template,
+                template_kwargs_json=job.pair_kwargs,
             )
             async with limit:
                 answer = await self._request(message, job.deadline_s, start, path_of)

@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
-from tokenmesh.services.gateway.http.errors import invalid
+import msgspec
+
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.sse import encode_json
+from tokenmesh.services.gateway.openai.translation import FieldNames
 from tokenmesh.services.gateway.pooling.fields import RerankRequest, ScoreFields, ScoreRequest
 from tokenmesh.services.gateway.pooling.inputs import Side
 from tokenmesh.services.gateway.pooling.job import (
     Messages,
+    PoolJob,
     check_number_of_media,
     media_options,
 )
@@ -84,6 +89,31 @@ def score_pairs(body: ScoreRequest) -> Pairs:
 def rerank_pairs(body: RerankRequest) -> Pairs:
     """The query with each document. Raises InvalidInput."""
     return Pairs(Side("query", body.query), Side("documents", body.documents), body)
+
+
+def scoring_job(job: PoolJob, body: ScoreFields) -> PoolJob:
+    """The job with what scores have besides. Raises NotSupported."""
+    kwargs = body.template_kwargs
+    for name in ("instruction", "chat_template", "chat_template_kwargs"):
+        if job.params.task != "score" and getattr(body, name) is not None:
+            raise NotSupported(
+                f"{name}: the model {job.card.name!r} compares {job.params.task} of each text; "
+                "templates are for models that score pairs",
+                param=name,
+            )
+    return replace(
+        job,
+        max_text_tokens=body.max_tokens_per_query or None,
+        max_pair_tokens=body.max_tokens_per_doc or None,
+        pair_template=body.chat_template,
+        pair_kwargs=None if kwargs is None else msgspec.json.encode(kwargs),
+    )
+
+
+def template_names(body: ScoreFields) -> FieldNames:
+    """The client's name of what tokenizers call `chat_template_kwargs`."""
+    is_alone = body.instruction is not None and body.chat_template_kwargs is None
+    return FieldNames({"chat_template_kwargs": "instruction"} if is_alone else {}, {})
 
 
 async def scores_of(run: PoolRun, pairs: Pairs) -> list[float]:

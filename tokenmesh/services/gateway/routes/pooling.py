@@ -1,6 +1,5 @@
 """The routes that answer with numbers: embeddings, pooling, classes, scores, reranking."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -27,11 +26,9 @@ from tokenmesh.services.gateway.pooling.fields import (
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
-    ScoreFields,
     ScoreRequest,
 )
 from tokenmesh.services.gateway.pooling.inputs import check_input
-from tokenmesh.services.gateway.pooling.job import PoolJob
 from tokenmesh.services.gateway.pooling.moderations import (
     ModerationRequest,
     categories_of,
@@ -45,6 +42,8 @@ from tokenmesh.services.gateway.pooling.scores import (
     rerank_pairs,
     score,
     score_pairs,
+    scoring_job,
+    template_names,
 )
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolTask
@@ -129,7 +128,9 @@ class _PoolingRoutes:
             body = await read_json(request, ScoreRequest, self._settings)
             pairs = score_pairs(body)
             job = await self._begin(body, context, SCORE_TASKS, is_compared=True)
-        return self._pool(_with_lengths(job, body), partial(score, pairs))
+            job = scoring_job(job, body)
+            context.rename_error = template_names(body).rename
+        return self._pool(job, partial(score, pairs))
 
     async def create_rerank(self, request: Request) -> Response:
         """Documents in the order in which they fit a query."""
@@ -138,7 +139,9 @@ class _PoolingRoutes:
             body = await read_json(request, RerankRequest, self._settings)
             pairs = rerank_pairs(body)
             job = await self._begin(body, context, SCORE_TASKS, is_compared=True)
-        return self._pool(_with_lengths(job, body), partial(rerank, body, pairs))
+            job = scoring_job(job, body)
+            context.rename_error = template_names(body).rename
+        return self._pool(job, partial(rerank, body, pairs))
 
     async def create_cohere_embeddings(self, request: Request) -> Response:
         """Embed texts or images as Cohere's API does."""
@@ -177,11 +180,3 @@ def _pooling_tasks(body: PoolingRequest) -> tuple[PoolTask, ...]:
     if body.task == "score":
         raise InvalidInput("task: pairs are scored by /score, not here", param="task")
     return (body.task,)
-
-
-def _with_lengths(job: PoolJob, body: ScoreFields) -> PoolJob:
-    return replace(
-        job,
-        max_text_tokens=body.max_tokens_per_query or None,
-        max_pair_tokens=body.max_tokens_per_doc or None,
-    )
