@@ -24,7 +24,7 @@ from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.model import ModelSettings, TokenizerSettings
-from tokenmesh.shared.errors import CheckpointError, InvalidInput
+from tokenmesh.shared.errors import CheckpointError, InvalidInput, PayloadTooLarge
 from tokenmesh.shared.ids import ModelName, RequestId
 from tokenmesh.shared.messages import TextsTokenized, TokenizeTexts
 from tokenmesh.shared.tokens import unpack_ids
@@ -157,6 +157,13 @@ async def test_texts_are_cut_before_the_template_writes_them_and_prompts_behind_
     with pytest.raises(InvalidInput, match="maximum context length is 9") as caught:
         await ask(bus, OPERATOR, context_tokens=9)
     assert caught.value.path == ("pairs", 0)
+
+
+async def test_a_query_that_is_in_many_prompts_is_bounded_before_any_is_written(
+    bus: MessageBus,
+) -> None:
+    with pytest.raises(PayloadTooLarge, match="send fewer pairs at a time"):
+        await ask(bus, OPERATOR, "a" * 20_000, pairs=["b"] * 1000)
 
 
 async def test_a_text_makes_no_special_token_where_that_is_forbidden(

@@ -18,12 +18,15 @@ from tokenmesh.shared.errors import (
     DeadlineExceeded,
     FieldPath,
     InvalidInput,
+    PayloadTooLarge,
     PromptTooLong,
 )
 from tokenmesh.shared.messages.tokenize import ChatPrompt, TextsTokenized, Tokenize, TokenizeTexts
 from tokenmesh.shared.tokens import pack_ids
 
 _KWARGS: Final = "chat_template_kwargs"
+_MOST_CHARS: Final = 1 << 24
+"""Of all pairs of a message: seconds of work."""
 _MOST_CUTS: Final = 8
 """Of one text: a token may hold part of a character, so that one cut leaves a token too many."""
 
@@ -67,6 +70,7 @@ class ScorePairs:
         """Raises InvalidInput that names a text by `path`, Overloaded, DeadlineExceeded."""
         # Without a template of its own the request has one.
         own = self._template or ScoreTemplate("")
+        _check_size(message)
         variables = {**own.variables, **read_variables(message.template_kwargs_json)}
         prompt = ChatPrompt(
             messages_json=b"",
@@ -148,6 +152,19 @@ class ScorePairs:
         except InvalidInput as error:
             error.param, error.path = str(path[1]), path
             raise
+
+
+def _check_size(message: TokenizeTexts) -> None:
+    """Raises PayloadTooLarge: each pair has its own copy of the query and of the variables."""
+    num_pairs = len(message.pairs)
+    copies = num_pairs if len(message.texts) == 1 else 1
+    num_chars = sum(map(len, message.pairs)) + copies * sum(map(len, message.texts))
+    num_chars += num_pairs * len(message.template_kwargs_json or b"")
+    if num_chars > _MOST_CHARS:
+        raise PayloadTooLarge(
+            f"{num_pairs} pairs of {num_chars} characters in all, at most {_MOST_CHARS}: send "
+            "fewer pairs at a time, or a shorter query"
+        )
 
 
 def cut_text(tokenizer: Tokenizer, text: str, most: int) -> str:
