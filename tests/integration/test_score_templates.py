@@ -187,6 +187,19 @@ async def test_a_declaration_that_cannot_be_followed_ends_the_start(
         load_model(ModelSettings(model=str(tmp_path / "model")))
 
 
+async def test_a_reranker_by_tokens_without_a_template_is_warned_of(
+    checkpoints: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(checkpoints["plain"], tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["classifier_from_token"] = ["no", "yes"]
+    write_json(tmp_path / "model" / "config.json", config)
+    load_model(ModelSettings(model=str(tmp_path / "model"), chat_template=TEMPLATE))
+    assert "--chat-template" not in caplog.text
+    load_model(ModelSettings(model=str(tmp_path / "model")))
+    assert "--chat-template" in caplog.text
+
+
 async def test_a_cut_text_never_has_more_tokens(checkpoints: dict[str, Path]) -> None:
     """Also where a character is several tokens."""
     tokenizer = Tokenizer.from_file(str(checkpoints["plain"] / "tokenizer.json"))

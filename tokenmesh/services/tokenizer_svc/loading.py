@@ -27,6 +27,8 @@ from tokenmesh.shared.model_files import locate_model, sentence_config_path, ser
 from tokenmesh.shared.placeholder_files import placeholder_problem
 from tokenmesh.shared.unpacked import MADE_BY
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_TEMPLATE = "default"
 
 _SAMPLING_FIELDS = {
@@ -252,7 +254,14 @@ def _score_template(
 ) -> ScoreTemplate | None:
     if settings.chat_template is not None:
         return ScoreTemplate(DEFAULT_TEMPLATE)
-    return declared_template(directory, read_json, templates, DEFAULT_TEMPLATE)
+    found = declared_template(directory, read_json, templates, DEFAULT_TEMPLATE)
+    if found is None and read_json(directory / "config.json").get("classifier_from_token"):
+        logger.warning(
+            "%s scores pairs by two tokens behind them, without a prompt: if it was trained with "
+            "one, as Qwen3-Reranker was, set --chat-template",
+            directory,
+        )
+    return found
 
 
 def _read_template(setting: str) -> str:
