@@ -58,6 +58,16 @@ async def test_a_tensor_is_a_prompt_of_as_many_tokens(
         assert generate.cache_salt == "mine"
 
 
+async def test_a_batch_of_one_is_one_tensor(mesh: BackEnd, client: httpx.AsyncClient) -> None:
+    for given in (TENSOR, TENSOR[None]):
+        body = ask(mesh, prompt_embeds=encoded(given))
+        assert (await client.post(PATH, json=body)).json()["usage"]["prompt_tokens"] == 3
+    one, other = (generate.media[0] for generate in mesh.workers[0].generates)
+    assert one == other
+    body = ask(mesh, prompt_embeds=encoded(torch.stack([TENSOR, TENSOR])))
+    assert (await client.post(PATH, json=body)).status_code == 400
+
+
 async def test_tensors_come_before_prompts(mesh: BackEnd, client: httpx.AsyncClient) -> None:
     half = base64.b64encode(save({"x": TENSOR.half()})).decode()
     body = ask(mesh, prompt_embeds=[encoded(TENSOR[:2]), half], prompt=["Hi", "Ho"])

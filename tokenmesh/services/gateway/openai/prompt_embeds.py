@@ -34,6 +34,9 @@ async def store_tensor(
         blob = await asyncio.to_thread(_decode, text)
     except ValueError as error:
         raise _about(path, str(error)) from error
+    if len(blob.shape) == 3 and blob.shape[0] == 1:
+        # a batch of one, as a model's own embedding of ids is
+        blob = TensorBlob(blob.dtype, blob.shape[1:], blob.data)
     shape = list(blob.shape)
     if len(shape) != 2 or not shape[0] or shape[1] != card.hidden_size:
         raise _about(path, f"has the shape {shape}, not [tokens, {card.hidden_size}]")
