@@ -72,7 +72,6 @@ async def build_chat(
     await builder.check(sampling.structured)
     parsing = _parsing(body, tools, text)
     prompt = await _prompt(builder, body, tools, card, context.access)
-    _check_tensors(body)
     job = builder.job(body, card, prompt, sampling, max_tokens, context, parsing=parsing)
     role, echo = _opening(body)
     return GenerationRequest(
@@ -116,7 +115,9 @@ async def _prompt(
     builder: RequestBuilder, body: ChatRequest, tools: ToolUse, card: ModelCard, access: Access
 ) -> ChatPrompt:
     await move_inline_media(body.messages, builder.uploads, access)
-    await move_tensors(body.messages, card, builder.blobs, builder.settings)
+    if tensors := embeds_parts(body.messages):
+        _check_tensors(body)
+        await move_tensors(tensors, card, builder.blobs, builder.settings)
     return ChatPrompt(
         messages_json=msgspec.json.encode(body.messages),
         tools_json=_json_or_none(tools.shown or None),
@@ -138,7 +139,7 @@ def _check_tensors(body: ChatRequest) -> None:
         "return_prompt_text": bool(body.return_prompt_text),
     }
     for name, is_wanted in wanted.items():
-        if is_wanted and embeds_parts(body.messages):
+        if is_wanted:
             raise invalid(name, f"cannot be combined with parts of type {EMBEDS_PART}")
 
 

@@ -6,7 +6,7 @@ A tensor goes into the blob store, and its prompt names it like an encoder's out
 import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tokenmesh.services.gateway.extras.tensor_upload import read_tensor
@@ -78,14 +78,17 @@ def embeds_parts(messages: Sequence[Any]) -> list[tuple[FieldPath, dict[str, Any
 
 
 async def move_tensors(
-    messages: Sequence[Any], card: ModelCard, blobs: Blobs, limits: GatewaySettings
+    parts: Iterable[tuple[FieldPath, dict[str, Any]]],
+    card: ModelCard,
+    blobs: Blobs,
+    limits: GatewaySettings,
 ) -> None:
-    """Put the tensors of messages into the blob store; their parts name them then, in place.
+    """Put the tensors of `embeds_parts` into the blob store; the parts name them then, in place.
 
     A part says nothing of a client's after that but its place. Raises InvalidInput.
     """
     turns = Turns()
-    for path, part in embeds_parts(messages):
+    for path, part in parts:
         await turns.rest()
         text = part.get(_DATA)
         if not isinstance(text, str) or not text:

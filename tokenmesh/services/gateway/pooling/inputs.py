@@ -11,7 +11,7 @@ import msgspec
 
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
-from tokenmesh.services.gateway.openai.prompt_embeds import move_tensors
+from tokenmesh.services.gateway.openai.prompt_embeds import embeds_parts, move_tensors
 from tokenmesh.services.gateway.pooling.fields import InputFields
 from tokenmesh.services.gateway.pooling.job import (
     Messages,
@@ -71,7 +71,7 @@ async def _chats(run: PoolRun, body: InputFields) -> list[PoolItem]:
             raise InvalidInput(f"messages[{index}] is empty", param="messages")
         await move_inline_media(chat, run.services.uploads, run.context.access)
         settings, blobs = run.services.settings, run.services.uploads.blobs
-        await move_tensors(chat, run.job.card, blobs, settings)
+        await move_tensors(embeds_parts(chat), run.job.card, blobs, settings)
         prompts.append(_prompt(body, chat))
     check_number_of_media(chats, run.services.settings)
     paths: Sequence[FieldPath] = [

@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.http.errors import invalid
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.openai.chat_builder import chat_prompt
 from tokenmesh.services.gateway.openai.inline_media import move_inline_media
-from tokenmesh.services.gateway.openai.prompt_embeds import move_tensors
+from tokenmesh.services.gateway.openai.prompt_embeds import embeds_parts, move_tensors
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     DetokenizeRequest,
@@ -47,7 +47,8 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
         context = context_of(request.scope)
         if body.messages is not None:
             await move_inline_media(body.messages, gateway.uploads, context.access)
-            await move_tensors(body.messages, card, gateway.blobs, gateway.settings)
+            tensors = embeds_parts(body.messages)
+            await move_tensors(tensors, card, gateway.blobs, gateway.settings)
         message = Tokenize(
             request_id=context.request_id,
             model=card.name,
