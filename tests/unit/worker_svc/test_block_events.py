@@ -71,7 +71,7 @@ def test_events_amount_to_what_can_be_found_after_every_step(chunk: int, has_sta
         schedule.note_blocks(schedule.engine.take_output().blocks)
         assert not schedule.subscriber.blocks
     kinds = ("preempted", "cached", "error", "lora", "salt", "kv_dtype")
-    assert min(counts["media"], counts["prompt_embeds"]) > 1
+    assert min(counts["media"], counts["prompt_embeds"]) > 0
     assert min(counts[kind] for kind in (*kinds, "BlockStored", "BlockRemoved")) > 5
 
 
