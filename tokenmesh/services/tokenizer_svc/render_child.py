@@ -22,7 +22,7 @@ import jinja2._identifier
 import jinja2.constants
 import jinja2.debug
 import msgspec
-from jinja2 import TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from tokenmesh.services.tokenizer_svc.conversation import (
     CannotContinue,
@@ -102,8 +102,12 @@ def _render(job: RenderJob, warnings: list[FieldWarning]) -> str:
 
 
 def _probe(template: ChatTemplate, job: RenderJob, messages: list[JsonObject]) -> str:
+    """What the template makes of other messages; empty where it refuses them."""
     probe = msgspec.structs.replace(job, messages=messages)
-    return _printed(template, job, shape_messages(probe, template.shape_of, []))
+    try:
+        return _printed(template, job, shape_messages(probe, template.shape_of, []))
+    except (RaisedByTemplate, TemplateError):
+        return ""
 
 
 def _printed(template: ChatTemplate, job: RenderJob, messages: list[JsonObject]) -> str:

@@ -3,11 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from jinja2 import TemplateError
-
 from tokenmesh.services.tokenizer_svc.conversation import join_parts
 from tokenmesh.services.tokenizer_svc.render_job import JsonObject
-from tokenmesh.services.tokenizer_svc.template import RaisedByTemplate
 
 _LATER: Final = "laterinstruction"
 """Any word that no template writes."""
@@ -25,16 +22,11 @@ def system_first(
     """Shaped messages, those of the system in one where the template refuses others or does not
     print them.
 
-    render: renders any messages that are not shaped yet by that template.
+    render: renders messages that are not shaped yet by that template; nothing where it refuses.
     """
     if all(each.get("role") != "system" for each in messages[1:]):
         return messages
-    try:
-        if _LATER in render(_PROBE):
-            return messages
-    except (RaisedByTemplate, TemplateError):
-        pass
-    return _merged(messages)
+    return messages if _LATER in render(_PROBE) else _merged(messages)
 
 
 def _merged(messages: list[JsonObject]) -> list[JsonObject]:
