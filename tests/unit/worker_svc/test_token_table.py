@@ -51,6 +51,39 @@ def test_sentencepiece_tokens_have_spaces_and_bytes(tmp_path: Path) -> None:
     assert table.tokens[265:] == [b""] * 35
 
 
+ADDED = [
+    "<tool>",
+    "\u00e9",
+    "na\u00efve",
+    "\u00ff\u00fe",
+    "a\u2192b",
+    "\u0120x",
+    "\u2581y",
+    "\u4f60",
+    " z",
+]
+
+
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
+def test_a_grammar_reads_an_added_token_as_its_text_is_decoded(kind: str, tmp_path: Path) -> None:
+    """A byte-level tokenizer decodes the added token of one letter, U+00E9, to the byte E9."""
+    is_byte_level = kind == "byte level"
+    file = byte_level_bpe(tmp_path) / "tokenizer.json" if is_byte_level else None
+    tokenizer = Tokenizer.from_file(str(file or sentencepiece_bpe(tmp_path)))
+    tokenizer.add_tokens(ADDED)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    table = read_token_table(tmp_path / "tokenizer.json", size, frozenset({2}))
+    vocabulary = Vocabulary.load(tokenizer.to_str(), ())
+    for text in ADDED:
+        token_id = tokenizer.get_vocab()[text]
+        assert table.tokens[token_id] == vocabulary.token_text(token_id)[1], text
+        decoded = tokenizer.decode([tokenizer.get_vocab()["a"], token_id])
+        assert b"a" + table.tokens[token_id] == decoded.encode() or (
+            "a" + table.tokens[token_id].decode(errors="replace") == decoded
+        )
+
+
 def test_unigram_pieces_are_a_list(tmp_path: Path) -> None:
     pieces = [("<unk>", 0.0), ("\u2581the", -1.0), ("s", -2.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))

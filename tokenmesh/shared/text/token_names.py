@@ -16,8 +16,7 @@ ANCHORS: Final = ("a", "\u2581a", "\u0120a", "e", "\u2581the", "the")
 """Tokens of which one is in nearly every vocabulary and decodes to plain letters."""
 _BYTES: Final = {f"<0x{byte:02X}>": byte for byte in range(256)}
 _IS_THERE: Final = 1
-_IS_ADDED: Final = 2
-_IS_SPECIAL: Final = 4
+_IS_SPECIAL: Final = 2
 
 
 class _Added(msgspec.Struct):
@@ -72,7 +71,7 @@ class TokenNames:
                 self.known[name] = token_id
         for each in added:
             spelled[each.id] = each.content.encode()
-            flags[each.id] = _IS_THERE | _IS_ADDED | (_IS_SPECIAL if each.special else 0)
+            flags[each.id] = _IS_THERE | (_IS_SPECIAL if each.special else 0)
             self.known[each.content] = each.id
             if each.content in _BYTES:
                 self.id_by_byte[_BYTES[each.content]] = each.id
@@ -94,10 +93,6 @@ class TokenNames:
         if not 0 <= token_id < len(self._flags) or not self._flags[token_id]:
             return None
         return self._spelled[self._starts[token_id] : self._starts[token_id + 1]].decode()
-
-    def is_added(self, token_id: int) -> bool:
-        """Whether it was added to the vocabulary: its name is its text. The id has a token."""
-        return bool(self._flags[token_id] & _IS_ADDED)
 
     def is_special(self, token_id: int) -> bool:
         """Whether it stands for no text. The id has a token."""

@@ -48,7 +48,8 @@ def token_table(names: TokenNames, vocab_size: int, eos_ids: frozenset[int]) -> 
         if names.is_special(token_id):
             special[name] = token_id
         else:
-            tokens[token_id] = name.encode() if names.is_added(token_id) else spell(name)
+            # of added tokens too: a text is decoded by their spelling
+            tokens[token_id] = spell(name)
     known = sorted(eos for eos in eos_ids if eos < vocab_size)
     for eos in known:
         tokens[eos] = b""
