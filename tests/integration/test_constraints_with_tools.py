@@ -148,3 +148,63 @@ async def test_a_regular_expression_binds_the_input_of_a_custom_tool_in_a_namesp
         assert call["type"] == "custom_tool_call"
         assert (call["namespace"], call["name"]) == ("files", "patch")
         assert re.fullmatch(wanted, call["input"])
+
+
+LARK = """
+start: "PATCH\\n" line+ "\\"END\\\\"
+line: "+" WORD LF
+%import common.WORD
+%import common.LF
+%ignore " "
+"""
+PATCH = re.compile(r' *PATCH\n *(\+ *[A-Za-z]+ *\n *)+"END\\ *')
+CUSTOM: dict[str, Any] = {
+    "type": "custom",
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "format": {"type": "grammar", "syntax": "lark", "definition": LARK},
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "custom", "name": "get_weather"}])
+async def test_a_lark_grammar_binds_the_input_of_a_custom_tool(
+    client: httpx.AsyncClient, choice: Any
+) -> None:
+    fields = {"tools": [CUSTOM], "tool_choice": choice, "temperature": 1, "seed": 3}
+    body = {"model": "demo", "input": WEATHER, "parallel_tool_calls": False, **fields}
+    response = await client.post("/v1/responses", json=body)
+    assert "X-TokenMesh-Warning" not in response.headers
+    (call,) = response.json()["output"]
+    assert call["type"] == "custom_tool_call"
+    if response.json()["status"] == "completed":
+        assert PATCH.fullmatch(call["input"]), call["input"]
+    streamed = await client.post("/v1/responses", json={**body, "stream": True})
+    assert json.dumps(call["input"]) in streamed.text
+
+
+async def test_a_lark_grammar_of_a_format_that_cannot_be_bound_is_refused(
+    client: httpx.AsyncClient,
+) -> None:
+    for definition in ("start: <|end|>", "start: x"):
+        shape = {**CUSTOM["format"], "definition": definition}
+        body = {"model": "demo", "input": WEATHER, "tools": [{**CUSTOM, "format": shape}]}
+        response = await client.post("/v1/responses", json=body)
+        assert response.status_code == 400
+        assert "tools" in response.json()["error"]["message"]
+
+
+async def test_choices_of_a_lark_grammar_follow_it_each(client: httpx.AsyncClient) -> None:
+    grammar = {"grammar": 'start: A "\\n" B\nA: /[a-f]{2,4}/\nB: /[0-9]+/ & /.{3}/'}
+    body: dict[str, Any] = {"model": "demo", "messages": user(WEATHER)}
+    body["structured_outputs"] = grammar
+    body |= {"n": 3, "temperature": 2, "seed": 1}
+    answer = (await client.post("/v1/chat/completions", json=body)).json()
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert all(re.fullmatch("[a-f]{2,4}\n[0-9]{3}", text) for text in texts)
+    async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as sent:
+        lines = [line[6:] async for line in sent.aiter_lines() if line.startswith("data: {")]
+    joined = ["", "", ""]
+    for chunk in map(json.loads, lines):
+        for choice in chunk["choices"]:
+            joined[choice["index"]] += choice["delta"].get("content") or ""
+    assert joined == texts

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 DATA: Final = frozenset(("const", "enum", "default", "examples", "example"))
 """Keywords whose values are data."""
+LARK: Final = "lark"
+"""A keyword of ours: the Lark grammar that a string follows."""
 _BY_NAME: Final = frozenset(
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 )

@@ -4,14 +4,23 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import tokenmesh.demo_model
 from tests.fakes.tokenizers import OpenVocabulary
 from tests.unit.gateway.parsers.harness import parse
+from tokenmesh.services.gateway.openai.request import ChatRequest
 from tokenmesh.services.gateway.openai.structured_limits import check_structured
-from tokenmesh.services.gateway.openai.tools import Mode, ToolUse, strict_calls
+from tokenmesh.services.gateway.openai.tools import (
+    Mode,
+    ToolUse,
+    add_calls,
+    call_constraint,
+    read_tools,
+    strict_calls,
+)
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
@@ -24,6 +33,7 @@ from tokenmesh.services.gateway.parsers.parser import (
 from tokenmesh.services.gateway.parsers.registry import TOOLS
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.messages.structured import Structured
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}}
 STRICT = ToolSchema(name="weather", parameters=SCHEMA, strict=True)
@@ -74,9 +84,45 @@ def test_some_formats_cannot_be_constrained(parser: str) -> None:
     assert constraint(parser, STRICT) is None
 
 
-@pytest.mark.parametrize("special", ["<tool_call>", "</tool_call>"])
-def test_formats_with_special_tokens_cannot_be_constrained(special: str) -> None:
-    assert constraint("hermes", STRICT, special=special) is None
+@pytest.mark.parametrize(("special", "wanted"), [("<tool_call>", True), ("</tool_call>", None)])
+def test_calls_that_begin_with_a_special_token_are_constrained_as_tokens(
+    special: str, wanted: bool | None
+) -> None:
+    ids = {special: 1}
+    shown = SimpleNamespace(
+        marker_ids=lambda mark: [ids.get(mark[: mark.find(">") + 1].strip("}\n"), 0)],
+        special_ids=frozenset({1}),
+    )
+    text: Any = SimpleNamespace(family=FormatFamily(tools=TOOLS["hermes"]), vocabulary=shown)
+    found = strict_calls(ToolUse(mode="auto", schemas=(STRICT,)), text)
+    assert (None if found is None else json.loads(found.text)["has_special_tokens"]) is wanted
+
+
+def bound(parser: str, answer: Structured | None) -> Structured | None:
+    """What constrains the calls of a custom tool with a grammar."""
+    tool = {"type": "function", "function": {"name": "patch", "strict": True}, "bound": True}
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}
+    )
+    vocabulary = SimpleNamespace(marker_ids=lambda _mark: [0], special_ids=frozenset[int]())
+    text: Any = SimpleNamespace(family=FormatFamily(tools=TOOLS[parser]), vocabulary=vocabulary)
+    use, context = read_tools(body, LIMITS), Mock(warnings=[])
+    if answer is not None:
+        return add_calls(answer, use, text, context)
+    return call_constraint(body, use, text, context, LIMITS)
+
+
+@pytest.mark.parametrize("parser", sorted(TOOLS))
+def test_a_custom_tool_with_a_grammar_is_bound_or_refused_by_name(parser: str) -> None:
+    for answer in (None, Structured(kind="regex", text="a")):
+        if TOOLS[parser].frame is not None:
+            assert bound(parser, answer) is not None
+            continue
+        with pytest.raises(InvalidInput) as caught:
+            bound(parser, answer)
+        assert "cannot be" in caught.value.message
+    with pytest.raises(InvalidInput, match=r"tools\[0\].function.format"):
+        bound(parser, Structured(kind="structural_tag", text="{}"))
 
 
 @pytest.mark.parametrize(

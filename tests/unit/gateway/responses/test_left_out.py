@@ -2,8 +2,10 @@
 
 import pytest
 
+from tokenmesh.services.gateway.openai.tools import read_tools
 from tokenmesh.services.gateway.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.responses.translation import translate
+from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 
 
@@ -25,9 +27,13 @@ def test_tools_and_hints_that_are_not_served_are_left_out_with_a_warning() -> No
     assert translation.chat.tools is not None
     (tool,) = translation.chat.tools
     assert "start: /a+/" in tool["function"]["description"]
+    assert tool["bound"]
+    assert tool["function"]["parameters"]["properties"]["input"]["lark"] == "start: /a+/"
+    (shown,) = read_tools(translation.chat, GatewaySettings()).shown
+    assert "lark" not in str(shown["function"]["parameters"])
     assert translation.chat.service_tier == "default"
     text = "; ".join(translation.warnings)
-    for name in (*hosted, "tools[4].format", "text.verbosity", "service_tier"):
+    for name in (*hosted, "text.verbosity", "service_tier"):
         assert name in text
 
 

@@ -45,6 +45,8 @@ class Tool(TypedDict, total=False):
 
     type: Required[Literal["function"]]
     function: Required[dict[str, Any]]
+    bound: bool
+    """Of a custom tool with a grammar: a format of calls that cannot follow it is refused."""
 
 
 class ChatRequest(SamplingFields):

@@ -21,7 +21,7 @@ from tokenmesh.services.gateway.parsers.formats import NAME, CallFrame, ToolForm
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
-from tokenmesh.shared.json_schema import changed_schema
+from tokenmesh.shared.json_schema import LARK, changed_schema
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 
 Mode = Literal["none", "auto", "required", "named"]
@@ -33,6 +33,7 @@ _ROOTS: Final = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})
 _MAX_SHOWN: Final = 128
 """Characters of a wrong value in an error."""
 
+_FREE_CALLS: Final = "this model's format of calls cannot be constrained"
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 
 
@@ -73,7 +74,21 @@ def read_tools(body: ChatRequest, limits: GatewaySettings) -> ToolUse:
 
 
 def _use(mode: Mode, tools: Sequence[Tool], schemas: Sequence[ToolSchema]) -> ToolUse:
-    return ToolUse(mode=mode if tools else "none", shown=tuple(tools), schemas=tuple(schemas))
+    shown = tuple(map(_shown_tool, tools))
+    return ToolUse(mode=mode if tools else "none", shown=shown, schemas=tuple(schemas))
+
+
+def _shown_tool(tool: Tool) -> Tool:
+    """A tool as the template gets it: its description holds the grammar already."""
+    if "bound" not in tool:
+        return tool
+
+    def without(node: dict[str, Any]) -> dict[str, Any]:
+        return {key: each for key, each in node.items() if key != LARK}
+
+    function = dict(tool["function"])
+    function["parameters"] = changed_schema(function.get("parameters"), without)
+    return {"type": "function", "function": function}
 
 
 def _read_mode(value: object, place: str) -> Mode:
@@ -91,7 +106,8 @@ def _read_choice(
     kind = choice.get("type")
     if kind == "function":
         named = _find(_name_in(choice, "tool_choice"), schemas, "tool_choice.function.name")
-        return ToolUse(mode="named", shown=tuple(tools), schemas=(schemas[named],))
+        shown = tuple(map(_shown_tool, tools))
+        return ToolUse(mode="named", shown=shown, schemas=(schemas[named],))
     if kind == "allowed_tools":
         return _read_allowed(choice.get("allowed_tools"), tools, schemas)
     raise _wrong_choice(f"tool_choice.type is {_shown(kind)}; it must be function or allowed_tools")
@@ -147,8 +163,7 @@ def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSc
             "(gateway.max_tools_bytes)",
         )
     schemas = [
-        _read_function(tool["function"], ("tools", index, "function"))
-        for index, tool in enumerate(tools)
+        _read_function(tool, ("tools", index, "function")) for index, tool in enumerate(tools)
     ]
     names = set[str]()
     for index, schema in enumerate(schemas):
@@ -159,7 +174,8 @@ def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSc
     return schemas
 
 
-def _read_function(function: dict[str, Any], path: FieldPath) -> ToolSchema:
+def _read_function(tool: Tool, path: FieldPath) -> ToolSchema:
+    function = tool["function"]
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _invalid(
@@ -177,7 +193,10 @@ def _read_function(function: dict[str, Any], path: FieldPath) -> ToolSchema:
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise _invalid((*path, "strict"), "must be a boolean")
-    return ToolSchema(name=name, parameters=parameters, strict=strict is True)
+    is_bound = tool.get("bound", False)
+    return ToolSchema(
+        name=name, parameters=parameters, strict=strict is True or is_bound, is_bound=is_bound
+    )
 
 
 def _invalid(path: FieldPath, problem: str) -> InvalidInput:
@@ -202,6 +221,7 @@ def call_constraint(
     elif tools.has_strict:
         structured = strict_calls(tools, text)
         if structured is None:
+            _refuse_bound(tools, _FREE_CALLS)
             context.warnings.append("tools: strict has no effect with this model's calls")
         return structured
     return None
@@ -221,6 +241,7 @@ def add_calls(
     forms = CallForms()
     has_channels = text.family.reasoning is not None and text.family.reasoning.tools is calls
     if structured.kind == "structural_tag":
+        _refuse_bound(tools, f"{structured.field} leaves calls free")
         # Text outside of the tags is free, calls are as well.
         if tools.has_strict:
             context.warnings.append("tools: strict has no effect with a structural tag")
@@ -233,9 +254,20 @@ def add_calls(
                 "cannot be constrained. Set tool_choice",
                 param=structured.field,
             )
+    if not forms.forms or any(form.schema is None for form in forms.forms):
+        _refuse_bound(tools, _FREE_CALLS)
     if tools.has_strict and all(form.schema is None for form in forms.forms):
         context.warnings.append("tools: strict has no effect with this model's calls")
     return msgspec.structs.replace(structured, calls=forms)
+
+
+def _refuse_bound(tools: ToolUse, reason: str) -> None:
+    """Raise InvalidInput for the first tool whose calls would not follow its grammar."""
+    for tool in tools.schemas:
+        if tool.is_bound:
+            names = [each["function"]["name"] for each in tools.shown]
+            path = ("tools", names.index(tool.name), "function", "format")
+            raise _invalid(path, f"cannot be followed: {reason}. Set tool_choice to this tool")
 
 
 def call_forms(calls: ToolFormat, schemas: Sequence[ToolSchema]) -> CallForms:
@@ -303,10 +335,12 @@ def _any_call(
 def strict_calls(tools: ToolUse, text: ModelText) -> Structured | None:
     """The constraint; None: the format of this model's calls cannot be constrained."""
     frame = None if text.family.tools is None else text.family.tools.frame
-    if frame is None or not _is_text(text, frame):
+    has_special = frame is not None and not _is_text(text, frame)
+    if frame is None or (has_special and not _begins_special(text, frame)):
         return None
     tags = [_tag(tool, frame) for tool in tools.schemas]
-    tag = {"type": "structural_tag", "structures": tags, "triggers": [frame.marker]}
+    tag: dict[str, Any] = {"type": "structural_tag", "structures": tags}
+    tag |= {"triggers": [frame.marker], "has_special_tokens": has_special}
     return Structured(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools")
 
 
@@ -338,10 +372,15 @@ def _move_references(value: Any, root: str) -> Any:
 
 
 def _is_text(text: ModelText, frame: CallFrame) -> bool:
-    """Whether the frame has no special tokens: a grammar is over text."""
+    """Whether the frame has no special tokens."""
     vocabulary = text.vocabulary
     written = (vocabulary.marker_ids(mark) for mark in frame.marks if mark)
     return all(map(vocabulary.special_ids.isdisjoint, written))
+
+
+def _begins_special(text: ModelText, frame: CallFrame) -> bool:
+    first, *_ = text.vocabulary.marker_ids(frame.marks[0])
+    return first in text.vocabulary.special_ids
 
 
 def _tag(tool: ToolSchema, frame: CallFrame) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class ToolSchema:
     """JSON schema of the arguments: formats that write bare values need the types."""
     strict: bool = False
     """Every call must follow that schema, even if the request does not force calls."""
+    is_bound: bool = False
+    """Strict, and refused where the format of calls cannot be constrained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from tokenmesh.services.gateway.openai.translation import (
     one_of,
 )
 from tokenmesh.services.gateway.responses.mcp_servers import RequestedServer
+from tokenmesh.shared.json_schema import LARK
 
 Listings = Mapping[str, Sequence[Json]]
 """Tools of MCP servers in OpenAI's shape, by the path of the server in the request."""
@@ -154,9 +155,8 @@ def _add_own(found: ToolSet, tool: Json, path: str) -> None:
         function = _function(tool, path)
         _add(found, function, ToolName(name=function["name"]), path)
         return
-    function, warning = _custom(tool, path)
-    found.warnings.extend(warning)
-    _add(found, function, ToolName("custom", name=function["name"]), path)
+    function, is_bound = _custom(tool, path)
+    _add(found, function, ToolName("custom", name=function["name"]), path, is_bound=is_bound)
 
 
 def _own_name(tool: Json, path: str) -> str:
@@ -183,24 +183,26 @@ def _add_namespace(found: ToolSet, tool: Json, taken: set[str], path: str) -> No
                 f"{place}.name", f"{name.name[:80]!r} appears twice in {namespace[:80]!r}"
             )
         taken.add(flat)
-        function, warning = (
-            (_function(each, place), []) if kind == "function" else _custom(each, place)
+        function, is_bound = (
+            (_function(each, place), False) if kind == "function" else _custom(each, place)
         )
         if about and index == 0:
             own = function.get("description")
             shown = f"About {namespace}: {about}"
             function["description"] = f"{own}\n\n{shown}" if own else shown
-        found.warnings.extend(warning)
-        _add(found, {**function, "name": flat}, name, place)
+        _add(found, {**function, "name": flat}, name, place, is_bound=is_bound)
 
 
-def _add(found: ToolSet, function: Json, tool: ToolName, path: str) -> None:
+def _add(
+    found: ToolSet, function: Json, tool: ToolName, path: str, *, is_bound: bool = False
+) -> None:
     name = function["name"]
     if name in found.names:
         raise invalid(f"{path}.name", f"{name!r} appears twice")
     found.paths[name] = path
     found.names[name] = tool
-    found.declared.append({"type": "function", "function": function})
+    declared: Json = {"type": "function", "function": function}
+    found.declared.append({**declared, "bound": True} if is_bound else declared)
 
 
 def _function(tool: Json, path: str) -> Json:
@@ -214,30 +216,26 @@ def _function(tool: Json, path: str) -> Json:
     return {"name": name} | {key: tool[key] for key in _OPTIONAL if tool.get(key) is not None}
 
 
-def _custom(tool: Json, path: str) -> tuple[Json, list[str]]:
-    """The function, and warnings. A regular expression binds the input; a Lark grammar is shown to
-    the model, which may not follow it: within a JSON string it would be another grammar."""
+def _custom(tool: Json, path: str) -> tuple[Json, bool]:
+    """The function, and whether a grammar binds its input."""
     name = get_string(tool, "name", path)
     description = get_optional_string(tool, "description", path)
     shape = tool.get("format")
     if shape is None:
-        return _declared(name, description, _CUSTOM_PARAMETERS), []
+        return _declared(name, description, _CUSTOM_PARAMETERS), False
     if not isinstance(shape, dict):
         raise invalid(f"{path}.format", "must be an object")
     if one_of(shape.get("type"), ("text", "grammar"), f"{path}.format.type") == "text":
-        return _declared(name, description, _CUSTOM_PARAMETERS), []
+        return _declared(name, description, _CUSTOM_PARAMETERS), False
     syntax = one_of(shape.get("syntax"), ("lark", "regex"), f"{path}.format.syntax")
     definition = get_string(shape, "definition", f"{path}.format")
     if len(definition) > _MAX_DEFINITION:
         raise invalid(f"{path}.format.definition", f"has more than {_MAX_DEFINITION} characters")
     shown = f"The input follows this {syntax} grammar:\n{definition}"
     description = f"{description}\n\n{shown}" if description else shown
-    if syntax == "regex":
-        bound = {"type": "string", "pattern": f"^(?:{definition})$"}
-        parameters = {**_CUSTOM_PARAMETERS, "properties": {"input": bound}}
-        return {**_declared(name, description, parameters), "strict": True}, []
-    warning = f"{path}.format is shown to the model, its input is not bound to it"
-    return _declared(name, description, _CUSTOM_PARAMETERS), [warning]
+    bound = {LARK: definition} if syntax == "lark" else {"pattern": f"^(?:{definition})$"}
+    parameters = {**_CUSTOM_PARAMETERS, "properties": {"input": {"type": "string", **bound}}}
+    return {**_declared(name, description, parameters), "strict": True}, True
 
 
 def _declared(name: str, description: str | None, parameters: Mapping[str, Any]) -> Json:

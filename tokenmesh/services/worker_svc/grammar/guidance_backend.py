@@ -8,12 +8,15 @@ import llguidance
 from llguidance import LLMatcher, LLTokenizer
 
 from tokenmesh.services.worker_svc.grammar.call_grammar import CallGrammar
-from tokenmesh.services.worker_svc.grammar.exact_regex import (
-    guidance_regex,
-    with_guidance_patterns,
+from tokenmesh.services.worker_svc.grammar.exact_regex import guidance_regex
+from tokenmesh.services.worker_svc.grammar.lark_schema import (
+    SPACE_RULE,
+    has_lark,
+    read_schema,
+    schema_rules,
 )
-from tokenmesh.services.worker_svc.grammar.exact_schema import without_unknown_formats
 from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, GrammarFailed, Masks
+from tokenmesh.services.worker_svc.grammar.quoted_lark import check_lark
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import Structured
 
@@ -42,7 +45,7 @@ class GuidanceBackend:
 
     def compile(self, structured: Structured) -> bytes:
         try:
-            text = _grammar_text(structured)
+            text = self._text(structured)
             if structured.calls is not None and structured.calls.forms:
                 text = self._calls.with_calls(text, structured.calls)
         except (ValueError, KeyError, TypeError, AssertionError) as error:
@@ -52,6 +55,13 @@ class GuidanceBackend:
 
     def load(self, data: bytes) -> "GuidanceGrammar":
         return GuidanceGrammar(self._match(data.decode()), len(data), self._eos_ids)
+
+    def _text(self, structured: Structured) -> str:
+        if structured.kind == "structural_tag":
+            tag = json.loads(structured.text)
+            if tag.get("has_special_tokens"):
+                return self._calls.in_text(tag["structures"], *tag["triggers"])
+        return _grammar_text(structured)
 
     def _match(self, text: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, text, log_level=0)
@@ -135,7 +145,9 @@ def _grammar_text(structured: Structured) -> str:
     text = structured.text
     match structured.kind:
         case "json":
-            schema = _read_schema(text)
+            schema = read_schema(text)
+            if has_lark(schema):
+                return _lark_text(schema, structured.any_whitespace)
             return LLMatcher.grammar_from_json_schema(
                 schema if structured.additional_properties else _closed(schema),
                 overrides=_json_options(structured),
@@ -148,12 +160,16 @@ def _grammar_text(structured: Structured) -> str:
             return _structural_tag(json.loads(text))
         case "regex":
             return llguidance.grammar_from("regex", guidance_regex(text))
+        case "grammar":
+            check_lark(text)
+            return llguidance.grammar_from("grammar", text)
         case _:
             return llguidance.grammar_from(structured.kind, text)
 
 
-def _read_schema(text: str) -> Any:
-    return with_guidance_patterns(without_unknown_formats(json.loads(text)))
+def _lark_text(schema: Any, any_whitespace: bool) -> str:
+    rules = schema_rules("value", schema, any_whitespace=any_whitespace)
+    return "\n".join(["start: value", SPACE_RULE, *rules])
 
 
 def _json_options(structured: Structured) -> Any:
@@ -183,12 +199,17 @@ def _structural_tag(tag: dict[str, Any]) -> str:
         llguidance.StructTag(
             trigger=next(each for each in triggers if one["begin"].startswith(each)),
             begin=one["begin"],
-            grammar=_read_schema(json.dumps(one["schema"])),
+            grammar=_tag_grammar(json.dumps(one["schema"])),
             end=one["end"],
         )
         for one in tag["structures"]
     ]
     return llguidance.StructTag.to_grammar(tags, assume_special=False)
+
+
+def _tag_grammar(text: str) -> Any:
+    schema = read_schema(text)
+    return _lark_text(schema, any_whitespace=True) if has_lark(schema) else schema
 
 
 def _first_line(error: str) -> str:

@@ -24,7 +24,7 @@ from tokenmesh.shared.ids import BlobKey
 logger = logging.getLogger(__name__)
 
 _LIBRARIES: Final = ("xgrammar", "llguidance")
-_FORM: Final = "2"
+_FORM: Final = "3"
 """Increase it when our part of compiling changes: entries in Redis outlive an upgrade."""
 _FAST: Final = 1
 """zlib's level: a third of the size for some milliseconds."""

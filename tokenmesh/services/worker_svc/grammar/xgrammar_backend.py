@@ -165,6 +165,8 @@ def _compile_tag(
     if "structures" not in tag:
         _check_parts(tag)
         return compiler.compile_structural_tag(tag)
+    if tag.get("has_special_tokens"):
+        raise CannotCompile("it takes calls whose marks are text only")
     items = [
         xgrammar.StructuralTagItem(
             begin=one["begin"], schema=json.dumps(_exact_schema(one["schema"])), end=one["end"]
