@@ -19,9 +19,12 @@ from tokenmesh.kernels.dispatch import interpreted_on_cpu
 from tokenmesh.kernels.moe import ExpertsSpec, experts, pack, triton_timer
 from tokenmesh.kernels.moe.triton_tiles import (
     DEFAULT,
+    PATH,
     Tile,
     Tiles,
+    _tiles_of,
     choose_tiles,
+    device_key,
     for_float32,
     read_tiles,
     write_tiles,
@@ -43,7 +46,7 @@ def test_the_file_has_tiles_for_any_number_of_rows_of_every_device() -> None:
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    tiles = {**read_tiles(), "A Device": read_tiles()[DEFAULT]}
+    tiles = {**read_tiles(), "A_Device": read_tiles()[DEFAULT]}
     write_tiles(tiles, tmp_path / "tiles.json")
     assert read_tiles(tmp_path / "tiles.json") == tiles
 
@@ -55,6 +58,34 @@ def test_tiles_are_chosen_by_the_rows_of_an_expert() -> None:
     assert choose_tiles(few.max_rows * 10, 10, x) == few
     assert choose_tiles(few.max_rows * 10 + 1, 10, x) == many
     assert choose_tiles(1, 10, x.float()) == for_float32(few)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA H200", "NVIDIA_H200"),
+        ("NVIDIA H200 NVL", "NVIDIA_H200"),
+        ("NVIDIA GH200 480GB", "NVIDIA_GH200_480GB"),
+        ("NVIDIA_H100_80GB_HBM3", "NVIDIA_H100_80GB_HBM3"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA_A100-SXM4-80GB"),
+    ],
+)
+def test_a_family_of_devices_has_one_name(name: str, key: str) -> None:
+    assert device_key(name) == device_key(key) == key
+
+
+def test_a_device_without_tiles_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A Device")
+    _tiles_of.cache_clear()
+    x = torch.zeros(1, 16, dtype=torch.bfloat16)
+    for _ in range(2):
+        assert choose_tiles(1, 1, x) == read_tiles()[DEFAULT][0]
+    _tiles_of.cache_clear()
+    (record,) = caplog.records
+    assert f"{PATH} has none for A_Device" in record.getMessage()
 
 
 def cost(tiles: Tiles, border: int | None) -> float | None:
@@ -96,9 +127,9 @@ def test_tuning_adds_a_device_and_keeps_the_others(
     tune(SHAPE, "A Device", path, timer_of)
     tiles = read_tiles(path)
     assert tiles[DEFAULT] == read_tiles()[DEFAULT]
-    assert [each.max_rows for each in tiles["A Device"]] == list(BORDERS)
-    assert [each.block_m for each in tiles["A Device"]] == [16, 16, 64, 64]
-    assert capsys.readouterr().out.count("A Device") == len(BORDERS)
+    assert [each.max_rows for each in tiles["A_Device"]] == list(BORDERS)
+    assert [each.block_m for each in tiles["A_Device"]] == [16, 16, 64, 64]
+    assert capsys.readouterr().out.count("A_Device") == len(BORDERS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

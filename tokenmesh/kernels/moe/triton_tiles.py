@@ -5,6 +5,7 @@ average. So a token's last bits depend on how full the step is, across such a bo
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -17,6 +18,10 @@ from tokenmesh.kernels.quantized_linear.device_codes import CHUNK
 
 PATH: Final = Path(__file__).with_name("tiles.json")
 DEFAULT: Final = "default"
+_FAMILIES: Final = ("H200",)
+"""Devices whose names go on, by what they are built into, with equal processors."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,17 @@ class Tiles:
     second: Tile
 
 
+def device_key(name: str) -> str:
+    """The device's name in the file: blanks are underscores, and a family has one, as in vLLM."""
+    words = name.replace("_", " ").split()
+    family = next((each for each in _FAMILIES if each in words), None)
+    return "_".join(words) if family is None else f"NVIDIA_{family}"
+
+
 def read_tiles(path: Path = PATH) -> dict[str, tuple[Tiles, ...]]:
-    """Device names to their entries, those of the fewest rows first."""
+    """Device keys to their entries, those of the fewest rows first."""
     found: dict[str, list[dict[str, Any]]] = json.loads(path.read_text("utf-8"))
-    return {device: tuple(_entry(each) for each in entries) for device, entries in found.items()}
+    return {device_key(name): tuple(map(_entry, entries)) for name, entries in found.items()}
 
 
 def _entry(fields: Mapping[str, Any]) -> Tiles:
@@ -60,7 +72,15 @@ def write_tiles(tiles: Mapping[str, tuple[Tiles, ...]], path: Path = PATH) -> No
 @lru_cache(maxsize=16)
 def _tiles_of(device: int | None) -> tuple[Tiles, ...]:
     tiles = read_tiles()
-    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else DEFAULT
+    if not torch.cuda.is_available():
+        return tiles[DEFAULT]
+    name = device_key(torch.cuda.get_device_name(device))
+    if name not in tiles:
+        logger.warning(
+            "experts run with tiles for no device in particular: %s has none for %s; "
+            "python -m tokenmesh.kernels.moe.tune finds some",
+            *(PATH, name),
+        )
     return tiles.get(name, tiles[DEFAULT])
 
 

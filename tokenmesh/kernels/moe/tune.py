@@ -17,7 +17,14 @@ from typing import Final
 
 import torch
 
-from tokenmesh.kernels.moe.triton_tiles import PATH, Tile, Tiles, read_tiles, write_tiles
+from tokenmesh.kernels.moe.triton_tiles import (
+    PATH,
+    Tile,
+    Tiles,
+    device_key,
+    read_tiles,
+    write_tiles,
+)
 
 BORDERS: Final = (4, 16, 64, None)
 """Rows an expert up to which an entry holds."""
@@ -82,7 +89,7 @@ def tune(
 
     most: see `tile_candidates`. Until a border's turn comes, the entry before it holds there too.
     """
-    known = read_tiles(path if path.exists() else PATH)
+    known, device = read_tiles(path if path.exists() else PATH), device_key(device)
     entries: list[Tiles] = []
     for border in BORDERS:
         entry = choose(border, timer_of(border), most)
