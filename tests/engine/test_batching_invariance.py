@@ -7,6 +7,8 @@ import pytest
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.rounds import rounds, some
+from tokenmesh.services.worker_svc.engine.prefix_cache import make_cache
+from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 NUM_TOKENS = 32
@@ -80,6 +82,26 @@ def test_prefix_hits_match_transformers(tiny: Tiny, name: str) -> None:
     assert_greedy(tiny, name, jobs, [outcome.token_ids for outcome in outcomes])
     # dynamic rope turns keys by the prompt's length, so these prompts have nothing in common
     assert all(outcome.num_cached > 0 for outcome in outcomes) != (name == "llama_dynamic")
+
+
+@pytest.mark.parametrize("block_size", [24, 7])
+def test_blocks_of_any_number_of_tokens_match_transformers(
+    tiny: Tiny, block_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = prompt_of(50, seed=3)
+    jobs = [Job([*shared, *prompt_of(n, seed=n)], greedy(NUM_TOKENS)) for n in (5, 20)]
+    for name in ("llama", "qwen2_window", "olmo3"):
+        driver = EngineDriver(
+            tiny(name).directory, block_size=block_size, max_num_batched_tokens=31
+        )
+        assert_greedy(tiny, name, jobs[:1], driver.tokens(jobs[:1]))
+        outcomes = driver.run(jobs)
+        assert_greedy(tiny, name, jobs, [outcome.token_ids for outcome in outcomes])
+        assert all(
+            outcome.num_cached and not outcome.num_cached % block_size for outcome in outcomes
+        )
+    make_cache(driver.settings, driver.model.runner, ROUTE_BLOCK_TOKENS, None)
+    assert f"whole number of blocks of {block_size}" in caplog.text
 
 
 @some(KINDS, FEWER)

@@ -89,7 +89,13 @@ class WorkerSettings(BaseModel):
         description="How long before the expected end of a step the next one is launched; streams "
         "that arrive until then are in it.",
     )
-    block_size: int = Field(default=16, ge=1, le=1024, description="Tokens of one KV block.")
+    block_size: int = Field(
+        default=16,
+        ge=1,
+        le=1024,
+        description="Tokens of one KV block, any number; on a GPU a power of two. The router knows "
+        "what is cached only where `tokenizer.route_block_tokens` is a multiple.",
+    )
     kv_cache_dtype: KvCacheDtype = Field(
         default="auto",
         description="Type of the KV cache; auto: the model's. fp8 (fp8_e4m3) and "

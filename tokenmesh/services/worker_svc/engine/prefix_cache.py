@@ -295,6 +295,12 @@ def make_cache(
         states = SavedStates(num_slots, borders, needs_blocks=runner.has_pages)
     groups = KvGroups.of(runner.windows, size, settings.max_num_batched_tokens)
     indexed = route_tokens if route_tokens % size == 0 else 0
+    if enabled and route_tokens and not indexed:
+        logger.warning(
+            "the mesh cannot know which prompts are cached here: a route block of %d tokens "
+            "(tokenizer.route_block_tokens) is not a whole number of blocks of %d",
+            *(route_tokens, size),
+        )
     return PrefixCache(
         *(runner.num_blocks, groups),
         enabled=enabled,
