@@ -1,6 +1,7 @@
 """Adapters against models that they are merged into: every stream of a mixed batch, bad input."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -324,13 +325,39 @@ BAD: dict[str, tuple[Spoil, str]] = {
     ),
     "type": (
         tensors(lambda t: t.update({Q: t[Q].double()})),
-        r"q_proj.lora_A.weight has type F64; supported are F32, F16, BF16",
+        r"q_proj.lora_A.weight has type F64; supported are F32, F16, BF16, F8_E4M3, F8_E5M2",
+    ),
+    "integers": (
+        tensors(lambda t: t.update({Q: t[Q].to(torch.int8)})),
+        r"q_proj.lora_A.weight has type I8; supported are F32",
+    ),
+    "scales": (
+        tensors(lambda t: t.update({f"{Q}_scale": torch.ones(1)})),
+        r"lora_A.weight_scale is not served",
+    ),
+    "nan of 8 bits": (
+        tensors(lambda t: t.update({Q: (t[Q] * math.nan).to(torch.float8_e4m3fn)})),
+        r"q_proj.lora_A.weight holds numbers that are not finite",
     ),
     "nan": (
         tensors(lambda t: t[Q].view(-1)[:1].fill_(float("nan"))),
         r"q_proj.lora_A.weight holds numbers that are not finite",
     ),
 }
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_matrices_of_eight_bits_are_the_numbers_that_they_stand_for(
+    drivers: Callable[..., EngineDriver], tmp_path: Path, kind: torch.dtype
+) -> None:
+    """As PEFT copies them into its parameters."""
+    adapters = drivers("llama").model.adapters
+    stored = write_adapter(make_model("llama"), tmp_path / "stored")
+    tensors(lambda t: t.update({name: each.to(kind) for name, each in t.items()}))(stored)
+    plain = write_adapter(make_model("llama"), tmp_path / "plain")
+    tensors(lambda t: t.update({name: each.to(kind).float() for name, each in t.items()}))(plain)
+    jobs = [Job(prompt_of(9), greedy(4), adapter=adapters.read(each)) for each in (stored, plain)]
+    assert len({str(each) for each in drivers("llama").tokens(jobs)}) == 1
 
 
 @pytest.mark.parametrize("name", BAD)

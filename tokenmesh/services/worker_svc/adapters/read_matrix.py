@@ -15,7 +15,11 @@ from tokenmesh.shared.clock import perf_s, process_cpu_s, sleep_s, thread_cpu_s
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
 from tokenmesh.shared.tensor_file import TensorFile
 
-DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES: Final = {
+    **{"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    # numbers as they are, without scales
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+}
 _PIECE_ELEMENTS: Final = 32768
 """torch's grain size of elementwise operations."""
 _SHARE: Final = 0.1
@@ -100,7 +104,10 @@ class MatrixReader:
                 why = without_folder(self._file.path, error)
                 raise InvalidInput(why, param="lora_path") from error
             self._digest.update(data)
-            piece = torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(count, -1)
+            kind = DTYPES[entry.dtype]
+            piece = torch.frombuffer(data, dtype=torch.uint8).view(kind).view(count, -1)
+            if kind.itemsize == 1:
+                piece = piece.float()
             if not bool(torch.isfinite(piece).all()):
                 raise refusal(self._file.path, name, "holds numbers that are not finite")
             yield first, piece
