@@ -1,5 +1,6 @@
 """Classifiers, scores and modules answer as transformers and sentence-transformers define them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,59 @@ def test_colbert_embeds_tokens(tmp_path: Path, stated: dict[str, int]) -> None:
         made = states_of(model, prompt) @ weight.T
         expected = torch.nn.functional.normalize(made, dim=-1).numpy()
         np.testing.assert_allclose(numbers, expected, atol=2e-5)
+
+
+def test_a_modernbert_of_pylate_embeds_tokens(tmp_path: Path) -> None:
+    model = make_pooler(ENCODERS["modernbert"], "Model")
+    model.save_pretrained(tmp_path)
+    entries = [
+        ("", "sentence_transformers.models.Transformer"),
+        ("1_Dense", "pylate.models.Dense.Dense"),
+    ]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": kind}
+        for number, (path, kind) in enumerate(entries)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Dense").mkdir()
+    stated: dict[str, object] = {
+        "in_features": HIDDEN,
+        "out_features": 24,
+        "bias": False,
+        "use_residual": False,
+    }
+    stated["activation_function"] = "torch.nn.modules.linear.Identity"
+    write_json(tmp_path / "1_Dense" / "config.json", stated)
+    weight = torch.randn(24, HIDDEN)
+    save_file({"linear.weight": weight}, tmp_path / "1_Dense" / "model.safetensors")
+    driver = PoolDriver(tmp_path)
+    assert driver.loaded.pooling.tasks == ("token_embed",)
+    given = prompts(*LENGTHS)
+    found = driver.run(given, PoolingParams(task="token_embed"))
+    for prompt, numbers in zip(given, found, strict=True):
+        expected = torch.nn.functional.normalize(states_of(model, prompt) @ weight.T, dim=-1)
+        np.testing.assert_allclose(numbers, expected.numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"architectures": ["HF_ColBERT"], "auto_map": {"AutoModel": "xlm_roberta.Flash"}},
+            "xlm_roberta.Flash.*HF_ColBERT",
+        ),
+        ({"architectures": ["ColQwen3"]}, "ColQwen3 cannot be served"),
+        ({"architectures": ["ColBERTJinaRobertaModel"]}, "ColBERTJinaRobertaModel cannot be"),
+    ],
+)
+def test_late_interaction_by_code_that_is_not_known_is_refused_by_name(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = make_pooler(ENCODERS["xlm_roberta"], "Model")
+    model.save_pretrained(tmp_path)
+    write_json(tmp_path / "config.json", {**model.config.to_dict(), **config})
+    with pytest.raises(CheckpointError, match=message):
+        PoolDriver(tmp_path)
 
 
 @pytest.mark.parametrize(

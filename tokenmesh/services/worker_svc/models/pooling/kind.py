@@ -160,6 +160,9 @@ def _read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> Pool
         problem = f"convert is classify, and {architecture} has no classifier"
         raise ConfigError(problem, param="convert")
     if architecture == COLBERT:
+        if (code := raw.part("auto_map")) is not None:
+            # whatever model_type says, transformers has no class for the body
+            raise raw.error("auto_map", f"is {code.values!r}: {COLBERT} of such code is not served")
         size = _colbert_size(raw, directory)
         return PoolingFacts(("token_embed",), size, (), is_causal, num_types)
     if architecture == COLQWEN2:
