@@ -9,14 +9,12 @@ import pytest
 
 from tokenmesh.services.gateway.openai.tools import named_call, required_calls
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
-from tokenmesh.services.worker_svc.engine.plan import NewRow
 from tokenmesh.services.worker_svc.grammar.follower import Follower
 from tokenmesh.services.worker_svc.grammar.guidance_backend import GuidanceBackend
 from tokenmesh.services.worker_svc.grammar.lark_terminals import TERMINALS
 from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, Matcher, num_words
 from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.services.worker_svc.grammar.xgrammar_backend import XGrammarBackend
-from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 
 EOS, MARK = 256, 257
@@ -271,17 +269,8 @@ def test_a_stream_that_moves_is_in_the_same_place_of_its_grammar() -> None:
     written = [*b'{"input":"ab\\', *b'n"']
     moved_from = Follower(grammar.start(), [], 1.0)
     for count, each in enumerate(written):
-        row = NewRow(
-            row=0,
-            token_ids=[1, *written[:count]],
-            num_prompt=1,
-            sampling=SamplingParams(seed=0, max_tokens=9, structured=structured),
-            media=[],
-            wants_prompt_logprobs=False,
-            grammar=BACKEND.load(BACKEND.compile(structured)),
-        )
-        moved_to = Follower.of(row, 1.0)
-        assert moved_to is not None
+        again = BACKEND.load(BACKEND.compile(structured))
+        moved_to = Follower.after_output(again, structured, written[:count], 1.0)
         masks = np.zeros((2, num_words(len(TABLE.tokens))), dtype=np.int32)
         for index, follower in enumerate((moved_from, moved_to)):
             follower.fill(masks, index)
