@@ -22,11 +22,11 @@ from tokenmesh.kernels.moe.triton_tiles import (
     PATH,
     Tile,
     Tiles,
-    _tiles_of,
     choose_tiles,
     device_key,
     for_float32,
     read_tiles,
+    tiles_of,
     write_tiles,
 )
 from tokenmesh.kernels.moe.tune import BORDERS, ExpertsShape, TimeOf, choose, main, tune
@@ -79,11 +79,11 @@ def test_a_device_without_tiles_is_named_once(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A Device")
-    _tiles_of.cache_clear()
+    tiles_of.cache_clear()
     x = torch.zeros(1, 16, dtype=torch.bfloat16)
     for _ in range(2):
         assert choose_tiles(1, 1, x) == read_tiles()[DEFAULT][0]
-    _tiles_of.cache_clear()
+    tiles_of.cache_clear()
     (record,) = caplog.records
     assert f"{PATH} has none for A_Device" in record.getMessage()
 

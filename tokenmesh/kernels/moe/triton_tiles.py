@@ -70,7 +70,8 @@ def write_tiles(tiles: Mapping[str, tuple[Tiles, ...]], path: Path = PATH) -> No
 
 
 @lru_cache(maxsize=16)
-def _tiles_of(device: int | None) -> tuple[Tiles, ...]:
+def tiles_of(device: int | None) -> tuple[Tiles, ...]:
+    """The entries of a device, those of the fewest rows first."""
     tiles = read_tiles()
     if not torch.cuda.is_available():
         return tiles[DEFAULT]
@@ -86,7 +87,7 @@ def _tiles_of(device: int | None) -> tuple[Tiles, ...]:
 
 def choose_tiles(num_pairs: int, num_experts: int, x: torch.Tensor) -> Tiles:
     """For num_pairs spread over num_experts, on x's device and in its dtype."""
-    entries = _tiles_of(x.device.index)
+    entries = tiles_of(x.device.index)
     rows = num_pairs / num_experts
     tiles = next(each for each in entries if each.max_rows is None or rows <= each.max_rows)
     return for_float32(tiles) if x.dtype == torch.float32 else tiles
