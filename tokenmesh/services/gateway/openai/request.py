@@ -46,7 +46,7 @@ class Tool(TypedDict, total=False):
     type: Required[Literal["function"]]
     function: Required[dict[str, Any]]
     bound: bool
-    """Of a custom tool with a grammar: a format of calls that cannot follow it is refused."""
+    """Of a custom tool with a grammar: a warning says where calls may not follow it."""
 
 
 class ChatRequest(SamplingFields):

@@ -221,7 +221,7 @@ def call_constraint(
     elif tools.has_strict:
         structured = strict_calls(tools, text)
         if structured is None:
-            _refuse_bound(tools, _FREE_CALLS)
+            _warn_of_bound(tools, _FREE_CALLS, context)
             context.warnings.append("tools: strict has no effect with this model's calls")
         return structured
     return None
@@ -241,7 +241,7 @@ def add_calls(
     forms = CallForms()
     has_channels = text.family.reasoning is not None and text.family.reasoning.tools is calls
     if structured.kind == "structural_tag":
-        _refuse_bound(tools, f"{structured.field} leaves calls free")
+        _warn_of_bound(tools, f"{structured.field} leaves calls free", context)
         # Text outside of the tags is free, calls are as well.
         if tools.has_strict:
             context.warnings.append("tools: strict has no effect with a structural tag")
@@ -255,19 +255,20 @@ def add_calls(
                 param=structured.field,
             )
     if not forms.forms or any(form.schema is None for form in forms.forms):
-        _refuse_bound(tools, _FREE_CALLS)
+        _warn_of_bound(tools, _FREE_CALLS, context)
     if tools.has_strict and all(form.schema is None for form in forms.forms):
         context.warnings.append("tools: strict has no effect with this model's calls")
     return msgspec.structs.replace(structured, calls=forms)
 
 
-def _refuse_bound(tools: ToolUse, reason: str) -> None:
-    """Raise InvalidInput for the first tool whose calls would not follow its grammar."""
-    for tool in tools.schemas:
-        if tool.is_bound:
-            names = [each["function"]["name"] for each in tools.shown]
-            path = ("tools", names.index(tool.name), "function", "format")
-            raise _invalid(path, f"cannot be followed: {reason}. Set tool_choice to this tool")
+def _warn_of_bound(tools: ToolUse, reason: str, context: RequestContext) -> None:
+    """Warn of tools whose calls may not follow their grammar. Coding agents send one to every
+    model and read what is wrong with an input themselves: a refusal would end them."""
+    context.warnings.extend(
+        f"tools: the grammar of {tool.name} is not enforced: {reason}; tool_choice binds it"
+        for tool in tools.schemas
+        if tool.is_bound
+    )
 
 
 def call_forms(calls: ToolFormat, schemas: Sequence[ToolSchema]) -> CallForms:

@@ -52,7 +52,7 @@ class ToolSchema:
     strict: bool = False
     """Every call must follow that schema, even if the request does not force calls."""
     is_bound: bool = False
-    """Strict, and refused where the format of calls cannot be constrained."""
+    """Strict, by a grammar of a custom tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
