@@ -75,7 +75,7 @@ real-models: dev
 	for model in $(REAL); do $(BIN)/tokenmesh pull $$model || exit; done
 
 test-real: real-models
-	$(PYTEST) -m real tests/real
+	$(PYTEST) -m "real and not slow" tests/real
 
 # Client programs of others against the demo models; CLIENTS="openai cohere" for some of them. They
 # have an environment of their own, 2 GB. Node is used where it is installed. OPEN_WEBUI is the path

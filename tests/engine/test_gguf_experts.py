@@ -149,7 +149,7 @@ needs_library = pytest.mark.skipif(
 @needs_library
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_blocks_are_those_of_the_library(kind: Any) -> None:
-    from gguf import GGMLQuantizationType, dequantize  # type: ignore[import-not-found]
+    from gguf import GGMLQuantizationType, dequantize
 
     weight = torch.randn(6, 512, generator=torch.Generator().manual_seed(0))
     number, content, stands_for = kind(weight)
