@@ -45,7 +45,7 @@ def logprobs_of(model: Any, ids: list[int]) -> tuple[torch.Tensor, list[int]]:
 def tokenizer_of(file: Path) -> Tokenizer:
     """The one that transformers makes of the file."""
     architecture, values, _ = get_gguf_tokenizer(str(file))
-    tokenizer, _ = convert_gguf_tokenizer(architecture, values)
+    tokenizer: Tokenizer = convert_gguf_tokenizer(architecture, values)[0]
     return tokenizer
 
 
