@@ -135,7 +135,7 @@ def test_rows_of_int8_are_those_of_bitsandbytes() -> None:
 @needs("gguf")
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_blocks_are_those_of_gguf(kind: str) -> None:
-    from gguf import GGMLQuantizationType, quants  # type: ignore[import-not-found]
+    from gguf import GGMLQuantizationType, quants
 
     layout = LAYOUTS[kind]
     random = np.random.default_rng(0)

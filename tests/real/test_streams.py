@@ -66,7 +66,7 @@ FILES = [
     pytest.param(("gemma3-270m", "Q8_0"), marks=slow),
     pytest.param(("gemma3-270m", "BF16"), marks=slow),
 ]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @dataclass(frozen=True)
