@@ -14,7 +14,7 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 ROOT = str(Path(str(gateway.__file__)).parent)
 MAX_FILES = 52
-MAX_FUNCTIONS = 316
+MAX_FUNCTIONS = 318
 NOT_A_FUNCTION = ("<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
 
 

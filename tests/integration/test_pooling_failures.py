@@ -268,6 +268,7 @@ async def test_sizes_are_bounded_before_anything_is_computed(
         ) as mesh,
         httpx.AsyncClient(base_url=mesh.url) as client,
     ):
+        each = {"task": "token_embed"}
         for path, body, status, message in (
             ("/v1/embeddings", {"input": ["a"] * 6}, 400, "input holds 6 prompts, at most 5"),
             ("/v1/embeddings", {"input": [[1]] * 6}, 400, "input holds 6 prompts, at most 5"),
@@ -275,7 +276,7 @@ async def test_sizes_are_bounded_before_anything_is_computed(
             ("/v1/embeddings", {"input": ["a", "b" * 101]}, 413, "input[1] has 101 characters"),
             ("/v1/embeddings", {"input": [[1] * 65]}, 413, "more than 64 tokens"),
             ("/v1/embeddings", {"input": ["0 1 2 3 4 5 6 7 8 9 " * 4] * 2}, 413, "more than 64"),
-            ("/pooling", {"input": [[1] * 21]}, 413, "336 numbers, at most 320"),
+            ("/pooling", {"input": [[1] * 21], **each}, 413, "336 numbers, at most 320"),
             ("/v1/embeddings", {"input": ["a"] * 3, "encoding_format": "bytes"}, 400, "bytes_only"),
         ):
             response = await client.post(path, json=body)

@@ -51,10 +51,12 @@ OTHERS = {
     "a field's name is longer than",
     "a message holds more than",
     "the chat template exceeds a limit: ",
+    "with prompt_embeds more than once",
     "tokens holds  ids, at most ",
     # constants: what is read at once, whatever the model takes
     "holds  characters, at most ",
     "has more than  characters",
+    "pairs of  characters in all, at most ",
     "bytes can be read at once",
     "mm_processor_kwargs is ",
     "holds  ids, at most ",
