@@ -52,7 +52,7 @@ def custom(definition: str, name: str = "patch") -> ToolSchema:
         "required": ["input"],
         "additionalProperties": False,
     }
-    return ToolSchema(name=name, parameters=parameters, strict=True, is_bound=True)
+    return ToolSchema(name=name, parameters=parameters, strict=True)
 
 
 def start(structured: Structured, backend: GuidanceBackend = BYTES) -> Matcher:

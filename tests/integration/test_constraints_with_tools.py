@@ -182,7 +182,7 @@ async def test_a_lark_grammar_binds_the_input_of_a_custom_tool(
     assert json.dumps(call["input"]) in streamed.text
 
 
-async def test_a_lark_grammar_of_a_format_that_cannot_be_bound_is_refused(
+async def test_a_lark_grammar_that_cannot_be_spelled_in_json_is_refused(
     client: httpx.AsyncClient,
 ) -> None:
     for definition in ("start: <|end|>", "start: x"):

@@ -27,7 +27,7 @@ def test_tools_and_hints_that_are_not_served_are_left_out_with_a_warning() -> No
     assert translation.chat.tools is not None
     (tool,) = translation.chat.tools
     assert "start: /a+/" in tool["function"]["description"]
-    assert tool["bound"]
+    assert tool["function"]["strict"]
     assert tool["function"]["parameters"]["properties"]["input"]["lark"] == "start: /a+/"
     (shown,) = read_tools(translation.chat, GatewaySettings()).shown
     assert "lark" not in str(shown["function"]["parameters"])

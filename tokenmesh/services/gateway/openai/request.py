@@ -45,8 +45,6 @@ class Tool(TypedDict, total=False):
 
     type: Required[Literal["function"]]
     function: Required[dict[str, Any]]
-    bound: bool
-    """Of a custom tool with a grammar: a warning says where calls may not follow it."""
 
 
 class ChatRequest(SamplingFields):

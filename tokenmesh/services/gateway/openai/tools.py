@@ -33,7 +33,7 @@ _ROOTS: Final = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})
 _MAX_SHOWN: Final = 128
 """Characters of a wrong value in an error."""
 
-_FREE_CALLS: Final = "this model's format of calls cannot be constrained"
+_NO_EFFECT: Final = "tools: strict and grammars have no effect with"
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 
 
@@ -80,14 +80,14 @@ def _use(mode: Mode, tools: Sequence[Tool], schemas: Sequence[ToolSchema]) -> To
 
 def _shown_tool(tool: Tool) -> Tool:
     """A tool as the template gets it: its description holds the grammar already."""
-    if "bound" not in tool:
+    parameters: Any = tool["function"].get("parameters")
+    try:
+        text = parameters["properties"]["input"]
+        shown = {key: each for key, each in text.items() if key != LARK}
+    except (AttributeError, KeyError, TypeError):  # not a custom tool
         return tool
-
-    def without(node: dict[str, Any]) -> dict[str, Any]:
-        return {key: each for key, each in node.items() if key != LARK}
-
-    function = dict(tool["function"])
-    function["parameters"] = changed_schema(function.get("parameters"), without)
+    properties = {**parameters["properties"], "input": shown}
+    function = {**tool["function"], "parameters": {**parameters, "properties": properties}}
     return {"type": "function", "function": function}
 
 
@@ -163,7 +163,8 @@ def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSc
             "(gateway.max_tools_bytes)",
         )
     schemas = [
-        _read_function(tool, ("tools", index, "function")) for index, tool in enumerate(tools)
+        _read_function(tool["function"], ("tools", index, "function"))
+        for index, tool in enumerate(tools)
     ]
     names = set[str]()
     for index, schema in enumerate(schemas):
@@ -174,8 +175,7 @@ def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSc
     return schemas
 
 
-def _read_function(tool: Tool, path: FieldPath) -> ToolSchema:
-    function = tool["function"]
+def _read_function(function: dict[str, Any], path: FieldPath) -> ToolSchema:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _invalid(
@@ -193,10 +193,7 @@ def _read_function(tool: Tool, path: FieldPath) -> ToolSchema:
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise _invalid((*path, "strict"), "must be a boolean")
-    is_bound = tool.get("bound", False)
-    return ToolSchema(
-        name=name, parameters=parameters, strict=strict is True or is_bound, is_bound=is_bound
-    )
+    return ToolSchema(name=name, parameters=parameters, strict=strict is True)
 
 
 def _invalid(path: FieldPath, problem: str) -> InvalidInput:
@@ -221,8 +218,7 @@ def call_constraint(
     elif tools.has_strict:
         structured = strict_calls(tools, text)
         if structured is None:
-            _warn_of_bound(tools, _FREE_CALLS, context)
-            context.warnings.append("tools: strict has no effect with this model's calls")
+            context.warnings.append(f"{_NO_EFFECT} this model's calls")
         return structured
     return None
 
@@ -241,10 +237,9 @@ def add_calls(
     forms = CallForms()
     has_channels = text.family.reasoning is not None and text.family.reasoning.tools is calls
     if structured.kind == "structural_tag":
-        _warn_of_bound(tools, f"{structured.field} leaves calls free", context)
         # Text outside of the tags is free, calls are as well.
         if tools.has_strict:
-            context.warnings.append("tools: strict has no effect with a structural tag")
+            context.warnings.append(f"{_NO_EFFECT} a structural tag")
         return structured
     if not has_channels:
         forms = call_forms(calls, tools.schemas)
@@ -254,21 +249,10 @@ def add_calls(
                 "cannot be constrained. Set tool_choice",
                 param=structured.field,
             )
-    if not forms.forms or any(form.schema is None for form in forms.forms):
-        _warn_of_bound(tools, _FREE_CALLS, context)
-    if tools.has_strict and all(form.schema is None for form in forms.forms):
-        context.warnings.append("tools: strict has no effect with this model's calls")
+    is_free = not forms.forms or any(form.schema is None for form in forms.forms)
+    if tools.has_strict and is_free:
+        context.warnings.append(f"{_NO_EFFECT} this model's calls")
     return msgspec.structs.replace(structured, calls=forms)
-
-
-def _warn_of_bound(tools: ToolUse, reason: str, context: RequestContext) -> None:
-    """Warn of tools whose calls may not follow their grammar. Coding agents send one to every
-    model and read what is wrong with an input themselves: a refusal would end them."""
-    context.warnings.extend(
-        f"tools: the grammar of {tool.name} is not enforced: {reason}; tool_choice binds it"
-        for tool in tools.schemas
-        if tool.is_bound
-    )
 
 
 def call_forms(calls: ToolFormat, schemas: Sequence[ToolSchema]) -> CallForms:

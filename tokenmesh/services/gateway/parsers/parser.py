@@ -51,8 +51,6 @@ class ToolSchema:
     """JSON schema of the arguments: formats that write bare values need the types."""
     strict: bool = False
     """Every call must follow that schema, even if the request does not force calls."""
-    is_bound: bool = False
-    """Strict, by a grammar of a custom tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,8 +155,8 @@ def _add_own(found: ToolSet, tool: Json, path: str) -> None:
         function = _function(tool, path)
         _add(found, function, ToolName(name=function["name"]), path)
         return
-    function, is_bound = _custom(tool, path)
-    _add(found, function, ToolName("custom", name=function["name"]), path, is_bound=is_bound)
+    function = _custom(tool, path)
+    _add(found, function, ToolName("custom", name=function["name"]), path)
 
 
 def _own_name(tool: Json, path: str) -> str:
@@ -183,26 +183,21 @@ def _add_namespace(found: ToolSet, tool: Json, taken: set[str], path: str) -> No
                 f"{place}.name", f"{name.name[:80]!r} appears twice in {namespace[:80]!r}"
             )
         taken.add(flat)
-        function, is_bound = (
-            (_function(each, place), False) if kind == "function" else _custom(each, place)
-        )
+        function = _function(each, place) if kind == "function" else _custom(each, place)
         if about and index == 0:
             own = function.get("description")
             shown = f"About {namespace}: {about}"
             function["description"] = f"{own}\n\n{shown}" if own else shown
-        _add(found, {**function, "name": flat}, name, place, is_bound=is_bound)
+        _add(found, {**function, "name": flat}, name, place)
 
 
-def _add(
-    found: ToolSet, function: Json, tool: ToolName, path: str, *, is_bound: bool = False
-) -> None:
+def _add(found: ToolSet, function: Json, tool: ToolName, path: str) -> None:
     name = function["name"]
     if name in found.names:
         raise invalid(f"{path}.name", f"{name!r} appears twice")
     found.paths[name] = path
     found.names[name] = tool
-    declared: Json = {"type": "function", "function": function}
-    found.declared.append({**declared, "bound": True} if is_bound else declared)
+    found.declared.append({"type": "function", "function": function})
 
 
 def _function(tool: Json, path: str) -> Json:
@@ -216,17 +211,17 @@ def _function(tool: Json, path: str) -> Json:
     return {"name": name} | {key: tool[key] for key in _OPTIONAL if tool.get(key) is not None}
 
 
-def _custom(tool: Json, path: str) -> tuple[Json, bool]:
-    """The function, and whether a grammar binds its input."""
+def _custom(tool: Json, path: str) -> Json:
+    """The function, strict where a grammar binds its input."""
     name = get_string(tool, "name", path)
     description = get_optional_string(tool, "description", path)
     shape = tool.get("format")
     if shape is None:
-        return _declared(name, description, _CUSTOM_PARAMETERS), False
+        return _declared(name, description, _CUSTOM_PARAMETERS)
     if not isinstance(shape, dict):
         raise invalid(f"{path}.format", "must be an object")
     if one_of(shape.get("type"), ("text", "grammar"), f"{path}.format.type") == "text":
-        return _declared(name, description, _CUSTOM_PARAMETERS), False
+        return _declared(name, description, _CUSTOM_PARAMETERS)
     syntax = one_of(shape.get("syntax"), ("lark", "regex"), f"{path}.format.syntax")
     definition = get_string(shape, "definition", f"{path}.format")
     if len(definition) > _MAX_DEFINITION:
@@ -235,7 +230,7 @@ def _custom(tool: Json, path: str) -> tuple[Json, bool]:
     description = f"{description}\n\n{shown}" if description else shown
     bound = {LARK: definition} if syntax == "lark" else {"pattern": f"^(?:{definition})$"}
     parameters = {**_CUSTOM_PARAMETERS, "properties": {"input": {"type": "string", **bound}}}
-    return {**_declared(name, description, parameters), "strict": True}, True
+    return {**_declared(name, description, parameters), "strict": True}
 
 
 def _declared(name: str, description: str | None, parameters: Mapping[str, Any]) -> Json:
