@@ -2,14 +2,13 @@
 a file is used by its tenant only."""
 
 import asyncio
-import base64
-import binascii
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from tokenmesh.services.gateway.files.uploads import ID_PREFIX, Uploads
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.tenancy.tenant import Access
+from tokenmesh.shared.base64_text import decode_base64
 from tokenmesh.shared.errors import (
     FieldPath,
     InvalidInput,
@@ -101,8 +100,8 @@ async def _decode(url: str, path: FieldPath, max_bytes: int) -> bytes:
             path=path,
         )
     try:
-        return await asyncio.to_thread(base64.b64decode, body, validate=True)
-    except (binascii.Error, ValueError) as error:
+        return await asyncio.to_thread(decode_base64, body)
+    except ValueError as error:
         raise _invalid(path, "the file is not base64") from error
 
 

@@ -4,8 +4,6 @@ A tensor goes into the blob store, and its prompt names it like an encoder's out
 """
 
 import asyncio
-import base64
-import binascii
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -13,6 +11,7 @@ from tokenmesh.services.gateway.extras.tensor_upload import read_tensor
 from tokenmesh.services.gateway.http.errors import NotSupported
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.openai.inline_media import BLOB_SCHEME
+from tokenmesh.shared.base64_text import decode_base64
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
@@ -40,7 +39,7 @@ async def store_tensor(
     shape = list(blob.shape)
     if len(shape) != 2 or not shape[0] or shape[1] != card.hidden_size:
         raise _about(path, f"has the shape {shape}, not [tokens, {card.hidden_size}]")
-    key = await blobs.put(blob.encode(), ttl_s=limits.media_ttl_s)
+    key = await blobs.put(await asyncio.to_thread(blob.encode), ttl_s=limits.media_ttl_s)
     return MediaItem(
         kind=EMBEDS, content_hash=key, offset=0, length=shape[0], pixels=key, embeddings=key
     )
@@ -49,9 +48,10 @@ async def store_tensor(
 def _decode(text: str) -> TensorBlob:
     """Raises ValueError with the reason."""
     try:
-        return read_tensor(base64.b64decode(text, validate=True))
-    except binascii.Error as error:
+        data = decode_base64(text)
+    except ValueError as error:
         raise ValueError(f"is not base64: {error}") from error
+    return read_tensor(data)
 
 
 def _about(path: FieldPath, problem: str, is_off: bool = False) -> InvalidInput:

@@ -1,8 +1,6 @@
 """SpeechInput: the audio of a session becomes items, and their transcripts, one after the other."""
 
 import asyncio
-from base64 import b64decode
-from binascii import Error as Base64Error
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -33,6 +31,7 @@ from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts,
 from tokenmesh.services.gateway.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.realtime.vllm_dialect import DONE
 from tokenmesh.services.gateway.tenancy.tenant import Access
+from tokenmesh.shared.base64_text import decode_base64
 from tokenmesh.shared.errors import Cancelled, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
 
@@ -329,6 +328,6 @@ class SpeechInput:
 
 def _decoded(text: str) -> bytes:
     try:
-        return b64decode(text, validate=True)
-    except (Base64Error, ValueError) as error:
+        return decode_base64(text)
+    except ValueError as error:
         raise invalid("audio", "is not base64") from error

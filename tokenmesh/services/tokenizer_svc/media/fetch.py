@@ -5,14 +5,13 @@ checked, for each redirect again.
 """
 
 import asyncio
-import base64
-import binascii
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
 
 import httpx
 
 from tokenmesh.services.tokenizer_svc.media.resolver import Resolver
+from tokenmesh.shared.base64_text import decode_base64
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.config.model import MediaSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
@@ -179,8 +178,8 @@ def decode_data_uri(uri: str, max_bytes: int) -> bytes:
     if len(body) // 4 * 3 > max_bytes + 3:
         raise PayloadTooLarge(f"the file has more than {max_bytes} bytes")
     try:
-        return _bounded(base64.b64decode(body, validate=True), max_bytes)
-    except binascii.Error as error:
+        return _bounded(decode_base64(body), max_bytes)
+    except ValueError as error:
         raise InvalidInput(f"the file is not base64: {error}") from error
 
 
