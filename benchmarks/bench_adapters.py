@@ -25,7 +25,7 @@ from benchmarks.engine_loop import EngineLoop
 from benchmarks.random_model import SHAPES
 from benchmarks.random_weights import write_weights
 from tests.fakes.adapters import AdapterSpec, write_adapter
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, lower_priority
+from tokenmesh.engine.adapters.adapter import ReadAdapter, lower_priority
 from tokenmesh.shared.config.worker import WorkerSettings
 
 PROMPT: Final = 32

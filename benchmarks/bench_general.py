@@ -27,8 +27,8 @@ from benchmarks.engine_loop import Ask, Clock, EngineLoop
 from benchmarks.peers.sample import decode_rate
 from benchmarks.peers.transformers_runs import generate
 from benchmarks.random_model import SHAPES, random_prompts, write_checkpoint
-from tokenmesh.services.worker_svc.models.hf import build
-from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
+from tokenmesh.engine.models.promotion.read_heads import Unread
+from tokenmesh.engine.models.tree import build
 from tokenmesh.shared.config.worker import WorkerSettings
 
 FORMS: Final = ("native", "promoted", "swapped", "plain", "generate")

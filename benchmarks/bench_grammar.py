@@ -20,11 +20,11 @@ from typing import Final, TypeVar
 import numpy as np
 import torch
 
+from tokenmesh.engine.grammar.backends import make_backend
+from tokenmesh.engine.grammar.compile_job import BackendName
+from tokenmesh.engine.grammar.matcher import Backend, Grammar, num_words
+from tokenmesh.engine.grammar.token_table import TokenTable
 from tokenmesh.kernels.grammar_mask import grammar_mask
-from tokenmesh.services.worker_svc.grammar.backends import make_backend
-from tokenmesh.services.worker_svc.grammar.compile_job import BackendName
-from tokenmesh.services.worker_svc.grammar.matcher import Backend, Grammar, num_words
-from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import Structured
 
 _Result = TypeVar("_Result")

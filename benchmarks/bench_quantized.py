@@ -23,9 +23,9 @@ from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.llama_library import FILE_TYPES, LlamaLibrary, quantize
 from benchmarks.peers.sample import decode_rate
 from benchmarks.random_model import SHAPES, random_prompts, write_checkpoint
+from tokenmesh.engine.exec.resident import tensors_of
+from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.kernels.linear.formats.round import Rounding
-from tokenmesh.services.worker_svc.runner.resident import tensors_of
-from tokenmesh.services.worker_svc.runner.runner import TorchRunner
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.gguf import unpack
 

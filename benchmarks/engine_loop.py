@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
-from tokenmesh.services.worker_svc.runner.build import build_runner
-from tokenmesh.services.worker_svc.runner.loaded_model import RunnableModel
+from tokenmesh.engine.adapters.adapter import ReadAdapter
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.exec.loaded_model import RunnableModel
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter

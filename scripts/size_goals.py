@@ -12,7 +12,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 GATEWAY: Final = Path("tokenmesh/services/gateway")
-GENERAL_KIND: Final = Path("tokenmesh/services/worker_svc/models/hf")
+GENERAL_KIND: Final = Path("tokenmesh/engine/models/tree")
 """Its own files; what pools, media and stored codes need of it is in folders below."""
 ADDED_SINCE: Final = (
     "audio",

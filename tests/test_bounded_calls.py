@@ -76,8 +76,8 @@ RULES: Final = {
         lambda node: _of_tokenizer(node, _ENCODES),
         {
             "services/tokenizer_svc/encoding.py": "MOST_BYTES",
-            "services/worker_svc/models/pooling/instruction.py": "texts of a checkpoint",
-            "services/worker_svc/models/quantization/calibrate.py": "the operator's text",
+            "engine/models/pooling/instruction.py": "texts of a checkpoint",
+            "engine/models/quantization/calibrate.py": "the operator's text",
         },
     ),
     "a tokenizer decodes": Rule(
@@ -92,10 +92,10 @@ RULES: Final = {
             "shared/errors.py": "the length of a message",
             "services/gateway/pooling/moderations.py": "labels of a model",
             "services/tokenizer_svc/media/processor.py": "the text of one item, by the processor",
-            "services/worker_svc/adapters/": "a file of the operator",
-            "services/worker_svc/models/": "names of a checkpoint",
+            "engine/adapters/": "a file of the operator",
+            "engine/models/": "names of a checkpoint",
         },
-        within=("services/", "shared/"),
+        within=("engine/", "services/", "shared/"),
     ),
     "JSON by the slower parser": Rule(
         _is("json", "loads", "load"),
@@ -119,7 +119,7 @@ RULES: Final = {
         {
             "shared/base64_text.py": "in windows; its callers check the length or are in a thread",
         },
-        within=("services/", "shared/"),
+        within=("engine/", "services/", "shared/"),
     ),
     "files of media": Rule(
         lambda node: (
@@ -147,7 +147,7 @@ RULES: Final = {
             "services/tokenizer_svc/loading.py": "a file of the operator",
             "services/worker_svc/": "traces of a profile",
         },
-        within=("services/", "shared/"),
+        within=("engine/", "services/", "shared/"),
     ),
 }
 

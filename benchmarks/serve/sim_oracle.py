@@ -1,7 +1,7 @@
 """What a stream of the `sim` engine must contain, computed by the client itself.
 
 The engine draws the token at a position from prompt, seed and position alone (see
-worker_svc/engine/sim.py). Requests restrict it to a few ids whose texts have one length, so that
+engine/core/sim.py). Requests restrict it to a few ids whose texts have one length, so that
 equal texts mean equal tokens: none lost, none doubled, none of another stream.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 from tokenmesh.cli.bench.client import Target
 from tokenmesh.cli.bench.workload import tokenize
-from tokenmesh.services.worker_svc.engine.sim import SimVocabulary, prompt_key, sim_token
+from tokenmesh.engine.core.sim import SimVocabulary, prompt_key, sim_token
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 _NO_VOCABULARY = SimVocabulary(0)

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.block_follower import LoggedSchedule, check_hashes, follow
+from tokenmesh.engine.kv.cache_changes import BlockChange
 from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
-from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorRuntime
 from tokenmesh.shared.bus.message_bus import MessageBus, connect

@@ -14,10 +14,10 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.general_models import make_general
 from tests.fakes.models import make_model
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
-from tokenmesh.services.worker_svc.adapters import peft_config
-from tokenmesh.services.worker_svc.adapters.name_pattern import Steps
-from tokenmesh.services.worker_svc.adapters.read import AdapterReader
-from tokenmesh.services.worker_svc.adapters.targets import BadTarget, read_targets
+from tokenmesh.engine.adapters import peft_config
+from tokenmesh.engine.adapters.name_pattern import Steps
+from tokenmesh.engine.adapters.read import AdapterReader
+from tokenmesh.engine.adapters.targets import BadTarget, read_targets
 from tokenmesh.shared.errors import InvalidInput
 
 

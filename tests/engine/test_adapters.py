@@ -22,7 +22,7 @@ from tests.fakes.models import Fake, make_fake, make_model
 from tests.fakes.quantized import write_checkpoint
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
+from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.shared.errors import InvalidInput
 
 NUM_TOKENS = 12

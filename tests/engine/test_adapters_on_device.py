@@ -13,8 +13,8 @@ from tests.fakes.engine_driver import Job, greedy
 from tests.fakes.models import make_model
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
-from tokenmesh.services.worker_svc.adapters.read import AdapterReader
+from tokenmesh.engine.adapters.adapter import ReadAdapter
+from tokenmesh.engine.adapters.read import AdapterReader
 
 NUM_TOKENS = 8
 Adapted = tuple[ReadAdapter, TinyCheckpoint]

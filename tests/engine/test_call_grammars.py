@@ -6,13 +6,13 @@ import pytest
 
 from tests.unit.gateway.parsers.tool_formats import TOOLS as FUNCTIONS
 from tests.unit.gateway.parsers.tool_formats import WRITERS, Call
+from tokenmesh.engine.grammar.follower import Follower
+from tokenmesh.engine.grammar.guidance_backend import GuidanceBackend
+from tokenmesh.engine.grammar.matcher import CannotCompile
+from tokenmesh.engine.grammar.token_table import TokenTable
+from tokenmesh.engine.grammar.xgrammar_backend import XGrammarBackend
 from tokenmesh.services.gateway.openai.tools import call_forms
 from tokenmesh.services.gateway.parsers.registry import TOOLS
-from tokenmesh.services.worker_svc.grammar.follower import Follower
-from tokenmesh.services.worker_svc.grammar.guidance_backend import GuidanceBackend
-from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile
-from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
-from tokenmesh.services.worker_svc.grammar.xgrammar_backend import XGrammarBackend
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 
 EOS, MARK = 256, 257

@@ -15,16 +15,16 @@ import transformers
 
 from tests.fakes.family_configs import MODEL_TYPES, config_of
 from tests.fakes.transformers_keys import generation_keys, keys_read, rope_keys
-from tokenmesh.services.tokenizer_svc import loading
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
-from tokenmesh.services.worker_svc.models.native.read_rope import KEYS as ROPE_KEYS
-from tokenmesh.services.worker_svc.models.native.registry import FAMILIES
-from tokenmesh.services.worker_svc.models.raw_config import (
+from tokenmesh.engine.models.native.read_config import read_facts
+from tokenmesh.engine.models.native.read_rope import KEYS as ROPE_KEYS
+from tokenmesh.engine.models.native.registry import FAMILIES
+from tokenmesh.engine.models.raw_config import (
     REFUSED_IN_CONFIG,
     REFUSED_IN_GENERATION,
     RawConfig,
 )
-from tokenmesh.services.worker_svc.models.token_ids import read_eos
+from tokenmesh.engine.models.token_ids import read_eos
+from tokenmesh.services.tokenizer_svc import loading
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 

@@ -8,8 +8,8 @@ import torch
 
 from tests.fakes.family_configs import checkpoint_of, config_of, logits_of
 from tests.fakes.tiny import prompt_of
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.engine.models.native.read_config import read_facts
+from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
 
 ATOL: Final = 2e-4

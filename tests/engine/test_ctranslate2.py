@@ -18,10 +18,10 @@ from tests.fakes import ctranslate2
 from tests.fakes.ctranslate2 import Ct2Content, whisper_content, write_whisper
 from tests.fakes.whisper import whisper
 from tokenmesh.cli.embedded.plan import check_models
+from tokenmesh.engine.models.location import locate
 from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
 from tokenmesh.services.tokenizer_svc.loading import load_model
 from tokenmesh.services.tokenizer_svc.media.speech import speech_facts
-from tokenmesh.services.worker_svc.models.location import locate
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.ctranslate2 import Ct2File, unpacked

@@ -16,10 +16,10 @@ from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.kernels.sampler_twins import random_params
 from tests.rounds import rounds
-from tokenmesh.services.worker_svc.engine.request import StreamKey
-from tokenmesh.services.worker_svc.runner.cuda import runner as runner_module
-from tokenmesh.services.worker_svc.runner.cuda import step_buffer
-from tokenmesh.services.worker_svc.runner.cuda.forward import Forward
+from tokenmesh.engine.core.request import StreamKey
+from tokenmesh.engine.exec.cuda import runner as runner_module
+from tokenmesh.engine.exec.cuda import step_buffer
+from tokenmesh.engine.exec.cuda.forward import Forward
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.sampling import SamplingParams
 

@@ -13,12 +13,12 @@ from tests.fakes.experts import coded_experts
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import prompt_of
 from tests.ops.native import needs_native
-from tokenmesh.services.worker_svc.models.hf.quantized import deferred_experts
-from tokenmesh.services.worker_svc.models.hf.quantized.deferred_experts import (
+from tokenmesh.engine.models.tree.quantized import deferred_experts
+from tokenmesh.engine.models.tree.quantized.deferred_experts import (
     DeferredExperts,
     deferred_of,
 )
-from tokenmesh.services.worker_svc.models.hf.quantized.expert_codes import is_experts
+from tokenmesh.engine.models.tree.quantized.expert_codes import is_experts
 
 pytestmark = needs_native
 
@@ -48,7 +48,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(sum(not each.down_proj.is_meta for each in own))
         assert deferred_of(module) in (self, None)
 
-    monkeypatch.setattr("tokenmesh.services.worker_svc.models.hf.weights.defer", note)
+    monkeypatch.setattr("tokenmesh.engine.models.tree.weights.defer", note)
     monkeypatch.setattr(DeferredExperts, "fill", counted)
     return seen
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from tests.kernels.sampler_twins import compare_twins
-from tokenmesh.kernels.penalties import penalties
-from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.sampling.device_penalties import DevicePenalties
-from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler, Needs
-from tokenmesh.services.worker_svc.sampling.device_tables import (
+from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.sampling.device_penalties import DevicePenalties
+from tokenmesh.engine.sampling.device_sampler import DeviceSampler, Needs
+from tokenmesh.engine.sampling.device_tables import (
     DeviceTables,
     Shape,
     Slots,
     mask_words,
 )
-from tokenmesh.services.worker_svc.sampling.penalties import PenaltyState
+from tokenmesh.engine.sampling.penalties import PenaltyState
+from tokenmesh.kernels.penalties import penalties
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ from tests.fakes.models import Fake, make_fake
 from tests.fakes.tiny import TinyCheckpoint, prompt_of
 from tests.fakes.transformers_embeddings import expressions_for_ids_alone
 from tests.rounds import some
-from tokenmesh.services.worker_svc.models.hf.embedding_factor import embedding_factor
-from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
+from tokenmesh.engine.models.tree.embedding_factor import embedding_factor
+from tokenmesh.engine.models.tree.model import HfModel
+from tokenmesh.engine.models.tree.run import UnservedModel
 
 FALCONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "0.5B": {"num_attention_heads": 8, "mamba_n_heads": 24, "mamba_d_state": 16},

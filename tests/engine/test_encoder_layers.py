@@ -11,9 +11,9 @@ import torch
 from tests.fakes.pool_driver import Numbers, PoolDriver
 from tests.fakes.poolers import ENCODERS, make_pooler, prompts, states_of, write_modules
 from tests.ops.native import needs_native
+from tokenmesh.engine.models.tree.pooling import build
+from tokenmesh.engine.models.tree.pooling.layers import EncoderLayer
 from tokenmesh.kernels.native import NativeShorts, NativeWeight
-from tokenmesh.services.worker_svc.models.hf.pooling import build
-from tokenmesh.services.worker_svc.models.hf.pooling.layers import EncoderLayer
 from tokenmesh.shared.messages.pooling import PoolingParams
 
 pytestmark = needs_native

@@ -8,8 +8,8 @@ import pytest
 
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.services.worker_svc.engine.repetition import ends_in_loop
-from tokenmesh.services.worker_svc.sampling.thinking import ThinkingTracker
+from tokenmesh.engine.core.repetition import ends_in_loop
+from tokenmesh.engine.sampling.thinking import ThinkingTracker
 from tokenmesh.shared.messages.sampling import RepetitionRule, SamplingParams, ThinkingBudget
 
 NUM_TOKENS = 40

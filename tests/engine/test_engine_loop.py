@@ -39,7 +39,7 @@ def test_a_failed_request_is_an_error(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
     def broken(*_: object, **__: object) -> torch.Tensor:
         raise ValueError("no such tensor")
 
-    monkeypatch.setattr("tokenmesh.services.worker_svc.runner.runner.TorchRunner.forward", broken)
+    monkeypatch.setattr("tokenmesh.engine.exec.runner.TorchRunner.forward", broken)
     with pytest.raises(RuntimeError, match="no such tensor"):
         loop.run([(prompt_of(9), 5)])
 

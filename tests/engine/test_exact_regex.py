@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmesh.services.worker_svc.grammar.guidance_backend import GuidanceBackend
-from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, Grammar
-from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
-from tokenmesh.services.worker_svc.grammar.xgrammar_backend import XGrammarBackend
+from tokenmesh.engine.grammar.guidance_backend import GuidanceBackend
+from tokenmesh.engine.grammar.matcher import CannotCompile, Grammar
+from tokenmesh.engine.grammar.token_table import TokenTable
+from tokenmesh.engine.grammar.xgrammar_backend import XGrammarBackend
 from tokenmesh.shared.messages.structured import Structured
 
 EOS = 256

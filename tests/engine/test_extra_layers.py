@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from tests.engine.test_general_kind import check_greedy, jobs_of
 from tests.fakes.engine_driver import EngineDriver
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.services.worker_svc.models.extra_layers import extra_layers
-from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
-from tokenmesh.services.worker_svc.models.load import read_model_facts
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_json
+from tokenmesh.engine.models.extra_layers import extra_layers
+from tokenmesh.engine.models.load import read_model_facts
+from tokenmesh.engine.models.raw_config import RawConfig, read_json
+from tokenmesh.engine.models.tree.facts import HfFacts
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rounds import counts
-from tokenmesh.services.worker_svc.grammar.ebnf import NotRead, read_rules, write_rules
-from tokenmesh.services.worker_svc.grammar.faster_ebnf import faster_ebnf
+from tokenmesh.engine.grammar.ebnf import NotRead, read_rules, write_rules
+from tokenmesh.engine.grammar.faster_ebnf import faster_ebnf
 
 PIECES = [*'abcx"\\+( )', "ab", "ba", "abc", "a+b", "bx", " a", "cc", "xx", '"a', 'b"', ""]
 INFO = xgrammar.TokenizerInfo(

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from tests.fakes.quantized_schemes import compressed, floating, integer
+from tokenmesh.engine.models.quantization import read_quantization
+from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.kernels.linear.formats import Awq, Bnb4, Bnb8, Codes, Format, Part
 from tokenmesh.kernels.linear.formats.gguf import LAYOUTS, GgufBlocks
-from tokenmesh.services.worker_svc.models.quantization import read_quantization
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
 
 

@@ -16,8 +16,8 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.general_models import GENERAL, HEADS, make_general
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.services.worker_svc.models.load import read_model_facts
-from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.engine.models.load import read_model_facts
+from tokenmesh.engine.models.raw_config import read_json
 from tokenmesh.shared.config.model import ModelImpl, ModelSettings
 from tokenmesh.shared.errors import CheckpointError
 

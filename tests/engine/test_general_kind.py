@@ -15,15 +15,15 @@ from tests.fakes.general_models import GENERAL, STATES
 from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.rounds import some
-from tokenmesh.services.worker_svc.layers.step import HostStep
-from tokenmesh.services.worker_svc.models.api import LanguageModel
-from tokenmesh.services.worker_svc.models.hf import build
-from tokenmesh.services.worker_svc.models.hf.attention import Port
-from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.keeps import Latent, Pages, State
-from tokenmesh.services.worker_svc.models.kv_store import KvStore
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
+from tokenmesh.engine.layers.step import HostStep
+from tokenmesh.engine.models.api import LanguageModel
+from tokenmesh.engine.models.keeps import Latent, Pages, State
+from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.models.native.decoder import Decoder
+from tokenmesh.engine.models.promotion.read_heads import Unread
+from tokenmesh.engine.models.tree import build
+from tokenmesh.engine.models.tree.attention import Port
+from tokenmesh.engine.models.tree.model import HfModel
 
 General = Callable[[str], EngineDriver]
 

@@ -19,10 +19,10 @@ from tests.fakes.gguf_families import FAMILIES
 from tests.fakes.gguf_joined import mxfp4
 from tests.fakes.models import classes, make_fake
 from tests.fakes.tiny import prompt_of
-from tokenmesh.services.worker_svc.models.hf.check import paged_results
-from tokenmesh.services.worker_svc.models.native.read_config import NativeFacts
-from tokenmesh.services.worker_svc.models.native.registry import UNPACKED_FAMILIES
-from tokenmesh.services.worker_svc.runner.build import build_runner
+from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.models.native.read_config import NativeFacts
+from tokenmesh.engine.models.native.registry import UNPACKED_FAMILIES
+from tokenmesh.engine.models.tree.check import paged_results
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.gguf.unpack import unpacked

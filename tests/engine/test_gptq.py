@@ -21,17 +21,17 @@ from tests.engine.test_quantized import check
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.tokenizers import byte_level_bpe
 from tokenmesh.cli.quantize import quantize as command
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.quantization import read_quantization, write
-from tokenmesh.services.worker_svc.models.quantization.calibrate import Calibration, Calibrator
-from tokenmesh.services.worker_svc.models.quantization.gptq import (
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.quantization import read_quantization, write
+from tokenmesh.engine.models.quantization.calibrate import Calibration, Calibrator
+from tokenmesh.engine.models.quantization.gptq import (
     GptqSpec,
     Hessian,
     Plan,
     relative_error,
     rounded_by_gptq,
 )
-from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.engine.models.raw_config import read_json
 
 LAYERS: Final = 2
 TEXT: Final = "the quick brown fox jumps over the lazy dog, " * 60

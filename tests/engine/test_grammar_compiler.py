@@ -12,9 +12,9 @@ import pytest
 
 from tests.fakes.grammars import EOS, VOCAB, json_schema
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.worker_svc.grammar.compile_job import BackendName
+from tokenmesh.engine.grammar.compile_job import BackendName
+from tokenmesh.engine.grammar.matcher import Backend
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
-from tokenmesh.services.worker_svc.grammar.matcher import Backend
 from tokenmesh.services.worker_svc.grammar.shared_grammars import SharedGrammars
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.child_pool import ChildPool

@@ -15,8 +15,8 @@ from tests.fakes.grammars import EOS, Grammars, json_schema, make_checkpoint
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import prompt_of
 from tests.rounds import rounds
-from tokenmesh.services.worker_svc.grammar.matcher import Masks
-from tokenmesh.services.worker_svc.sampling.sampler import NOTHING_ALLOWED
+from tokenmesh.engine.grammar.matcher import Masks
+from tokenmesh.engine.sampling.sampler import NOTHING_ALLOWED
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import Structured
 

@@ -12,7 +12,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.grammars import EOS, Grammars, json_schema, make_checkpoint
 from tests.fakes.random_schemas import random_schema
 from tests.fakes.tiny import prompt_of
-from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, Grammar
+from tokenmesh.engine.grammar.matcher import CannotCompile, Grammar
 from tokenmesh.shared.config.worker import GrammarBackend
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import Structured

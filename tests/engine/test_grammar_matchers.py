@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.fakes.grammars import EOS, VOCAB, Grammars, json_schema, make_checkpoint
-from tokenmesh.services.worker_svc.grammar.follower import Follower
-from tokenmesh.services.worker_svc.grammar.matcher import (
+from tokenmesh.engine.grammar.follower import Follower
+from tokenmesh.engine.grammar.matcher import (
     CannotCompile,
     GrammarFailed,
     Masks,

@@ -13,8 +13,8 @@ import pytest
 from tests.fakes.engine_driver import EngineDriver, Job
 from tests.fakes.grammars import EOS, Grammars, json_schema, make_checkpoint
 from tests.fakes.tiny import prompt_of
-from tokenmesh.services.worker_svc.grammar.matcher import Masks
-from tokenmesh.services.worker_svc.sampling.sampler import NOTHING_ALLOWED
+from tokenmesh.engine.grammar.matcher import Masks
+from tokenmesh.engine.sampling.sampler import NOTHING_ALLOWED
 from tokenmesh.shared.config.worker import GrammarBackend
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import Structured

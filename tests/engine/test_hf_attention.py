@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tests.ops.native import needs_native, way
-from tokenmesh.services.worker_svc.layers.step import HostStep
-from tokenmesh.services.worker_svc.models.hf import attention
-from tokenmesh.services.worker_svc.models.hf.attention import Port
-from tokenmesh.services.worker_svc.models.hf.run import ModulePlace, Run
-from tokenmesh.services.worker_svc.models.keeps import Pages
-from tokenmesh.services.worker_svc.models.kv_store import make_store
+from tokenmesh.engine.layers.step import HostStep
+from tokenmesh.engine.models.keeps import Pages
+from tokenmesh.engine.models.kv_store import make_store
+from tokenmesh.engine.models.tree import attention
+from tokenmesh.engine.models.tree.attention import Port
+from tokenmesh.engine.models.tree.run import ModulePlace, Run
 
 pytestmark = needs_native
 PAGE, BLOCKS = 8, 24

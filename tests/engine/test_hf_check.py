@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tokenmesh.services.worker_svc.models.hf.check import check, reference
-from tokenmesh.services.worker_svc.models.hf.run import UnservedModel
+from tokenmesh.engine.models.tree.check import check, reference
+from tokenmesh.engine.models.tree.run import UnservedModel
 
 VOCAB = 50
 

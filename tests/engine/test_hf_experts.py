@@ -14,8 +14,8 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from tests.ops.native import needs_native
+from tokenmesh.engine.models.tree.experts import NAME, prepare, spec_of
 from tokenmesh.kernels.moe import ExpertsSpec, activated, experts_reference
-from tokenmesh.services.worker_svc.models.hf.experts import NAME, prepare, spec_of
 
 NUM_EXPERTS, HIDDEN, INNER, LIMIT = 6, 24, 36, 0.7
 TYPICAL: Final = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "nemotron_h", "aria", "gemma4")

@@ -12,12 +12,12 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.family_configs import OTHERS, checkpoint_of, other_config
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.ops.native import needs_native
-from tokenmesh.services.worker_svc.models.hf import build
-from tokenmesh.services.worker_svc.models.hf import swap as swap_module
-from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.hf.recognise import norm_of, record
-from tokenmesh.services.worker_svc.models.hf.swap import PackedWeight, swap
-from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
+from tokenmesh.engine.models.promotion.read_heads import Unread
+from tokenmesh.engine.models.tree import build
+from tokenmesh.engine.models.tree import swap as swap_module
+from tokenmesh.engine.models.tree.model import HfModel
+from tokenmesh.engine.models.tree.recognise import norm_of, record
+from tokenmesh.engine.models.tree.swap import PackedWeight, swap
 
 NUM_TOKENS = 16
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.worker_svc.models.native.config import DecoderConfig, LayerConfig
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.engine.models.native.config import DecoderConfig, LayerConfig
+from tokenmesh.engine.models.native.read_config import read_facts
+from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.shared.messages.media import IMAGE
 
 SIZES = {

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from tests.engine.test_general_kind import chunked_logits
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.engine.exec.page_dtype import page_dtype_of
+from tokenmesh.engine.models.keeps import Latent, LayerKeeps
+from tokenmesh.engine.models.kv_scales import read_kv_scales
+from tokenmesh.engine.models.kv_store import KvScale
+from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.kernels.page_codes import FP8, decode, encode
-from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps
-from tokenmesh.services.worker_svc.models.kv_scales import read_kv_scales
-from tokenmesh.services.worker_svc.models.kv_store import KvScale
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.runner.page_dtype import page_dtype_of
 from tokenmesh.shared.config.worker import KvCacheDtype, WorkerSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 

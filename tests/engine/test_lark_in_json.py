@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tokenmesh.engine.grammar.follower import Follower
+from tokenmesh.engine.grammar.guidance_backend import GuidanceBackend
+from tokenmesh.engine.grammar.lark_terminals import TERMINALS
+from tokenmesh.engine.grammar.matcher import CannotCompile, Matcher, num_words
+from tokenmesh.engine.grammar.token_table import TokenTable
+from tokenmesh.engine.grammar.xgrammar_backend import XGrammarBackend
 from tokenmesh.services.gateway.openai.tools import named_call, required_calls
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
-from tokenmesh.services.worker_svc.grammar.follower import Follower
-from tokenmesh.services.worker_svc.grammar.guidance_backend import GuidanceBackend
-from tokenmesh.services.worker_svc.grammar.lark_terminals import TERMINALS
-from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile, Matcher, num_words
-from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
-from tokenmesh.services.worker_svc.grammar.xgrammar_backend import XGrammarBackend
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 
 EOS, MARK = 256, 257

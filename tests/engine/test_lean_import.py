@@ -8,9 +8,9 @@ import pytest
 PROGRAM = """
 import logging, sys
 import numpy as np
-from tokenmesh.services.worker_svc.grammar import lean_import
-from tokenmesh.services.worker_svc.grammar.backends import make_backend
-from tokenmesh.services.worker_svc.grammar.token_table import TokenTable
+from tokenmesh.engine.grammar import lean_import
+from tokenmesh.engine.grammar.backends import make_backend
+from tokenmesh.engine.grammar.token_table import TokenTable
 from tokenmesh.shared.messages.structured import Structured
 
 if sys.argv[1] == "another version":

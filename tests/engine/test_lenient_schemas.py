@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine.test_exact_regex import BACKENDS, EOS
-from tokenmesh.services.worker_svc.grammar.matcher import CannotCompile
+from tokenmesh.engine.grammar.matcher import CannotCompile
 from tokenmesh.shared.messages.structured import Structured, StructuredKind
 
 UNKNOWN = ["binary", "path", "password", "uuid4", "iri", "decimal", "int64", "byte", "unknown", "x"]

@@ -15,9 +15,9 @@ import torch
 
 from tests.fakes.engine_driver import load
 from tests.fakes.models import Fake, make_fake
-from tokenmesh.services.worker_svc.models.hf import build
-from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
+from tokenmesh.engine.models.promotion.read_heads import Unread
+from tokenmesh.engine.models.tree import build
+from tokenmesh.engine.models.tree.model import HfModel
 
 MIB: Final = 1 << 20
 CONSTANT: Final = 2 * MIB

@@ -16,11 +16,11 @@ from tests.fakes.omni import FILM, OPTIONS, Omni
 from tests.fakes.recordings import tones
 from tests.fakes.tokenizers import write_json
 from tests.fakes.videos import pictures, video_file
+from tokenmesh.engine.models.omni_positions import omni_positions
 from tokenmesh.services.tokenizer_svc.media.jobs import job_of
 from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor, PreparedItem
 from tokenmesh.services.tokenizer_svc.media.recordings import RecordingProcessor
 from tokenmesh.services.tokenizer_svc.media.video_child import prepare_video
-from tokenmesh.services.worker_svc.models.omni_positions import omni_positions
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
 from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO
 from tokenmesh.shared.tensor_blob import decode_named

@@ -23,7 +23,7 @@ from tests.fakes.poolers import (
 )
 from tests.ops.native import WAYS
 from tests.rounds import some
-from tokenmesh.services.worker_svc.models.hf.pooling import rows, tree
+from tokenmesh.engine.models.tree.pooling import rows, tree
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolingParams
 

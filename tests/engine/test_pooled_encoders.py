@@ -19,7 +19,7 @@ from tests.fakes.poolers import (
 )
 from tests.ops.native import WAYS
 from tests.rounds import some
-from tokenmesh.services.worker_svc.models.hf.pooling import rows, tree
+from tokenmesh.engine.models.tree.pooling import rows, tree
 from tokenmesh.services.worker_svc.pooling.admission import admit_pool
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId

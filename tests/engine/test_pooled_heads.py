@@ -106,9 +106,7 @@ def test_a_classifier_of_sequences_may_be_served_for_tokens_only(tmp_path: Path)
 def test_a_classifier_whose_last_part_takes_no_single_state_has_no_scores_of_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "tokenmesh.services.worker_svc.models.hf.pooling.each_token._LAST_PARTS", ()
-    )
+    monkeypatch.setattr("tokenmesh.engine.models.tree.pooling.each_token._LAST_PARTS", ())
     model = make_pooler(ENCODERS["bert"], "ForSequenceClassification", num_labels=3)
     assert driver_of(model, tmp_path).loaded.pooling.tasks == ("classify",)
     with pytest.raises(ConfigError, match="cannot be put to each token"):

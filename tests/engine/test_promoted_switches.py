@@ -16,15 +16,15 @@ from tests.fakes.family_configs import SIZES, checkpoint_of
 from tests.fakes.models import randomized
 from tests.fakes.tiny import Tiny, TinyCheckpoint
 from tests.ops.native import needs_native
+from tokenmesh.engine.layers import mlp
+from tokenmesh.engine.layers.step import Patch
+from tokenmesh.engine.models.native import attention, build_program
+from tokenmesh.engine.models.native.decoder import Decoder
+from tokenmesh.engine.models.promotion.promote import promote
+from tokenmesh.engine.models.promotion.read_heads import Unread
 from tokenmesh.kernels.native import Kind, Op
 from tokenmesh.kernels.paged_attention import PLAIN
 from tokenmesh.kernels.silu_mul import silu_mul
-from tokenmesh.services.worker_svc.layers import mlp
-from tokenmesh.services.worker_svc.layers.step import Patch
-from tokenmesh.services.worker_svc.models.native import attention, build_program
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.promotion.promote import promote
-from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
 
 GPT_OSS = {
     **SIZES,

@@ -15,15 +15,15 @@ from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.ops.native import needs_native
 from tests.rounds import some
-from tokenmesh.services.worker_svc.layers.mlp import Experts
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.hf.build import read_tree
-from tokenmesh.services.worker_svc.models.hf.facts import HfFacts
-from tokenmesh.services.worker_svc.models.hf.model import HfModel
-from tokenmesh.services.worker_svc.models.load import read_model_facts
-from tokenmesh.services.worker_svc.models.promotion.promote import identity, promote
-from tokenmesh.services.worker_svc.models.promotion.read_heads import Unread
-from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.engine.layers.mlp import Experts
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.load import read_model_facts
+from tokenmesh.engine.models.promotion.promote import identity, promote
+from tokenmesh.engine.models.promotion.read_heads import Unread
+from tokenmesh.engine.models.raw_config import read_json
+from tokenmesh.engine.models.tree.build import read_tree
+from tokenmesh.engine.models.tree.facts import HfFacts
+from tokenmesh.engine.models.tree.model import HfModel
 from tokenmesh.shared.config.model import ModelSettings
 
 NUM_TOKENS = 16

@@ -7,11 +7,11 @@ import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.services.worker_svc.layers.step import Patch
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
-from tokenmesh.services.worker_svc.models.raw_config import read_json
+from tokenmesh.engine.layers.step import Patch
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.native.build_decoder import build_decoder
+from tokenmesh.engine.models.native.read_config import read_facts
+from tokenmesh.engine.models.raw_config import read_json
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.tensor_blob import TensorBlob

@@ -19,10 +19,10 @@ from tests.fakes.quantized import shard, write_checkpoint
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.rounds import some
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.quantization import read_quantization, write
+from tokenmesh.engine.models.raw_config import read_json
 from tokenmesh.kernels.linear.formats.round import Rounding, head_grid, rounded
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.quantization import read_quantization, write
-from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.sampling import SamplingParams
 

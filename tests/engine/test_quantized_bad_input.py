@@ -13,8 +13,8 @@ from tests.fakes.engine_driver import load
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.quantized import write_checkpoint
 from tests.fakes.quantized_schemes import SCHEMES, compressed, floating, gptq, integer
-from tokenmesh.services.worker_svc.models.quantization import Quantization, read_quantization
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.engine.models.quantization import Quantization, read_quantization
+from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.shared.config.model import ModelImpl
 from tokenmesh.shared.errors import CheckpointError
 

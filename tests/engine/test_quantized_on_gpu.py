@@ -13,10 +13,10 @@ from tests.fakes.quantized import write_checkpoint
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import prompt_of
 from tests.fakes.virtual_device import virtual_gpu
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.quantization import read_quantization
-from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.runner import build
+from tokenmesh.engine.exec import build
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.quantization import read_quantization
+from tokenmesh.engine.models.raw_config import read_json
 
 JOBS = [Job(prompt_of(17), greedy(4))]
 SIZES: dict[str, Any] = {

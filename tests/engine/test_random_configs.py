@@ -15,8 +15,8 @@ from huggingface_hub.errors import StrictDataclassError
 from tests.fakes.family_configs import MODEL_TYPES, checkpoint_of, logits_of
 from tests.fakes.random_configs import random_config
 from tests.fakes.tiny import prompt_of
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.engine.models.native.read_config import read_facts
+from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.shared.errors import CheckpointError
 
 ATOL: Final = 2e-4

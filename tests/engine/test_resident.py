@@ -12,14 +12,14 @@ import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.kernels import huge_pages
-from tokenmesh.kernels.linear import Linear, PlainWeight
-from tokenmesh.services.worker_svc.runner.resident import (
+from tokenmesh.engine.exec.resident import (
     bring_back,
     give_back,
     put_aside,
     tensors_of,
 )
+from tokenmesh.kernels import huge_pages
+from tokenmesh.kernels.linear import Linear, PlainWeight
 from tokenmesh.shared.errors import CheckpointError, Unavailable
 
 PROMPT = prompt_of(40)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenmesh.services.worker_svc.layers.rotary import RopeConfig, RopeKind, Rotary
+from tokenmesh.engine.layers.rotary import RopeConfig, RopeKind, Rotary
 
 CONFIG = RopeConfig("yarn", 1e4, 16, 65536, 4096, factor=4.0, attention_factor=1.1)
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from tokenmesh.kernels.exponential_noise import exponential_noise_reference
-from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.sampling.choice import first_max
-from tokenmesh.services.worker_svc.sampling.sampler import (
+from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.sampling.choice import first_max
+from tokenmesh.engine.sampling.sampler import (
     NOT_FINITE,
     NOTHING_ALLOWED,
     Sampler,
 )
+from tokenmesh.kernels.exponential_noise import exponential_noise_reference
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 VOCAB = 50

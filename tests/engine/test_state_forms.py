@@ -20,15 +20,15 @@ from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGated
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from tokenmesh.kernels.state_rows import StateRows
-from tokenmesh.services.worker_svc.models.hf.mixers import FORMS, MixerPort, has_flat_form, wrap
-from tokenmesh.services.worker_svc.models.hf.run import (
+from tokenmesh.engine.models.tree.mixers import FORMS, MixerPort, has_flat_form, wrap
+from tokenmesh.engine.models.tree.run import (
     CONV,
     RECURRENT,
     ModulePlace,
     Run,
     RunCache,
 )
+from tokenmesh.kernels.state_rows import StateRows
 
 HIDDEN, LAYERS = 32, 2
 _DELTA = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.checkpoint import Checkpoint
 
 MIB = 1 << 20
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.sampling.sampler import Sampler
-from tokenmesh.services.worker_svc.sampling.thinking import ThinkingTracker
+from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.sampling.sampler import Sampler
+from tokenmesh.engine.sampling.thinking import ThinkingTracker
 from tokenmesh.shared.messages.sampling import SamplingParams, ThinkingBudget
 
 VOCAB = 12

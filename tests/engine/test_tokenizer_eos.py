@@ -8,9 +8,9 @@ import pytest
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.grammars import VOCAB, make_checkpoint
+from tokenmesh.engine.models.raw_config import read_json
+from tokenmesh.engine.models.token_ids import read_eos
 from tokenmesh.services.worker_svc.loaded import load_sim
-from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.models.token_ids import read_eos
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import CheckpointError

@@ -15,12 +15,12 @@ from tests.fakes.tiny import Tiny, prompt_of
 from tests.fakes.virtual_device import VirtualDevice, virtual_gpu
 from tests.kernels.sampler_twins import random_params
 from tests.rounds import rounds
-from tokenmesh.services.worker_svc.engine.request import StreamKey
-from tokenmesh.services.worker_svc.runner import build
-from tokenmesh.services.worker_svc.runner.cuda import runner as runner_module
-from tokenmesh.services.worker_svc.runner.cuda import step_buffer
-from tokenmesh.services.worker_svc.runner.cuda.make import warm_up
-from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler, Needs
+from tokenmesh.engine.core.request import StreamKey
+from tokenmesh.engine.exec import build
+from tokenmesh.engine.exec.cuda import runner as runner_module
+from tokenmesh.engine.exec.cuda import step_buffer
+from tokenmesh.engine.exec.cuda.make import warm_up
+from tokenmesh.engine.sampling.device_sampler import DeviceSampler, Needs
 from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.ids import BlobKey, GatewayId
 from tokenmesh.shared.messages.media import EMBEDS, MediaItem

@@ -16,9 +16,9 @@ from transformers.generation.logits_process import (
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import prompt_of
 from tests.fakes.whisper import END, FIRST_TIME, HIDDEN, STATES, WhisperOracle, whisper
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.sampling.speech import SpeechState
+from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.sampling.speech import SpeechState
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.sampling import SamplingParams, SpeechRule

@@ -14,11 +14,11 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.general_models import GENERAL, make_general
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.ops.native import WAYS
-from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
-from tokenmesh.services.worker_svc.models.keeps import one_group
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.promotion.promote import promote
-from tokenmesh.services.worker_svc.runner.memory import need_of
+from tokenmesh.engine.exec.memory import need_of
+from tokenmesh.engine.kv.block_pool import KvGroups
+from tokenmesh.engine.models.keeps import one_group
+from tokenmesh.engine.models.native.decoder import Decoder
+from tokenmesh.engine.models.promotion.promote import promote
 from tokenmesh.shared.config.worker import WorkerSettings
 
 NUM_TOKENS = 40

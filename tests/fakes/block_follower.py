@@ -9,9 +9,9 @@ import msgspec
 
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.guide_code import module_of
-from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange, BlockLog
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.kv.cache_changes import BlockChange, BlockLog
 from tokenmesh.shared.embeds_keys import embeds_keys
 from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.messages.media import EMBEDS

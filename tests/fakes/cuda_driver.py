@@ -14,19 +14,19 @@ import torch
 
 from tests.fakes.cuda_device import HOST, FakeDevice, reading_forbidden
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.plan import StepPlan
+from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.exec.cuda.launch import CudaLaunch
+from tokenmesh.engine.exec.cuda.rows import CudaLimits
+from tokenmesh.engine.exec.cuda.runner import CudaRunner
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.kv_store import make_store
+from tokenmesh.engine.models.load import load_model, read_model_facts
+from tokenmesh.engine.models.native.decoder import Decoder
+from tokenmesh.engine.models.raw_config import read_json
+from tokenmesh.engine.sampling.device_sampler import DeviceSampler
 from tokenmesh.kernels.dispatch import interpreted_on_cpu, uses_triton
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.plan import StepPlan
-from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.kv_store import make_store
-from tokenmesh.services.worker_svc.models.load import load_model, read_model_facts
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
-from tokenmesh.services.worker_svc.runner.cuda.rows import CudaLimits
-from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
-from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
 from tokenmesh.shared.config.model import ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from tokenmesh.services.worker_svc.engine.request import Request
+from tokenmesh.engine.core.request import Request
 
 
 class DiceProposer:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
-from tokenmesh.services.worker_svc.engine.speculating import Proposer
-from tokenmesh.services.worker_svc.grammar.matcher import Grammar
-from tokenmesh.services.worker_svc.runner.build import build_runner
-from tokenmesh.services.worker_svc.runner.loaded_model import RunnableModel
+from tokenmesh.engine.adapters.adapter import ReadAdapter
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.grammar.matcher import Grammar
+from tokenmesh.engine.speculate.speculating import Proposer
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter

@@ -18,12 +18,8 @@ from tests.fakes.kv_runner import (
     first_cell,
     media_mark,
 )
-from tokenmesh.services.worker_svc.engine.block_pool import BlockPool, KvGroups
-from tokenmesh.services.worker_svc.engine.block_tables import held_by
-from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.request import (
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.request import (
     NO_TENANT,
     Ending,
     Request,
@@ -32,7 +28,11 @@ from tokenmesh.services.worker_svc.engine.request import (
     StreamKey,
     TenantShare,
 )
-from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
+from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
+from tokenmesh.engine.kv.block_tables import held_by
+from tokenmesh.engine.kv.cache_changes import BlockChange
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.kv.saved_states import SavedStates
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import BlobKey, GatewayId, RequestId
 from tokenmesh.shared.messages.media import MediaItem

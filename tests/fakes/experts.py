@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.models.native.decoder import Decoder
 from tokenmesh.kernels.native import CodedExperts
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.runner.loaded_model import RunnableModel
 
 
 def stacks_of(model: RunnableModel) -> list[Any]:

@@ -12,16 +12,16 @@ from tests.fakes.engine_driver import greedy
 from tests.fakes.models import randomized
 from tests.fakes.tiny import TinyCheckpoint
 from tests.ops.native import FOLDER
+from tokenmesh.engine.core.plan import NewRow, ScheduledRow
+from tokenmesh.engine.exec.inputs import build_inputs
+from tokenmesh.engine.exec.rows import HostRows
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.kv_store import make_store
+from tokenmesh.engine.models.native.build_decoder import build_decoder
+from tokenmesh.engine.models.native.decoder import Decoder
+from tokenmesh.engine.models.native.read_config import read_facts
+from tokenmesh.engine.models.raw_config import read_json
 from tokenmesh.kernels import native as native_kernels
-from tokenmesh.services.worker_svc.engine.plan import NewRow, ScheduledRow
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.kv_store import make_store
-from tokenmesh.services.worker_svc.models.native.build_decoder import build_decoder
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
-from tokenmesh.services.worker_svc.models.raw_config import read_json
-from tokenmesh.services.worker_svc.runner.inputs import build_inputs
-from tokenmesh.services.worker_svc.runner.rows import HostRows
 
 SIZES: Final[Mapping[str, Any]] = {
     "vocab_size": 160,

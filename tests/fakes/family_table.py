@@ -11,10 +11,10 @@ import torch
 
 from tests.fakes.general_models import GENERAL, HEADS, STATES
 from tests.fakes.models import FAKES, Fake, classes, config_of
-from tokenmesh.services.worker_svc.models.hf.tree import adapt, length_ropes
-from tokenmesh.services.worker_svc.models.keeps import Latent, LayerKeeps, Pages
-from tokenmesh.services.worker_svc.models.native.registry import FAMILIES
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
+from tokenmesh.engine.models.keeps import Latent, LayerKeeps, Pages
+from tokenmesh.engine.models.native.registry import FAMILIES
+from tokenmesh.engine.models.raw_config import RawConfig
+from tokenmesh.engine.models.tree.tree import adapt, length_ropes
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs/models.md"
 BEGIN, END = "<!-- families: made by tests -->\n", "<!-- end of families -->\n"

@@ -9,9 +9,9 @@ import transformers
 
 from tests.fakes.models import randomized
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.worker_svc.grammar.backends import backends_of, make_backend
-from tokenmesh.services.worker_svc.grammar.matcher import Backend, CannotCompile, Grammar
-from tokenmesh.services.worker_svc.grammar.token_table import TokenTable, read_token_table
+from tokenmesh.engine.grammar.backends import backends_of, make_backend
+from tokenmesh.engine.grammar.matcher import Backend, CannotCompile, Grammar
+from tokenmesh.engine.grammar.token_table import TokenTable, read_token_table
 from tokenmesh.shared.config.worker import GrammarBackend
 from tokenmesh.shared.messages.structured import Structured
 

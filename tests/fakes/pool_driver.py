@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from tests.fakes.engine_driver import MAX_STEPS
 from tests.fakes.poolers import ENCODERS, make_pooler, write_modules
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.request import Ending, Request, RequestSpec, StreamKey
-from tokenmesh.services.worker_svc.runner.build import build
-from tokenmesh.services.worker_svc.runner.loaded_model import LoadedPooler
+from tokenmesh.engine.adapters.adapter import ReadAdapter
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.request import Ending, Request, RequestSpec, StreamKey
+from tokenmesh.engine.exec.build import build
+from tokenmesh.engine.exec.loaded_model import LoadedPooler
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter

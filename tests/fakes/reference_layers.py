@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import torch
 
+from tokenmesh.engine.models.native import attention
 from tokenmesh.kernels.paged_attention import (
     PLAIN,
     DeviceRows,
@@ -20,7 +21,6 @@ from tokenmesh.kernels.qk_norm_rope_kv_write import (
     qk_norm_rope_kv_write,
     qk_norm_rope_kv_write_reference,
 )
-from tokenmesh.services.worker_svc.models.native import attention
 
 
 def _attend(

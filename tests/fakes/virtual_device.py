@@ -11,11 +11,11 @@ import torch
 
 from tests.fakes import reference_layers
 from tests.fakes.virtual_gpu import DEVICE, Op, VirtualGpu, plain, poison
-from tokenmesh.services.worker_svc.models.native import attention
-from tokenmesh.services.worker_svc.runner import build
-from tokenmesh.services.worker_svc.runner.cuda import make
-from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
-from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
+from tokenmesh.engine.exec import build
+from tokenmesh.engine.exec.cuda import make
+from tokenmesh.engine.exec.cuda.launch import CudaLaunch
+from tokenmesh.engine.exec.cuda.runner import CudaRunner
+from tokenmesh.engine.models.native import attention
 
 _KERNELS: Final = (
     "gelu_mul", "grammar_mask", "logit_bias", "logprobs", "penalties", "post_update",

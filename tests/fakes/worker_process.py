@@ -73,7 +73,7 @@ async def joined(mesh: SmallMesh, before: Collection[InstanceId] = ()) -> list[I
 
 def _serve(config: Path, folder: Path) -> None:
     from tokenmesh.cli.main import main
-    from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, SimAdapters
+    from tokenmesh.engine.adapters.adapter import ReadAdapter, SimAdapters
 
     read, number = SimAdapters.read, os.getpid()
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 
-from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
-from tokenmesh.services.worker_svc.adapters.store import AdapterStore
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.sim import (
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.sim import (
     SimRunner,
     SimVocabulary,
     prompt_key,
     sim_token,
 )
+from tokenmesh.engine.media_facts import MediaFacts
+from tokenmesh.engine.models.pooling.facts import PoolingFacts
+from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
+from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.intake import Identity
 from tokenmesh.services.worker_svc.loaded import SimModel
-from tokenmesh.services.worker_svc.media_facts import MediaFacts
-from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorRuntime

@@ -19,11 +19,11 @@ from tests.fakes.worker_rig import (
     no_beat,
     running_rig,
 )
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.plan import StepPlan, StepResult
+from tokenmesh.engine.core.sim import SimLaunch, SimRunner
 from tokenmesh.services.worker_svc import preparation
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.engine.sim import SimLaunch, SimRunner
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.intake import Identity
 from tokenmesh.services.worker_svc.loaded import SimModel

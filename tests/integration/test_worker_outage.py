@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.fakes.service_mesh import running
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.worker_svc.engine.sim import SimVocabulary, prompt_key, sim_token
+from tokenmesh.engine.core.sim import SimVocabulary, prompt_key, sim_token
 from tokenmesh.services.worker_svc.main import build
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Envelope

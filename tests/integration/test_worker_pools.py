@@ -12,11 +12,11 @@ import torch
 
 from tests.fakes.adapters import PREFIX, AdapterSpec, write_tensors
 from tests.fakes.worker_rig import EPOCH, GATEWAY, MODEL, WORKER, Rig, running_rig
-from tokenmesh.services.worker_svc.adapters.adapter import SimAdapters, SimMatrices
+from tokenmesh.engine.adapters.adapter import SimAdapters, SimMatrices
+from tokenmesh.engine.core.sim import sim_pooled
+from tokenmesh.engine.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore
-from tokenmesh.services.worker_svc.engine.sim import sim_pooled
-from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.shared import subjects
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus

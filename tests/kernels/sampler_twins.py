@@ -11,11 +11,11 @@ import torch
 
 from tests.fakes.cuda_device import HOST
 from tests.kernels.far_device import FAR
+from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.sampling.device_sampler import DeviceSampler
+from tokenmesh.engine.sampling.sampler import Draw, Draws, Sampler
 from tokenmesh.kernels.dispatch import interpreted_on_cpu
 from tokenmesh.kernels.sample import ChoiceRows, sample
-from tokenmesh.services.worker_svc.engine.plan import NewRow
-from tokenmesh.services.worker_svc.sampling.device_sampler import DeviceSampler
-from tokenmesh.services.worker_svc.sampling.sampler import Draw, Draws, Sampler
 from tokenmesh.shared.messages.sampling import SamplingParams, ThinkingBudget
 
 EOS = 2

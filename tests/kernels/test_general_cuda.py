@@ -17,7 +17,7 @@ from tests.fakes.general_models import EAGER, ON_GPU, make_general
 from tests.fakes.models import make_model
 from tests.fakes.tiny import prompt_of
 from tests.kernels.far_device import FAR
-from tokenmesh.services.worker_svc.models.hf import swap
+from tokenmesh.engine.models.tree import swap
 
 pytestmark = pytest.mark.timeout(300)
 PROMPTS: Final = [prompt_of(5), prompt_of(26, seed=1)]

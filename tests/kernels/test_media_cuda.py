@@ -14,9 +14,9 @@ from tests.engine.test_media_families import ONE, TEXT, ImageFamily, family
 from tests.fakes.cuda_driver import CudaDriver, Report, StrictRunner, drive
 from tests.fakes.engine_driver import Job, greedy
 from tests.kernels.far_device import FAR
-from tokenmesh.services.worker_svc.engine.plan import StepPlan
-from tokenmesh.services.worker_svc.runner.cuda.launch import CudaLaunch
-from tokenmesh.services.worker_svc.runner.cuda.runner import CudaRunner
+from tokenmesh.engine.core.plan import StepPlan
+from tokenmesh.engine.exec.cuda.launch import CudaLaunch
+from tokenmesh.engine.exec.cuda.runner import CudaRunner
 
 __all__ = ["family"]
 

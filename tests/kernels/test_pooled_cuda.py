@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 from tests.fakes.pool_driver import Numbers, PoolDriver
 from tests.fakes.poolers import DECODERS, ENCODERS, make_pooler, prompts, write_modules
 from tests.kernels.far_device import FAR
-from tokenmesh.services.worker_svc.models.hf import swap
-from tokenmesh.services.worker_svc.runner import build, pool_build
+from tokenmesh.engine.exec import build, pool_build
+from tokenmesh.engine.models.tree import swap
 from tokenmesh.shared.messages.pooling import PoolingParams
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,10 +16,10 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.tiny import prompt_of
 from tests.kernels.far_device import FAR
+from tokenmesh.engine.models.quantization import write
+from tokenmesh.engine.models.tree import swap
 from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.quantized_linear import DeviceCodes
-from tokenmesh.services.worker_svc.models.hf import swap
-from tokenmesh.services.worker_svc.models.quantization import write
 from tokenmesh.shared.config.model import ModelImpl
 
 pytestmark = pytest.mark.timeout(300)

@@ -20,8 +20,8 @@ from tests.fakes.quantized import Scheme
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import prompt_of
 from tests.kernels.far_device import FAR
+from tokenmesh.engine.models.tree.quantized import deferred_experts
 from tokenmesh.kernels.moe import DeviceExperts
-from tokenmesh.services.worker_svc.models.hf.quantized import deferred_experts
 from tokenmesh.shared.config.model import ModelImpl
 
 pytestmark = pytest.mark.timeout(300)

@@ -5,17 +5,17 @@ from typing import Final
 
 import torch
 
+from tokenmesh.engine.layers.device_step import DeviceStep
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.kv_store import make_store
+from tokenmesh.engine.models.load import load_model, read_model_facts
+from tokenmesh.engine.models.native.decoder import Decoder
+from tokenmesh.engine.models.raw_config import read_json
 from tokenmesh.kernels.dispatch import interpreted_on_cpu
 from tokenmesh.kernels.paged_attention import DeviceRows
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.staged_writes import staged_writes
 from tokenmesh.kernels.step_inputs import RowState, StepTensors, step_inputs
-from tokenmesh.services.worker_svc.layers.device_step import DeviceStep
-from tokenmesh.services.worker_svc.models.checkpoint import Checkpoint
-from tokenmesh.services.worker_svc.models.kv_store import make_store
-from tokenmesh.services.worker_svc.models.load import load_model, read_model_facts
-from tokenmesh.services.worker_svc.models.native.decoder import Decoder
-from tokenmesh.services.worker_svc.models.raw_config import read_json
 from tokenmesh.shared.config.model import ModelSettings
 
 PAGE_SIZE, MAX_BLOCKS, MAX_TOKENS = 16, 4, 64

@@ -3,8 +3,8 @@
 import asyncio
 from collections import deque
 
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.outputs import StepOutput
 from tokenmesh.services.worker_svc.thread import Add, Command, End
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-_MODULE: Final = "tokenmesh.services.worker_svc.models.quantization.write"
+_MODULE: Final = "tokenmesh.engine.models.quantization.write"
 
 
 class WeightFormat(StrEnum):

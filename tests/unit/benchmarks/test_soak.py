@@ -11,7 +11,7 @@ from benchmarks.serve.memory import MemoryWatch, Trail, mesh_processes
 from benchmarks.serve.sim_oracle import SimOracle
 from tests.fakes.scripted_http import DONE, Answer, piece, plain, serving, stream, usage
 from tokenmesh.cli.bench.client import Target
-from tokenmesh.services.worker_svc.engine.sim import SimVocabulary, prompt_key, sim_token
+from tokenmesh.engine.core.sim import SimVocabulary, prompt_key, sim_token
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

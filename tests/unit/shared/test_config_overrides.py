@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.tokenizers import byte_level_bpe
+from tokenmesh.engine.models.location import locate
+from tokenmesh.engine.models.pooling.kind import read_pooling
+from tokenmesh.engine.models.raw_config import read_config
 from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
 from tokenmesh.services.tokenizer_svc.loading import load_model
-from tokenmesh.services.worker_svc.models.location import locate
-from tokenmesh.services.worker_svc.models.pooling.kind import read_pooling
-from tokenmesh.services.worker_svc.models.raw_config import read_config
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config_overrides import overridden
 from tokenmesh.shared.errors import CheckpointError

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tokenmesh.cli.embedded.plan import check_file
+from tokenmesh.engine.models import raw_config
 from tokenmesh.services.tokenizer_svc import loading
-from tokenmesh.services.worker_svc.models import raw_config
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.gguf.reader import GgufFile
 from tokenmesh.shared.tensor_file import TensorFile

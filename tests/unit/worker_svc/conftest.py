@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tokenmesh.engine.adapters.adapter import ReadAdapter, SimMatrices
 from tokenmesh.services.worker_svc.adapters import directories
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter, SimMatrices
 from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
 from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.media_facts import MediaFacts, ends_outside
 from tokenmesh.services.worker_svc.admission import admit
-from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.loaded import SimModel
-from tokenmesh.services.worker_svc.media_facts import MediaFacts, ends_outside
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId

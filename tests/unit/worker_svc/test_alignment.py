@@ -4,7 +4,7 @@ import numpy
 import pytest
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
-from tokenmesh.services.worker_svc.models.alignment import first_states
+from tokenmesh.engine.models.alignment import first_states
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 1), (3, 40), (12, 30), (20, 9)])

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.fakes.block_follower import LoggedSchedule, check_hashes, follow
 from tests.rounds import rounds
+from tokenmesh.engine.kv.cache_changes import BlockChange
 from tokenmesh.services.worker_svc.block_events.batches import Batches, ReplayBuffer
 from tokenmesh.services.worker_svc.block_events.held import Block, HeldBlocks
 from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots
-from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.shared import codec
 from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound, Overloaded

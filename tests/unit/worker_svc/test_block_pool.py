@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tokenmesh.services.worker_svc.engine.block_pool import NULL_BLOCK, BlockPool
+from tokenmesh.engine.kv.block_pool import NULL_BLOCK, BlockPool
 
 NUM_BLOCKS = 7
 

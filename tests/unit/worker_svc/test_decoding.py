@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
-from tokenmesh.services.worker_svc.engine.decode_wheel import DecodeWheel
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
-from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
+from tokenmesh.engine.core.decode_wheel import DecodeWheel
+from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.core.scheduler import Scheduler
+from tokenmesh.engine.kv.block_pool import KvGroups
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.engine import Engine, EngineBroken
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.plan import FinishedLaunch, Launch, StepPlan, StepResult
-from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.core.engine import Engine, EngineBroken
+from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.core.plan import FinishedLaunch, Launch, StepPlan, StepResult
+from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.telemetry import record_spans, sampled
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.tokens import Delta

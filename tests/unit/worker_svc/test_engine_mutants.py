@@ -14,16 +14,17 @@ import pytest
 
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.kv_runner import KvRunner
-from tokenmesh.services.worker_svc.engine import engine as engine_module
-from tokenmesh.services.worker_svc.engine import in_flight, outputs, speculating
-from tokenmesh.services.worker_svc.engine.block_tables import BlockTables
-from tokenmesh.services.worker_svc.engine.decode_wheel import DecodeWheel
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.row_table import RowTable
-from tokenmesh.services.worker_svc.engine.saved_states import SavedStates
-from tokenmesh.services.worker_svc.engine.scheduler import Scheduler
-from tokenmesh.services.worker_svc.engine.speculating import Speculating
+from tokenmesh.engine.core import engine as engine_module
+from tokenmesh.engine.core import in_flight, outputs
+from tokenmesh.engine.core.decode_wheel import DecodeWheel
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.row_table import RowTable
+from tokenmesh.engine.core.scheduler import Scheduler
+from tokenmesh.engine.kv.block_tables import BlockTables
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.kv.saved_states import SavedStates
+from tokenmesh.engine.speculate import speculating
+from tokenmesh.engine.speculate.speculating import Speculating
 
 MAX_SCHEDULES = 1500
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.simulation.virtual_time import VirtualClock, virtual_time
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.plan import Launch, StepPlan, StepResult
-from tokenmesh.services.worker_svc.engine.request import Request, Status
-from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.core.plan import Launch, StepPlan, StepResult
+from tokenmesh.engine.core.request import Request, Status
+from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.tokens import Delta
 

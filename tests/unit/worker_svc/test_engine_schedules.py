@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.engine_schedules import Schedule
 from tests.rounds import rounds
-from tokenmesh.services.worker_svc.engine import engine as engine_module
+from tokenmesh.engine.core import engine as engine_module
 
 SCHEDULES_PER_TEST = 100
 EVENTS = ("stop", "length", "preempted", "cached")

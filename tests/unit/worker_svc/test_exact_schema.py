@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.worker_svc.grammar.exact_schema import inexact_keyword
+from tokenmesh.engine.grammar.exact_schema import inexact_keyword
 
 OBJECT: dict[str, Any] = {
     "type": "object",

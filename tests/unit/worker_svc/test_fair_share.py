@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.worker_svc.test_scheduler import Bench, with_settings
-from tokenmesh.services.worker_svc.engine.queues import RecentUse
-from tokenmesh.services.worker_svc.engine.request import Request, Status, TenantShare
-from tokenmesh.services.worker_svc.engine.sharing import split
+from tokenmesh.engine.core.queues import RecentUse
+from tokenmesh.engine.core.request import Request, Status, TenantShare
+from tokenmesh.engine.core.sharing import split
 
 MakeRequest = Callable[..., Request]
 FLOOD = TenantShare("flood")

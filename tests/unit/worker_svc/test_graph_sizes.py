@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.worker_svc.runner.cuda.graphs import Graphs, graph_sizes
+from tokenmesh.engine.exec.cuda.graphs import Graphs, graph_sizes
 
 
 @pytest.mark.parametrize(

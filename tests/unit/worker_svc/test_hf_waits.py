@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tokenmesh.services.worker_svc.models.hf.waits import Waits
+from tokenmesh.engine.models.tree.waits import Waits
 
 X = torch.arange(6.0)
 ROWS = torch.tensor([1, 0, 2])

@@ -10,18 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
-from tokenmesh.services.worker_svc.host_memory import available_host_bytes
-from tokenmesh.services.worker_svc.models.keeps import (
-    Latent,
-    LayerKeeps,
-    Pages,
-    State,
-    one_group,
-    window_groups,
-)
-from tokenmesh.services.worker_svc.models.kv_store import make_store
-from tokenmesh.services.worker_svc.runner.memory import (
+from tokenmesh.engine.exec.memory import (
     HOST_POOL_BYTES,
     GpuBudget,
     MemoryBudget,
@@ -31,6 +20,17 @@ from tokenmesh.services.worker_svc.runner.memory import (
     need_of,
     size_store,
 )
+from tokenmesh.engine.host_memory import available_host_bytes
+from tokenmesh.engine.kv.block_pool import KvGroups
+from tokenmesh.engine.models.keeps import (
+    Latent,
+    LayerKeeps,
+    Pages,
+    State,
+    one_group,
+    window_groups,
+)
+from tokenmesh.engine.models.kv_store import make_store
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 

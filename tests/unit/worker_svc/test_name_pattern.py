@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tokenmesh.services.worker_svc.adapters.name_pattern import (
+from tokenmesh.engine.adapters.name_pattern import (
     NamePattern,
     Steps,
     UnusablePattern,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.poolers import write_json
-from tokenmesh.services.worker_svc.models.pooling.kind import stated_length
+from tokenmesh.engine.models.pooling.kind import stated_length
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
 

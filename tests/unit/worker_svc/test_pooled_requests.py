@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.plan import StepPlan, StepResult
-from tokenmesh.services.worker_svc.engine.request import (
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.plan import StepPlan, StepResult
+from tokenmesh.engine.core.request import (
     Request,
     RequestSpec,
     StreamKey,
     TenantShare,
 )
-from tokenmesh.services.worker_svc.engine.sim import (
+from tokenmesh.engine.core.sim import (
     SimLaunch,
     SimRunner,
     SimVocabulary,

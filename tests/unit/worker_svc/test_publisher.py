@@ -2,8 +2,8 @@
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.request import StreamKey
+from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.core.request import StreamKey
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.publisher import Publisher
 from tokenmesh.services.worker_svc.streams import WorkerStreams

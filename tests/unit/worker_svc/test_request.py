@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.request import Ending, Request
+from tokenmesh.engine.core.request import Ending, Request
 from tokenmesh.shared.messages.sampling import RepetitionRule
 
 MakeRequest = Callable[..., Request]

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.engine_schedules import Schedule
-from tokenmesh.services.worker_svc.engine import engine as engine_module
-from tokenmesh.services.worker_svc.engine.block_pool import KvGroups
-from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.prefix_cache import PrefixCache
-from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.core import engine as engine_module
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.kv.block_pool import KvGroups
+from tokenmesh.engine.kv.cache_changes import BlockChange
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams

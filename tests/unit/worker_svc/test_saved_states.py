@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.kv_runner import KvRunner
-from tokenmesh.services.worker_svc.engine.prefix_cache import has_prefix_cache, make_cache
-from tokenmesh.services.worker_svc.engine.saved_states import SavedStates, StateBorders
+from tokenmesh.engine.kv.prefix_cache import has_prefix_cache, make_cache
+from tokenmesh.engine.kv.saved_states import SavedStates, StateBorders
 from tokenmesh.shared.config.worker import WorkerSettings
 
 CHAIN = [bytes([at]) * 16 for at in range(9)]

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from tests.fakes.drafts import DiceProposer
 from tests.simulation.virtual_time import virtual_time
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.engine.sim import (
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.core.sim import (
     SimRunner,
     SimVocabulary,
     prompt_key,
     sim_token,
 )
-from tokenmesh.services.worker_svc.engine.speculating import Proposer
+from tokenmesh.engine.speculate.speculating import Proposer
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta

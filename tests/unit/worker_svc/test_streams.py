@@ -2,10 +2,10 @@
 
 import pytest
 
+from tokenmesh.engine.core.outputs import EngineStats
+from tokenmesh.engine.core.request import NO_TENANT, StreamKey, TenantShare
+from tokenmesh.engine.exec.kv_bytes import KvBytes
 from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
-from tokenmesh.services.worker_svc.engine.outputs import EngineStats
-from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
-from tokenmesh.services.worker_svc.kv_bytes import KvBytes
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.streams import GatewayWatch, WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.telemetry import WorkerMetrics

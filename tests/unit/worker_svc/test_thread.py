@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from tokenmesh.services.worker_svc.engine.engine import ABORTED, Engine, EngineBroken
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.request import Request, StreamKey
-from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.core.engine import ABORTED, Engine, EngineBroken
+from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.core.request import Request, StreamKey
+from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.services.worker_svc.thread import Add, End, EngineThread, Perform, Stop
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Overloaded

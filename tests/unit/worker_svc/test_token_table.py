@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.worker_svc.grammar.token_table import read_token_table
+from tokenmesh.engine.grammar.token_table import read_token_table
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.text.vocabulary import Vocabulary
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from tests.fakes.family_configs import SIZES
-from tokenmesh.services.worker_svc.models.native.read_config import read_facts
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig
-from tokenmesh.services.worker_svc.runner.cuda import device as torch_device
-from tokenmesh.services.worker_svc.runner.cuda.device import Device
-from tokenmesh.services.worker_svc.runner.cuda.forward import DecodeSteps
-from tokenmesh.services.worker_svc.runner.cuda.graphs import capture, graph_bytes, silent
-from tokenmesh.services.worker_svc.runner.cuda.make import check_compiler, check_shapes
-from tokenmesh.services.worker_svc.runner.device import device_of
+from tokenmesh.engine.exec.cuda import device as torch_device
+from tokenmesh.engine.exec.cuda.device import Device
+from tokenmesh.engine.exec.cuda.forward import DecodeSteps
+from tokenmesh.engine.exec.cuda.graphs import capture, graph_bytes, silent
+from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes
+from tokenmesh.engine.exec.device import device_of
+from tokenmesh.engine.models.native.read_config import read_facts
+from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 

@@ -5,11 +5,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
+from tokenmesh.engine.core.engine import ABORTED, EngineBroken
+from tokenmesh.engine.core.request import Ending, StreamKey
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.services.worker_svc.admission import admit
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
-from tokenmesh.services.worker_svc.engine.engine import ABORTED, EngineBroken
-from tokenmesh.services.worker_svc.engine.request import Ending, StreamKey
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.intake import Identity, Intake
 from tokenmesh.services.worker_svc.load import EarlyHeartbeats, LoadBook

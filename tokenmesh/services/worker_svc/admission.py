@@ -9,12 +9,12 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.worker_svc.engine.plan import (
+from tokenmesh.engine.core.plan import (
     MAX_MARKER_IDS,
     MAX_OTHER_ENDS,
     largest_text_id,
 )
-from tokenmesh.services.worker_svc.engine.request import (
+from tokenmesh.engine.core.request import (
     Request,
     RequestSpec,
     StreamKey,

@@ -7,9 +7,9 @@ whisper-base in float32 are 9 GiB.
 import logging
 from typing import Final
 
-from tokenmesh.services.worker_svc.host_memory import available_host_bytes
-from tokenmesh.services.worker_svc.models.location import locate
-from tokenmesh.services.worker_svc.models.raw_config import RawConfig, read_config
+from tokenmesh.engine.host_memory import available_host_bytes
+from tokenmesh.engine.models.location import locate
+from tokenmesh.engine.models.raw_config import RawConfig, read_config
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 

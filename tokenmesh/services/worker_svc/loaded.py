@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from tokenmesh.services.worker_svc.adapters.adapter import AdapterSource, SimAdapters
-from tokenmesh.services.worker_svc.engine.plan import Runner
-from tokenmesh.services.worker_svc.engine.sim import SimRunner, SimVocabulary
-from tokenmesh.services.worker_svc.kv_bytes import NO_BYTES, KvBytes
-from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
-from tokenmesh.services.worker_svc.models.location import locate
-from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
-from tokenmesh.services.worker_svc.models.pooling.kind import (
+from tokenmesh.engine.adapters.adapter import AdapterSource, SimAdapters
+from tokenmesh.engine.core.plan import Runner
+from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.exec.kv_bytes import NO_BYTES, KvBytes
+from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
+from tokenmesh.engine.models.location import locate
+from tokenmesh.engine.models.pooling.facts import PoolingFacts
+from tokenmesh.engine.models.pooling.kind import (
     pools,
     read_pooling,
     stated_length,
     text_part,
 )
-from tokenmesh.services.worker_svc.models.raw_config import read_config
-from tokenmesh.services.worker_svc.models.token_ids import read_eos
+from tokenmesh.engine.models.raw_config import read_config
+from tokenmesh.engine.models.token_ids import read_eos
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.model import ModelSettings
@@ -205,7 +205,7 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
 
 def _load_torch(model: ModelSettings, worker: WorkerSettings) -> Loaded:
     # imported here, so that a simulated worker starts without torch
-    from tokenmesh.services.worker_svc.runner.build import build
+    from tokenmesh.engine.exec.build import build
 
     return build(model, worker, LoadProgress())
 

@@ -8,6 +8,10 @@ from functools import partial
 
 import msgspec
 
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.kv.cache_changes import BlockLog
+from tokenmesh.engine.kv.prefix_cache import has_prefix_cache
+from tokenmesh.engine.models.location import locate_tokenizer
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.adapters.actor import AdaptersActor
 from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
@@ -16,13 +20,9 @@ from tokenmesh.services.worker_svc.adapters.sync import AdapterSync
 from tokenmesh.services.worker_svc.block_events.actor import BlockEventsActor
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.encoded_rows import with_fitting_rows
-from tokenmesh.services.worker_svc.engine.cache_changes import BlockLog
-from tokenmesh.services.worker_svc.engine.engine import Engine
-from tokenmesh.services.worker_svc.engine.prefix_cache import has_prefix_cache
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.intake import Identity
 from tokenmesh.services.worker_svc.loaded import Loaded, load
-from tokenmesh.services.worker_svc.models.location import locate_tokenizer
 from tokenmesh.services.worker_svc.on_demand import LEVEL, OnDemand
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.thread import EngineThread

@@ -5,14 +5,14 @@ import asyncio
 import logging
 from dataclasses import dataclass, field, replace
 
+from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTurn
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.admission import check_embeddings
-from tokenmesh.services.worker_svc.engine.request import Request
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
-from tokenmesh.services.worker_svc.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.services.worker_svc.part_embeddings import PartEmbeddings
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.thread import Add, EngineHost

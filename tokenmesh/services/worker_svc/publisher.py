@@ -6,9 +6,9 @@ One `Tokens` message for each gateway, with the tokens of all steps since the la
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tokenmesh.engine.core.outputs import EndedStream, StepOutput
+from tokenmesh.engine.core.request import Ending, StreamKey
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
-from tokenmesh.services.worker_svc.engine.outputs import EndedStream, StepOutput
-from tokenmesh.services.worker_svc.engine.request import Ending, StreamKey
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams
 from tokenmesh.services.worker_svc.telemetry import WorkerMetrics, record_spans

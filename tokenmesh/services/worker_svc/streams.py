@@ -9,8 +9,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tokenmesh.engine.core.request import NO_TENANT, StreamKey, TenantShare
 from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTurn
-from tokenmesh.services.worker_svc.engine.request import NO_TENANT, StreamKey, TenantShare
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId

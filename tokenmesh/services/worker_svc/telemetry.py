@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Final
 
-from tokenmesh.services.worker_svc.engine.outputs import EndedStream, StepOutput
-from tokenmesh.services.worker_svc.engine.request import Request
-from tokenmesh.services.worker_svc.engine.timeline import Timeline, TimelineStep
+from tokenmesh.engine.core.outputs import EndedStream, StepOutput
+from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.core.timeline import Timeline, TimelineStep
 from tokenmesh.services.worker_svc.load import TOO_LONG, TOO_MANY, LoadBook
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from tokenmesh.services.worker_svc.engine.engine import Engine, EngineBroken
-from tokenmesh.services.worker_svc.engine.outputs import StepOutput
-from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
+from tokenmesh.engine.core.engine import Engine, EngineBroken
+from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.core.request import Ending, Request, StreamKey
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Overloaded

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tokenmesh.services.worker_svc.adapters.peft_config import CONFIG_FILE, WEIGHTS_FILE
+from tokenmesh.engine.adapters.peft_config import CONFIG_FILE, WEIGHTS_FILE
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.errors import Forbidden, InvalidInput, NotFound
 from tokenmesh.shared.model_files import is_hub_id, locate_model

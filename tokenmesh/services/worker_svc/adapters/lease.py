@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
+from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.shared.hashing import Adapter
 
 

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tokenmesh.services.worker_svc.adapters.adapter import ReadAdapter
+from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.services.worker_svc.adapters.lease import (
     AdapterLease,
     AdapterTurn,

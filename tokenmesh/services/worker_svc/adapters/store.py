@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from tokenmesh.services.worker_svc.adapters.adapter import (
+from tokenmesh.engine.adapters.adapter import (
     AdapterSource,
     ReadAdapter,
     lower_priority,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tokenmesh.services.worker_svc.engine.cache_changes import (
+from tokenmesh.engine.kv.cache_changes import (
     BlockChange,
     RemovedBlocks,
     StoredBlocks,

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence, Sized
 from functools import partial
 from typing import get_args
 
+from tokenmesh.engine.kv.cache_changes import BlockChange
 from tokenmesh.services.worker_svc.block_events.batches import Batches, ReplayBuffer
 from tokenmesh.services.worker_svc.block_events.held import HeldBlocks
 from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots
-from tokenmesh.services.worker_svc.engine.cache_changes import BlockChange
 from tokenmesh.shared import codec, subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, wall_s

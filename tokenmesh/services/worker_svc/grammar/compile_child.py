@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from tokenmesh.services.worker_svc.grammar.backends import make_backend
-from tokenmesh.services.worker_svc.grammar.compile_job import (
+from tokenmesh.engine.grammar.backends import make_backend
+from tokenmesh.engine.grammar.compile_job import (
     CompileAnswer,
     Compiled,
     CompileSetup,
@@ -22,13 +22,13 @@ from tokenmesh.services.worker_svc.grammar.compile_job import (
     decode_job,
     encode,
 )
-from tokenmesh.services.worker_svc.grammar.matcher import (
+from tokenmesh.engine.grammar.matcher import (
     Backend,
     CannotCompile,
     GrammarFailed,
     num_words,
 )
-from tokenmesh.services.worker_svc.grammar.token_table import TokenTable, read_token_table
+from tokenmesh.engine.grammar.token_table import TokenTable, read_token_table
 from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.child_pool import serve
 from tokenmesh.shared.messages.structured import Structured

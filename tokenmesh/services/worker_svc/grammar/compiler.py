@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tokenmesh.services.worker_svc.grammar.backends import backends_of, make_backend
-from tokenmesh.services.worker_svc.grammar.compile_job import (
+from tokenmesh.engine.grammar.backends import backends_of, make_backend
+from tokenmesh.engine.grammar.compile_job import (
     BackendName,
     Compiled,
     CompileJob,
@@ -24,9 +24,9 @@ from tokenmesh.services.worker_svc.grammar.compile_job import (
     decode_answer,
     encode,
 )
-from tokenmesh.services.worker_svc.grammar.matcher import Backend, CannotCompile, Grammar
+from tokenmesh.engine.grammar.matcher import Backend, CannotCompile, Grammar
+from tokenmesh.engine.grammar.token_table import TokenTable, read_token_table
 from tokenmesh.services.worker_svc.grammar.shared_grammars import SharedGrammars, vocabulary_of
-from tokenmesh.services.worker_svc.grammar.token_table import TokenTable, read_token_table
 from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.child_pool import ChildDied, ChildLate, ChildLimits, ChildPool

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.worker_svc.grammar.compile_job import BackendName
+from tokenmesh.engine.grammar.compile_job import BackendName
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.config.worker import GrammarBackend, WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError

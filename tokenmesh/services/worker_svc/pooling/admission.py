@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.models.pooling.facts import PoolingFacts
 from tokenmesh.services.worker_svc.admission import (
     check_counters,
     check_ids,
@@ -11,9 +13,7 @@ from tokenmesh.services.worker_svc.admission import (
     read_ids,
     tenant_of,
 )
-from tokenmesh.services.worker_svc.engine.request import Request, RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.loaded import Loaded
-from tokenmesh.services.worker_svc.models.pooling.facts import PoolingFacts
 from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import Adapter

@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.engine.core.engine import ABORTED
+from tokenmesh.engine.core.outputs import EndedStream
+from tokenmesh.engine.core.request import Ending, Request, StreamKey
 from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.services.worker_svc.admission import tenant_of
-from tokenmesh.services.worker_svc.engine.engine import ABORTED
-from tokenmesh.services.worker_svc.engine.outputs import EndedStream
-from tokenmesh.services.worker_svc.engine.request import Ending, Request, StreamKey
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.pooling.admission import admit_pool, num_cached, num_tokens_of

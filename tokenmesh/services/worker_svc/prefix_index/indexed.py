@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from tokenmesh.services.worker_svc.engine.cache_changes import RouteChange
+from tokenmesh.engine.kv.cache_changes import RouteChange
 
 
 class IndexedBlocks:

@@ -1,0 +1,138 @@
+"""DecodeWheel: how far requests have computed, and when a decoding one needs attention.
+
+Most decoding requests compute one token in every step and nothing else happens to them until a
+block or the stream ends. They are not visited: the wheel counts its turns, and each turn has the
+list of requests that reach a border with it. A step costs time per border, not per request.
+A request with drafts is held: it takes no part in turns, and `advance` counts its tokens, any
+number in a step.
+"""
+
+from collections import defaultdict
+
+from tokenmesh.engine.core.request import NO_TURNS, Request, TurnCount
+
+_NEVER = -1
+
+
+class DecodeWheel:
+    """Writes the `decode` part of requests. Members have a row, and all of their tokens but the
+    last are computed.
+
+    Borders are the lengths at which there is something to do: a block is full, one more is needed,
+    the last token is drawn, nothing is left to compute from the KV that there is.
+    """
+
+    def __init__(self) -> None:
+        self._turns = TurnCount()
+        self._turning: dict[int, Request] = {}
+        """By row: members that compute one token each turn."""
+        self._held: dict[int, Request] = {}
+        """By row: the other members."""
+        self._arriving: defaultdict[int, list[Request]] = defaultdict(list)
+        """Requests that reach a border, by turn; those that left or are due at another turn are
+        skipped. No border is further away than a block, so this stays small."""
+        self._outgrown: list[Request] = []
+        """Requests whose next token exceeds the rope boundary; it is drawn, or on its way."""
+
+    def __contains__(self, request: Request) -> bool:
+        row = request.place.row
+        return self._turning.get(row) is request or self._held.get(row) is request
+
+    def is_held(self, request: Request) -> bool:
+        """Whether `advance` counts the tokens of this member."""
+        return self._held.get(request.place.row) is request
+
+    def rows(self) -> list[int]:
+        """Rows that compute a token each turn."""
+        return list(self._turning)
+
+    def turning(self) -> list[Request]:
+        """Members that compute a token each turn."""
+        return list(self._turning.values())
+
+    def held(self) -> list[Request]:
+        """Members that `advance` counts."""
+        return list(self._held.values())
+
+    def begin(self, request: Request, num_computed: int) -> None:
+        """The request has so many tokens, and computes the others from here on."""
+        assert request not in self
+        request.decode.base = num_computed
+        request.decode.is_prefilling = True
+
+    def advance(self, request: Request, num_tokens: int) -> None:
+        """Count tokens of a request that takes no part in turns: of a prompt, or with drafts."""
+        assert request.decode.turns is NO_TURNS
+        request.decode.base += num_tokens
+
+    def finish(self, request: Request) -> None:
+        """The last known token is computed, and no other follows it."""
+        request.decode.is_prefilling = False
+
+    def enter(self, request: Request) -> None:
+        """The last known token is computed: the next one is computed with the next turn."""
+        state, length = request.decode, request.num_computed
+        state.is_prefilling = False
+        self._held.pop(request.place.row, None)
+        state.turns = self._turns
+        state.base = length - self._turns.count
+        self._turning[request.place.row] = request
+        self.expect_border(request, length)
+
+    def hold(self, request: Request) -> None:
+        """Take a member out of the turns."""
+        self.leave(request)
+        self._held[request.place.row] = request
+
+    def leave(self, request: Request) -> None:
+        """Stop; nothing happens when it is not a member."""
+        if request in self._outgrown:
+            self._outgrown.remove(request)
+        row, state = request.place.row, request.decode
+        if self._turning.get(row) is request:
+            state.base, state.turns, state.due = request.num_computed, NO_TURNS, _NEVER
+            del self._turning[row]
+        elif self._held.get(row) is request:
+            del self._held[row]
+
+    def leave_at_end(self, request: Request) -> None:
+        """Stop at the token that cannot be computed from the KV that there is.
+
+        It is the request's last, or the first one past its boundary; it may still be on its way.
+        """
+        is_turning = request.decode.turns is self._turns
+        self.leave(request)
+        request.decode.base -= is_turning  # the turn has counted a token that is not computed
+        if request.decode_end < request.spec.max_len:
+            self._outgrown.append(request)
+
+    def outgrown(self) -> list[Request]:
+        """Requests that know the token past their boundary: all known tokens are computed again."""
+        return [each for each in self._outgrown if each.num_known == each.decode_end]
+
+    def turn(self) -> list[Request]:
+        """Compute a token of every turning member; those that reach a border by that, in no order.
+
+        `num_computed` counts the token already. Each stays, and needs `expect_border`, or leaves.
+        """
+        self._turns.count += 1
+        now = self._turns.count
+        at_border = []
+        for request in self._arriving.pop(now, ()):
+            if request.decode.due == now:
+                # a request that left and came back may be here twice
+                request.decode.due = _NEVER
+                at_border.append(request)
+        return at_border
+
+    def expect_border(self, request: Request, length: int) -> None:
+        """File a turning member under its next border; `length` is what it has computed."""
+        capacity, spec = request.kv.capacity, request.spec
+        border = capacity if length < capacity else capacity + 1
+        end = spec.max_len - 1 if length < spec.max_len - 1 else spec.max_len
+        if end < border:
+            border = end
+        if spec.rope_boundary is not None and request.decode_end < border:
+            border = request.decode_end
+        due = request.decode.due = self._turns.count + border - length
+        self._arriving[due].append(request)

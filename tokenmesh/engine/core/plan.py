@@ -1,0 +1,239 @@
+"""What the engine and a runner exchange: a plan for each step, its launch and its result.
+
+A request keeps one row (0 .. max_num_seqs-1) from admission to its end or preemption. The runner
+keeps per-row state (ids, block table, sampling state) and learns about changes only from here.
+Decoding rows are named by number only, since each step has many of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import msgspec
+
+from tokenmesh.engine.adapters.matrices import AdapterMatrices
+from tokenmesh.engine.grammar.matcher import Grammar
+from tokenmesh.engine.kv.saved_states import SavedState
+from tokenmesh.shared.messages.media import REPLACE, MediaItem
+from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.shared.tensor_blob import TensorBlob
+
+MAX_MARKER_IDS: Final = 32
+"""Tokens of a marker that begins or ends reasoning, see `ThinkingBudget`."""
+MAX_OTHER_ENDS: Final = 4
+"""Further markers that end it."""
+
+
+@dataclass(slots=True)
+class NewRow:
+    """A request enters a row, for the first time or after preemption."""
+
+    row: int
+    token_ids: list[int]
+    """All known tokens: the prompt and what was generated so far."""
+    num_prompt: int
+    """How many of `token_ids` are prompt; penalties and output positions count from here."""
+    sampling: SamplingParams
+    media: list[MediaItem]
+    wants_prompt_logprobs: bool
+    """True only until they were delivered once."""
+    embeddings: dict[str, TensorBlob] = field(default_factory=dict)
+    """content_hash -> the encoder's output [num_embeddings, width] for each item of `media`."""
+    grammar: Grammar | None = None
+    """What `sampling.structured` was compiled to."""
+    state: int | None = None
+    """The slot of the saved state that the row begins with; None: with none."""
+    pooling: PoolingParams | None = None
+    """Set: the row draws nothing; its numbers are computed with the last token of its prompt."""
+    type_ids: bytes = b""
+    """See `PoolItem.type_ids`."""
+    adapter: AdapterMatrices | None = None
+
+
+class ScheduledRow(msgspec.Struct, gc=False):
+    """What one row does in this step: compute known tokens [start, start + num_tokens), and after
+    them its `drafts`, as if they were known."""
+
+    row: int
+    start: int
+    num_tokens: int
+    new_blocks: list[int]
+    """Block ids appended to the row's table in this step (after a prefix hit: all of them)."""
+    samples: bool
+    """True when the last known token is among those computed, so a next one is drawn."""
+    new_windowed: list[list[int]] = []
+    """Likewise for the table of each window group."""
+    drafts: list[int] = []
+    """Predicted tokens after the last known one; only where `samples`. Each is kept if the row
+    draws the same token in its place; the first that differs ends them."""
+    pools: bool = False
+    """True when the last token of a pooled prompt is among those computed."""
+
+
+class StepPlan(msgspec.Struct):
+    """One engine iteration. Apply removed, then new, then grown; no row is in both of the others.
+    At the end, copy the states of `saves`, one after the other.
+
+    A row number may be removed and given to another request in the same plan. After a step that
+    failed, `removed_rows` may name rows that the runner never came to know.
+    """
+
+    step: int
+    removed_rows: list[int] = []
+    new_rows: list[NewRow] = []
+    grown: list[tuple[int, int]] = []
+    """Decoding rows, each with a block id to append to its table."""
+    grown_windowed: list[tuple[int, list[int]]] = []
+    """The same rows, each with a block id for each window group's table; empty without such."""
+    decodes: list[int] = []
+    """Rows that compute the token after those they have computed, and draw the next one.
+
+    A step in flight may still draw that token: only the runner knows its id. The runner also counts
+    the row's positions.
+    """
+    scheduled: list[ScheduledRow] = []
+    """Rows that compute known tokens."""
+    saves: list[SavedState] = []
+    """Of these, whose states are copied where."""
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows that compute something, in the order in which they were scheduled."""
+        return self.decodes + [entry.row for entry in self.scheduled]
+
+    @property
+    def num_rows(self) -> int:
+        """How many compute something."""
+        return len(self.decodes) + len(self.scheduled)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        if not self.scheduled:
+            return len(self.decodes)
+        computed = (entry.num_tokens + len(entry.drafts) for entry in self.scheduled)
+        return len(self.decodes) + sum(computed)
+
+
+def single_ids(tokens: Mapping[int, list[int]]) -> list[int] | None:
+    """What rows drew, one token each; None where one of them drew several."""
+    try:
+        return [token for (token,) in tokens.values()]
+    except ValueError:
+        return None
+
+
+class StepResult(msgspec.Struct):
+    """The outcome of a plan."""
+
+    tokens: dict[int, list[int]] = {}
+    """row -> the ids that it drew, for each that decodes or has `samples` set and did not fail: one
+    more than there were drafts before the first wrong one. They may go on past the stream's end."""
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    """Of all drawn tokens, by row, where they were requested."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    """row -> one entry for each prompt position computed in this step, in order.
+
+    The entry for position p (p >= 1) describes prompt token p given the tokens before it; the
+    chunk [start, start + n) yields the entries of positions start+1 .. start+n that are prompt.
+    """
+    alignments: dict[int, list[int]] = {}
+    """row -> see `Delta.alignment`, in the step that computes the last of its prompt."""
+    pooled: dict[int, Pooled] = {}
+    """row -> its numbers, for each that `pools` and did not fail."""
+    errors: dict[int, str] = {}
+    """row -> why this request alone cannot go on (for example a media blob that expired)."""
+    non_retryable: set[int] = set()
+    """Those of `errors` whose own parameters are the reason: no other worker could go on."""
+
+
+class Launch(Protocol):
+    """A step on its way."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the step's end, at most so long; whether it has ended. Raises nothing."""
+
+    def result(self) -> StepResult:
+        """What came out, once the step has ended; blocks. Raises what the step raised."""
+
+
+class Runner(Protocol):
+    """One model on one device. All calls come from the engine thread.
+
+    Launches take effect one after the other, in their order: row changes, KV writes, draws. So a
+    row or a block that an earlier launch still uses may be given away in a later one.
+    """
+
+    num_blocks: int
+    """Size of the KV pool in blocks, the null block 0 included."""
+    windows: tuple[int | None, ...]
+    """Of each KV group, see `KvGroups`: None for the first, then one window for all others."""
+    has_states: bool
+    """Whether rows keep something that the blocks of a shared prefix do not bring."""
+    has_pages: bool
+    """Whether layers keep something in blocks."""
+    num_saved_states: int
+    """Slots for copies of what rows keep, see `SavedStates`; 0: it cannot be copied."""
+    has_own_device: bool
+    """Whether steps run on hardware that the engine thread does not need."""
+
+    def launch(self, plan: StepPlan) -> Launch:
+        """Queue a step behind those in flight and return at once. Raises nothing: `result` does.
+
+        The plan may want a token computed that a step in flight has yet to draw: whatever a row
+        drew last stays with the runner. A row that failed gets any token. A step that raises takes
+        those with it that were launched on top before its result was taken: they do nothing and
+        raise as well, since they rest on row changes that may not have happened.
+        """
+
+
+def depth_of(runner: Runner, async_scheduling: bool | None) -> int:
+    """Steps that may be in flight when another one is launched."""
+    is_async = runner.has_own_device if async_scheduling is None else async_scheduling
+    return 1 if is_async else 0
+
+
+class FinishedLaunch:
+    """A launch that had ended before it returned."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self._result
+
+
+def replaced_runs(media: Sequence[MediaItem]) -> list[tuple[int, int]]:
+    """Positions (first, end) whose ids are placeholders and embed nothing, in order."""
+    return [run for item in media if item.combine == REPLACE for run in item.runs()]
+
+
+def largest_text_id(token_ids: Sequence[int], media: Sequence[MediaItem]) -> int:
+    """The largest id that is embedded; -1 when there is none. The media are in order."""
+    largest, start = -1, 0
+    for first, end in replaced_runs(media):
+        largest = max(largest, max(token_ids[start:first], default=-1))
+        start = end
+    return max(largest, max(token_ids[start:], default=-1))
+
+
+def within_vocabulary(new: NewRow, vocab_size: int) -> NewRow:
+    """The same row without placeholders that are no token.
+
+    In their place is a token that the text has anyway, so that penalties count nothing new.
+    """
+    if not new.media or max(new.token_ids) < vocab_size:
+        return new
+    token_ids = list(new.token_ids)
+    inside = {position for run in replaced_runs(new.media) for position in range(*run)}
+    text = (token for position, token in enumerate(token_ids) if position not in inside)
+    known = next((token for token in text if token < vocab_size), 0)
+    for position in inside:
+        if token_ids[position] >= vocab_size:
+            token_ids[position] = known
+    return replace(new, token_ids=token_ids)

@@ -1,0 +1,207 @@
+"""Sharing of rows, blocks and prefill tokens between tenants, by weight.
+
+A tenant below its share takes from the one furthest above its own, the latest request first; the
+tokens of that one are computed again, so its stream continues with the same tokens. A tenant that
+had much less lately may take more than its share for a moment. A share binds only while another
+tenant wants more.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.engine.core.queues import RecentUse, ServiceQueue, WaitingRequests
+from tokenmesh.engine.core.request import Request, TenantShare
+from tokenmesh.engine.core.row_table import RowTable
+from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
+from tokenmesh.engine.kv.block_tables import Hits, held_by
+
+Amount = Callable[[Request], int]
+"""What a running request holds of something that is scarce."""
+IsLighter = Callable[[TenantShare, TenantShare], bool]
+"""Whether the first has had much less than the second lately."""
+
+
+@dataclass(slots=True)
+class _Holding:
+    last: Request
+    """Of the tenant's running requests the one that is served last."""
+    total: int = 0
+
+
+def one_row(_request: Request) -> int:
+    """Rows that a running request holds."""
+    return 1
+
+
+def num_blocks(request: Request) -> int:
+    """Blocks that it holds, those included that others share."""
+    return sum(len(blocks) for blocks in held_by(request))
+
+
+def giving_way(
+    running: Iterable[Request], claimant: Request, need: int, amount: Amount, is_lighter: IsLighter
+) -> Request | None:
+    """The request to preempt for `claimant`, which needs that much; None: there is none.
+
+    Its tenant is of no smaller class, and would still hold no less than the claimant's tenant by
+    weight, or at least something where the claimant has had much less lately. It never is a
+    tenant that has had much less itself.
+    """
+    holdings = _holdings(running, amount)
+    mine = holdings.pop(claimant.spec.owner.tenant, None)
+    target = ((mine.total if mine else 0) + need) / claimant.spec.owner.weight
+    found, most = None, 0.0
+    for each in holdings.values():
+        owner = each.last.spec.owner
+        left = (each.total - amount(each.last)) / owner.weight
+        if owner.group < claimant.spec.owner.group or is_lighter(owner, claimant.spec.owner):
+            continue
+        if left > most and (left >= target or is_lighter(claimant.spec.owner, owner)):
+            found, most = each.last, left
+    return found
+
+
+def heaviest(running: Iterable[Request]) -> Request:
+    """The request to preempt when the running ones need more blocks than there are."""
+    holdings = _holdings(running, num_blocks).values()
+    return max(
+        holdings, key=lambda each: (each.last.spec.owner.group, each.total / _weight(each))
+    ).last
+
+
+def split(total: int, demands: Mapping[str, tuple[int, float]]) -> dict[str, int]:
+    """Tokens of a step by tenant, from their demands and weights; at least one each.
+
+    No tenant gets more than its demand; a demand below its share is met in full; nothing is left
+    while a demand is not met, but for what rounding down leaves.
+    """
+    shares: dict[str, int] = {}
+    weight = sum(weight for _, weight in demands.values())
+    for tenant, (demand, own) in sorted(demands.items(), key=lambda item: item[1][0] / item[1][1]):
+        share = total * min(1.0, own / weight) if weight > 0 else total
+        shares[tenant] = max(1, min(demand, int(share)))
+        total = max(0, total - shares[tenant])
+        weight -= own
+    return shares
+
+
+def _weight(holding: _Holding) -> float:
+    return holding.last.spec.owner.weight
+
+
+def _holdings(running: Iterable[Request], amount: Amount) -> dict[str, _Holding]:
+    """By tenant; `running` is in service order."""
+    found: dict[str, _Holding] = {}
+    for request in running:
+        holding = found.get(request.spec.owner.tenant)
+        if holding is None:
+            holding = found[request.spec.owner.tenant] = _Holding(request)
+        holding.last = request
+        holding.total += amount(request)
+    return found
+
+
+_UNBOUND: Final[dict[str, int]] = {}
+
+
+class Sharing:
+    """Of one scheduler. A tenant that is alone is not looked at."""
+
+    def __init__(
+        self,
+        running: ServiceQueue,
+        prefilling: ServiceQueue,
+        waiting: WaitingRequests,
+        rows: RowTable,
+        pool: BlockPool,
+        groups: KvGroups,
+        preempt: Callable[[Request], None],
+        find: Callable[[Request], Hits | None],
+        recent: RecentUse,
+    ) -> None:
+        """`find`: what a request that waits would share; None: there are no blocks for it."""
+        self._running = running
+        self._prefilling = prefilling
+        self._waiting = waiting
+        self._rows = rows
+        self._pool = pool
+        self._groups = groups
+        self._preempt = preempt
+        self._find = find
+        self._recent = recent
+        self._shares = _UNBOUND
+        """Prefill tokens that each tenant has left in this step; empty: they do not compete."""
+
+    def begin_step(self, budget: int) -> bool:
+        """Give each tenant its share; whether running requests are short of blocks."""
+        self._shares, is_short = _UNBOUND, False
+        holders = self._rows.by_tenant
+        if len(holders) < 2 and not len(self._waiting):
+            return False
+        if len(holders.keys() | self._waiting.tenants) < 2:
+            return False
+        while self._must_relieve():
+            self._preempt(heaviest(self._running))
+            is_short = True
+        if len(self._waiting) and not is_short:
+            self._make_way(self._waiting.first)
+        self._shares = self._split(budget)
+        return is_short
+
+    def take(self, request: Request, num_tokens: int) -> int:
+        """How many of the prefill tokens that a request could have its tenant has a right to."""
+        share = self._shares.get(request.spec.owner.tenant)
+        if share is None:
+            return num_tokens
+        num_tokens = min(num_tokens, share)
+        self._shares[request.spec.owner.tenant] = share - num_tokens
+        return num_tokens
+
+    def _must_relieve(self) -> bool:
+        """Whether running requests of several tenants need more blocks than there are."""
+        num_free = self._pool.num_free
+        if len(self._rows.by_tenant) < 2 or num_free >= len(self._running) * self._groups.growth:
+            return False
+        num_growing = sum(_grows(request) for request in self._running)
+        return num_growing * self._groups.growth > num_free
+
+    def _make_way(self, claimant: Request) -> None:
+        """A row and blocks for whose turn it is, from tenants above their share: one a step."""
+        if not self._rows.has_free and not self._take_from_others(claimant, 1, one_row):
+            return
+        need = self._groups.needed(claimant.num_known)
+        while self._find(claimant) is None and self._take_from_others(claimant, need, num_blocks):
+            pass
+
+    def _take_from_others(self, claimant: Request, need: int, amount: Amount) -> bool:
+        found = giving_way(self._running, claimant, need, amount, self._recent.is_lighter)
+        if found is not None:
+            self._preempt(found)
+        return found is not None
+
+    def _split(self, budget: int) -> dict[str, int]:
+        """Steps in which a tenant prefills that has had much less than another are not shared with
+        that other: they are few, and short ones bring the first token sooner."""
+        prefilling = list(self._prefilling)
+        left = max(0, budget - len(self._running) + len(prefilling))
+        if (
+            len(self._waiting)
+            and self._rows.has_free
+            and self._find(self._waiting.first) is not None
+        ):
+            prefilling.append(self._waiting.first)
+        demands: dict[TenantShare, int] = {}
+        for request in prefilling:
+            demands[request.spec.owner] = demands.get(request.spec.owner, 0) + request.backlog
+        if len({owner.tenant for owner in demands}) < 2:
+            return _UNBOUND
+        light = [each for each in demands if self._recent.is_light(each)]
+        sharing = {each.tenant: (demands[each], each.weight) for each in light or demands}
+        return {**{each.tenant: 0 for each in demands}, **split(left, sharing)}
+
+
+def _grows(request: Request) -> bool:
+    """Whether the next token of a decoding request needs a block."""
+    end = request.num_computed + 1
+    return not request.decode.is_prefilling and request.kv.capacity < end < request.decode_end

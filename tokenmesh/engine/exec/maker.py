@@ -1,0 +1,178 @@
+"""RunnerMaker: makes the parts of a runner from one checkpoint: weights, pool, rows, sampler."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from tokenmesh.engine.device_memory import CudaMemory
+from tokenmesh.engine.exec.cuda.forward import KINDS
+from tokenmesh.engine.exec.cuda.graphs import graph_bytes
+from tokenmesh.engine.exec.cuda.make import make_cuda_runner
+from tokenmesh.engine.exec.cuda.runner import CudaRunner
+from tokenmesh.engine.exec.kv_bytes import KvBytes
+from tokenmesh.engine.exec.memory import (
+    GpuBudget,
+    MemoryBudget,
+    Need,
+    StoreSize,
+    host_budget,
+    need_of,
+    size_store,
+)
+from tokenmesh.engine.exec.profile_run import AnyRunner, run_largest_steps
+from tokenmesh.engine.exec.rows import HostRows
+from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.engine.host_memory import available_host_bytes
+from tokenmesh.engine.models.api import LanguageModel, ModelFacts, Progress
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.keeps import cross_bytes, row_bytes
+from tokenmesh.engine.models.kv_scales import NO_SCALES, KvScales
+from tokenmesh.engine.models.kv_store import KvStore, make_store
+from tokenmesh.engine.models.load import load_model
+from tokenmesh.engine.sampling.sampler import Sampler
+from tokenmesh.shared.clock import perf_s
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """What loading took, in seconds."""
+
+    num_bytes: int
+    """Read from the checkpoint."""
+    read_s: float
+    """In the file system."""
+    pack_s: float
+    """Converting, merging, packing: all that is not reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerMaker:
+    """What a runner is made from. Use it within `torch.inference_mode()`."""
+
+    facts: ModelFacts
+    directory: Path
+    dtype: torch.dtype
+    max_model_len: int
+    may_be_shorter: bool
+    """Whether max_model_len may be lowered to what the KV memory holds."""
+    eos_token_ids: frozenset[int]
+    settings: WorkerSettings
+    native: bool
+    """Whether the C kernels run."""
+    device: torch.device
+    page_dtype: torch.dtype
+    """Of pages and latents."""
+    kv_scales: KvScales = NO_SCALES
+    """Of the checkpoint, where pages are 8-bit floats."""
+
+    def load(self, progress: Progress) -> tuple[LanguageModel, LoadTimes]:
+        """Read the weights. Raises CheckpointError, ConfigError, and torch.OutOfMemoryError."""
+        began_s = perf_s()
+        checkpoint = Checkpoint(
+            self.directory,
+            self.device,
+            self.settings.load_buffer_bytes,
+            self.kv_scales.names,
+            self.facts.is_extra,
+        )
+        model = load_model(self.facts, checkpoint, self.dtype, progress, self.native)
+        if self.settings.batch_invariant and not model.has_program:
+            raise ConfigError(
+                "batch_invariant needs the C kernels: a CPU with AVX2, a C compiler, "
+                "native_kernels on, and heads of a multiple of 16 features, at most 256",
+                param="worker.batch_invariant",
+            )
+        read_s = checkpoint.read_s
+        times = LoadTimes(checkpoint.bytes_read, read_s, perf_s() - began_s - read_s)
+        return model, times
+
+    def budget_of(self, model: LanguageModel, gpu: GpuBudget | None) -> MemoryBudget:
+        """What the pool may take, once the weights are there."""
+        if gpu is None:
+            return host_budget(available_host_bytes(), self.settings.cpu_memory_utilization)
+        return gpu.measure(partial(self._profile, model))
+
+    def size_store(self, model: LanguageModel, measure: Callable[[], MemoryBudget]) -> StoreSize:
+        """What the store holds. Raises ConfigError when one request would not fit."""
+        return size_store(self._need_of(model), self.settings, measure)
+
+    def fitted(self, model: LanguageModel, size: StoreSize) -> Self:
+        """With the length that such a store holds."""
+        return replace(self, max_model_len=self._need_of(model).longest_in(size.num_blocks))
+
+    def make_runner(self, model: LanguageModel, size: StoreSize) -> tuple[AnyRunner, KvStore]:
+        """A runner, without graphs yet, and its store."""
+        worker = self.settings
+        store = make_store(
+            model.keeps,
+            size.num_blocks,
+            worker.block_size,
+            worker.num_rows,
+            self.dtype,
+            self.device,
+            model.grouping,
+            size.num_saved,
+            self.page_dtype,
+            self.kv_scales.of(len(model.keeps)),
+        )
+        if self.device.type == "cuda":
+            eos = self.eos_token_ids
+            return make_cuda_runner(model, store, eos, worker, self.max_model_len), store
+        max_blocks = -(-self.max_model_len // worker.block_size)
+        num_windowed = len(store.grouping.windows) - 1
+        rows = HostRows(worker.num_rows, max_blocks, self.facts, num_windowed)
+        sampler = Sampler(
+            self.facts.vocab_size,
+            self.eos_token_ids,
+            worker.grammar_step_s,
+            shows_processed=worker.logprobs_mode == "processed_logprobs",
+        )
+        is_async = worker.async_scheduling is True
+        return TorchRunner(model, store, rows, sampler, is_async=is_async), store
+
+    def kv_bytes(self, model: LanguageModel) -> KvBytes:
+        """What blocks and rows of the store take."""
+        of_row = row_bytes(model.keeps) + cross_bytes(model.keeps, self.dtype)
+        return KvBytes(self._need_of(model).block_bytes, of_row, self.device.type == "cpu")
+
+    def _need_of(self, model: LanguageModel) -> Need:
+        return need_of(
+            model.keeps,
+            model.grouping,
+            self.settings,
+            self.dtype,
+            self.max_model_len,
+            can_save=self.device.type == "cpu",
+            may_be_shorter=self.may_be_shorter,
+            page_dtype=self.page_dtype,
+        )
+
+    def _profile(self, model: LanguageModel) -> int:
+        """Take the largest steps next to the largest graphs; bytes that are not needed again."""
+        graphs = 0
+
+        def make(num_blocks: int) -> tuple[AnyRunner, KvStore]:
+            nonlocal graphs
+            runner, store = self.make_runner(model, StoreSize(num_blocks))
+            if isinstance(runner, CudaRunner):
+                graphs = graph_bytes(
+                    CudaMemory(self.device),
+                    partial(runner.make_graphs, runner.graph_sizes[-1:]),
+                    len(KINDS) * len(runner.graph_sizes),
+                )
+            return runner, store
+
+        return run_largest_steps(make, self.settings, self.max_model_len) - graphs
+
+
+def gpu_budget(device: torch.device, settings: WorkerSettings) -> GpuBudget | None:
+    """Make it before anything is loaded; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return GpuBudget(CudaMemory(device), settings.gpu_memory_utilization)

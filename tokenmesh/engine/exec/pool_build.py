@@ -1,0 +1,204 @@
+"""build_pool_runner: settings -> a loaded model that pools, ready for the engine."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenmesh.engine.adapters.read import AdapterReader
+from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes
+from tokenmesh.engine.exec.kv_bytes import KvBytes
+from tokenmesh.engine.exec.loaded_model import LoadedPooler
+from tokenmesh.engine.exec.maker import gpu_budget
+from tokenmesh.engine.exec.memory import (
+    GpuBudget,
+    MemoryBudget,
+    Need,
+    host_budget,
+    need_of,
+    size_store,
+)
+from tokenmesh.engine.exec.page_dtype import page_dtype_of
+from tokenmesh.engine.exec.pool_runner import PoolRunner
+from tokenmesh.engine.exec.resident import TorchResident
+from tokenmesh.engine.exec.rows import HostRows
+from tokenmesh.engine.host_memory import available_host_bytes
+from tokenmesh.engine.layers.device_step import on_device
+from tokenmesh.engine.layers.step import HostStep
+from tokenmesh.engine.media_facts import TEXT_ONLY
+from tokenmesh.engine.models.api import ModelFacts, Progress
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.keeps import row_bytes
+from tokenmesh.engine.models.kv_scales import NO_SCALES, KvScales, read_kv_scales
+from tokenmesh.engine.models.kv_store import KvStore, make_store
+from tokenmesh.engine.models.pooling.api import PoolModel
+from tokenmesh.engine.models.pooling.facts import PoolingFacts
+from tokenmesh.engine.models.pooling.heads import LabelHead, PoolHead, TokenLogits
+from tokenmesh.engine.models.pooling.kind import read_pooling, stated_length
+from tokenmesh.engine.models.raw_config import RawConfig
+from tokenmesh.engine.models.token_ids import check_tokenizer_ids
+from tokenmesh.kernels import native as native_kernels
+from tokenmesh.kernels.page_codes import FP8
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenmesh.engine.models.tree.facts import HfFacts
+
+logger = logging.getLogger(__name__)
+
+ChooseDtype = Callable[[ModelSettings, ModelFacts, Path, torch.device], torch.dtype]
+
+
+def build_pool_runner(
+    model: ModelSettings,
+    worker: WorkerSettings,
+    directory: Path,
+    raw: RawConfig,
+    device: torch.device,
+    choose_dtype: ChooseDtype,
+    progress: Progress,
+) -> LoadedPooler:
+    """Load a checkpoint for pooling; blocks. Raises CheckpointError or ConfigError."""
+    from tokenmesh.engine.models.tree.pooling.build import build_pooler
+
+    pooling = read_pooling(model, raw, directory)
+    facts = _read_facts(model, directory, raw, pooling)
+    is_host = device.type == "cpu"
+    if not is_host:
+        _check_gpu(facts, worker)
+    dtype = choose_dtype(model, facts, directory, device)
+    has_kernels = is_host and worker.native_kernels and native_kernels.has_started()
+    page_dtype = page_dtype_of(worker, dtype, device, raw)
+    scales = read_kv_scales(directory) if page_dtype in FP8 else NO_SCALES
+
+    @torch.inference_mode()
+    def load(show: Progress) -> PoolModel:
+        checkpoint = Checkpoint(
+            directory, device, worker.load_buffer_bytes, scales.names, facts.is_extra
+        )
+        is_exact = worker.float32_matmul_precision == "highest"
+        return build_pooler(facts, pooling, checkpoint, dtype, show, has_kernels, is_exact)
+
+    gpu = gpu_budget(device, worker)
+    loaded = load(progress)
+    longest = stated_length(model, facts.max_position, directory)
+    with torch.inference_mode():
+        store, need = _Pool(loaded, worker, longest, page_dtype, scales, device).make(gpu)
+        rows = HostRows(
+            *(worker.num_rows, max(1, need.groups.blocks_of(longest) if loaded.keeps else 1)),
+            *(facts, len(store.grouping.windows) - 1),
+        )
+        runner = PoolRunner(loaded, store, rows, is_async=worker.async_scheduling is True)
+    return LoadedPooler(
+        runner=runner,
+        facts=facts,
+        pooling=_with_head(pooling, facts, loaded.head),
+        max_model_len=longest,
+        resident=TorchResident(runner, loaded, store, partial(load, lambda done, total: None)),
+        kv_bytes=KvBytes(need.block_bytes, row_bytes(loaded.keeps)),
+        adapters=AdapterReader(loaded.sites, dtype, worker.lora.max_lora_rank),
+    )
+
+
+def _read_facts(
+    model: ModelSettings, directory: Path, raw: RawConfig, pooling: PoolingFacts
+) -> "HfFacts":
+    from tokenmesh.engine.models.tree.pooling.build import read_pool_facts
+
+    facts = read_pool_facts(raw, directory, pooling)
+    if model.language_model_only:
+        facts = replace(facts, media=TEXT_ONLY)
+    check_tokenizer_ids(model, raw, facts.vocab_size)
+    return facts
+
+
+def _with_head(pooling: PoolingFacts, facts: "HfFacts", head: PoolHead) -> PoolingFacts:
+    """What only the loaded head shows."""
+    padding: int | None = None
+    if pooling.is_causal and "classify" in pooling.tasks and isinstance(head, LabelHead):
+        # classifiers of transformers skip it at a prompt's end, even if it is what ends texts
+        is_classifier = not isinstance(head.logits, TokenLogits)
+        padding = facts.config.get_text_config().pad_token_id if is_classifier else None
+    tasks = pooling.tasks
+    if isinstance(head, LabelHead) and head.of_each is None and not pooling.labels_tokens:
+        tasks = tuple(each for each in tasks if each != "token_classify")
+    if not tasks:
+        problem = "pooling_task is token_classify; the classifier of this model cannot be put to"
+        raise ConfigError(f"{problem} each token", param="pooling_task")
+    return replace(pooling, tasks=tasks, reads_all=head.takes != ("lasttoken",), padding_id=padding)
+
+
+def _check_gpu(facts: ModelFacts, worker: WorkerSettings) -> None:
+    """Raises ConfigError for what does not run on a GPU."""
+    if worker.lora.enable_lora:
+        problem = "adapters of models that pool are served on a CPU only"
+        raise ConfigError(
+            f"{problem}; leave enable_lora out or set worker.device to cpu",
+            param="worker.lora.enable_lora",
+        )
+    check_shapes(facts, worker)
+    check_compiler()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """What the pool of a model is made from."""
+
+    loaded: PoolModel
+    worker: WorkerSettings
+    longest: int
+    page_dtype: torch.dtype
+    scales: KvScales
+    device: torch.device
+
+    def make(self, gpu: GpuBudget | None) -> tuple[KvStore, Need]:
+        """The store, and what it was measured by; gpu: None on a CPU."""
+        loaded, worker = self.loaded, self.worker
+        need = need_of(
+            *(loaded.keeps, loaded.grouping, worker, loaded.dtype, self.longest),
+            can_save=False,
+            page_dtype=self.page_dtype,
+        )
+        num_blocks = 2
+        if loaded.keeps:
+            num_blocks = size_store(need, worker, partial(self._budget, gpu)).num_blocks
+        return self._store(num_blocks), need
+
+    def _budget(self, gpu: GpuBudget | None) -> MemoryBudget:
+        if gpu is None:
+            return host_budget(available_host_bytes(), self.worker.cpu_memory_utilization)
+        return gpu.measure(self._largest_step)
+
+    def _largest_step(self) -> int:
+        """Compute the states of the longest chunk; bytes of a store that is just large enough."""
+        count = min(self.worker.max_num_batched_tokens, self.longest)
+        page_size, groups = self.worker.block_size, len(self.loaded.grouping.windows)
+        tables = torch.arange(1, 1 + -(-count // page_size))[None]
+        store = self._store(1 + tables.numel())
+        step = HostStep(
+            starts=[0],
+            counts=[count],
+            numbers=[0],
+            all_tables=tables,
+            page_size=page_size,
+            token_lengths=range(1, count + 1),
+            windowed_tables=[tables] * (groups - 1),
+        )
+        ids = torch.zeros(count, dtype=torch.int64, device=self.device)
+        self.loaded.states(ids, None, on_device(step, self.device), store)
+        return store.nbytes
+
+    def _store(self, num_blocks: int) -> KvStore:
+        loaded, worker = self.loaded, self.worker
+        return make_store(
+            *(loaded.keeps, num_blocks, worker.block_size, worker.num_rows),
+            *(loaded.dtype, self.device, loaded.grouping),
+            page_dtype=self.page_dtype,
+            scales=self.scales.of(len(loaded.keeps)),
+        )

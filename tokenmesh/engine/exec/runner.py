@@ -1,0 +1,236 @@
+"""TorchRunner: a step is prepare, forward, sample, in this order, on the compute thread."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count as counting
+from pathlib import Path
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
+
+from tokenmesh.engine.core.plan import StepPlan, StepResult, within_vocabulary
+from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
+from tokenmesh.engine.exec.inputs import Drafted, StepInputs, build_inputs
+from tokenmesh.engine.exec.rows import HostRows
+from tokenmesh.engine.models.api import LanguageModel
+from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.sampling.logprobs import prompt_logprobs
+from tokenmesh.engine.sampling.sampler import Draws, Sampler
+from tokenmesh.kernels import huge_pages
+from tokenmesh.shared.messages.tokens import TokenLogprobs
+
+
+class TorchTrace:
+    """Implements `profiling.Trace`. Steps run on other threads, so all threads are recorded."""
+
+    def __init__(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(
+            activities=activities,
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+        )
+
+    def start(self) -> None:
+        self._profile.start()
+
+    def write(self, path: Path) -> None:
+        """See `Trace.write`: Chrome's format, gzip for a path that ends in .gz."""
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What `forward` leaves for `sample`."""
+
+    sampled: torch.Tensor | None
+    """float32 [N + D, vocab] in the order of StepInputs.last_tokens; None when no row samples."""
+    prompt: dict[int, list[TokenLogprobs]]
+    alignments: dict[int, list[int]] = field(default_factory=dict)
+
+
+class TorchRunner:
+    """One model, what it keeps, and the rows of the requests that run on it.
+
+    Only the compute thread touches rows, sampling state and store, so every step finds them as the
+    step before it left them.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: KvStore,
+        rows: HostRows,
+        sampler: Sampler,
+        *,
+        is_async: bool,
+    ) -> None:
+        """is_async: launches return at once, and a separate thread carries them out."""
+        self.has_own_device = False
+        self.num_blocks = store.num_blocks
+        self.windows = store.grouping.windows
+        self.has_states = store.has_states
+        self.has_pages = store.has_pages
+        self.num_saved_states = store.num_saved
+        self._model = model
+        self._store = store
+        store.clear_blocks(torch.zeros(1, dtype=torch.int64))
+        self._rows = rows
+        self._sampler = sampler
+        self._logits = torch.empty(0, 0)
+        """Of the step that drew for the most rows."""
+        self._compute = ComputeThread() if is_async else ComputeHere()
+
+    def launch(self, plan: StepPlan) -> Task:
+        return self._compute.submit(partial(self.carry_out, plan))
+
+    def carry_out(self, plan: StepPlan) -> StepResult:
+        """The whole step; blocks."""
+        inputs = self.prepare(plan)
+        logits = self.forward(inputs)
+        with torch.inference_mode():
+            for saved in plan.saves:
+                self._store.save_state(saved.row, saved.slot)
+        return self.sample(inputs, logits)
+
+    def drop_model(self) -> None:
+        """Let go of the weights; nothing may be launched before `take_model`."""
+        del self._model
+        self._logits = torch.empty(0, 0)
+
+    def take_model(self, model: LanguageModel) -> None:
+        """The same model again, loaded anew."""
+        self._model = model
+
+    @torch.inference_mode()
+    def prepare(self, plan: StepPlan) -> StepInputs | None:
+        """Apply the plan's row changes; None when it computes nothing."""
+        for number in plan.removed_rows:
+            self._rows.remove(number)
+            self._sampler.remove(number)
+            if self._model.aligner is not None:
+                self._model.aligner.drop(number)
+        for each in plan.new_rows:
+            new = within_vocabulary(each, self._model.facts.vocab_size)
+            self._rows.add(each, self._model.positions_of)
+            self._sampler.add(new)
+            if new.state is not None:
+                self._store.load_state(new.row, new.state)
+            elif self.has_states:
+                self._store.clear_row(new.row)
+            row = self._rows[new.row]
+            if row.states is not None:
+                assert self._model.write_cross is not None
+                self._model.write_cross(row.states, self._store, new.row)
+                row.states = None
+            rule = new.sampling.speech
+            if rule is not None and rule.align_states and self._model.aligner is not None:
+                self._model.aligner.begin(new.row, rule.align_from, rule.align_states)
+        for number, block in plan.grown:
+            self._rows.append_block(number, block)
+        for number, blocks in plan.grown_windowed:
+            self._rows.append_windowed(number, [[block] for block in blocks])
+        for entry in plan.scheduled:
+            if entry.new_blocks:
+                self._rows.append_blocks(entry)
+            if entry.new_windowed:
+                self._rows.append_windowed(entry.row, entry.new_windowed)
+        if not plan.num_rows:
+            return None
+        scheduled = self._rows.next_tokens(plan.decodes) + plan.scheduled
+        return build_inputs(scheduled, self._rows, self._store.page_size)
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs | None) -> StepLogits:
+        """Write the step's keys and values; compute logits only where a token is drawn."""
+        if inputs is None:
+            return StepLogits(sampled=None, prompt={})
+        hidden = self._model.embed(inputs.token_ids, inputs.patches)
+        hidden = self._model.forward(hidden, inputs.step, self._store)
+        prompt = {
+            span.row: prompt_logprobs(self._model.logits, hidden[span.tokens], span)
+            for span in inputs.prompt_spans
+        }
+        sampled = None
+        if inputs.sampled_rows:
+            if inputs.last_tokens is not None:
+                hidden = hidden.index_select(0, inputs.last_tokens)
+            sampled = self._logits_of(hidden)
+        return StepLogits(sampled, prompt, self._alignments(inputs))
+
+    def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """In the memory of an earlier step's, which has been drawn from.
+
+        Pages of 4 KiB that were never touched cost more than the product: 20 ms for 32 rows of
+        150,000 numbers inside a virtual machine. On the heap larger ones would leave holes.
+        """
+        if not self._logits.numel():
+            self._logits = self._model.logits(hidden)
+            return self._logits
+        if len(hidden) > len(self._logits):
+            size = len(hidden), self._logits.shape[1]
+            self._logits = huge_pages.empty(size, self._logits.dtype)
+        return self._model.logits(hidden, self._logits[: len(hidden)])
+
+    def _alignments(self, inputs: StepInputs) -> dict[int, list[int]]:
+        """Those of rows whose prompt is complete."""
+        aligner, step, found = self._model.aligner, inputs.step, dict[int, list[int]]()
+        if aligner is None:
+            return found
+        for number, start, count in zip(step.numbers, step.starts, step.counts, strict=True):
+            if start + count >= self._rows[number].num_prompt:
+                states = aligner.take(number)
+                if states is not None:
+                    found[number] = states
+        return found
+
+    @torch.inference_mode()
+    def sample(self, inputs: StepInputs | None, logits: StepLogits) -> StepResult:
+        """Draw a token for each row that samples, and one more after each draft that is right."""
+        if inputs is None:
+            return StepResult()
+        result = StepResult(
+            prompt_logprobs=logits.prompt,
+            errors=dict(inputs.errors),
+            alignments=logits.alignments,
+        )
+        if logits.sampled is not None:
+            num_rows = len(inputs.sampled_rows)
+            draws = self._sampler.draw(inputs.sampled_rows, logits.sampled[:num_rows])
+            result.errors |= draws.errors
+            result.non_retryable |= draws.non_retryable
+            self._note_draws(draws, result)
+            if inputs.drafted:
+                self._verify(inputs.drafted, logits.sampled, result)
+        for number, error in result.errors.items():
+            self._rows.fail(number, error)
+        return result
+
+    def _verify(self, drafted: list[Drafted], logits: torch.Tensor, result: StepResult) -> None:
+        """Draw on after drafts [N + D, V], place by place, for as long as they are what was drawn.
+
+        A row that cannot draw says so in the step after, as it would without drafts.
+        """
+        for place in counting():
+            drafted = [
+                each
+                for each in drafted
+                if place < len(each.token_ids)
+                and result.tokens.get(each.row, [])[place:] == each.token_ids[place : place + 1]
+            ]
+            if not drafted:
+                return
+            places = [each.first + place for each in drafted]
+            self._note_draws(
+                self._sampler.draw([each.row for each in drafted], logits[places]), result
+            )
+
+    def _note_draws(self, draws: Draws, result: StepResult) -> None:
+        for number, draw in draws.draw_by_row.items():
+            self._rows[number].token_ids.append(draw.token_id)
+            result.tokens.setdefault(number, []).append(draw.token_id)
+            if draw.logprobs is not None:
+                result.logprobs.setdefault(number, []).append(draw.logprobs)

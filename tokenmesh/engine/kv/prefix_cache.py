@@ -1,0 +1,311 @@
+"""PrefixCache: equal beginnings share blocks.
+
+A block's hash covers its parent's hash, its token ids and its extras, so it stands for everything
+up to its end. Blocks are registered when they are SCHEDULED and all of their tokens are known:
+within a step every row's KV is written before any row attends, layer by layer, so a request
+admitted in the same step may already use them. Blocks that were not computed must be retracted.
+
+Where rows keep states, blocks are worth nothing without the state behind the last of them: a hit
+ends at a saved state, and only blocks before one are reported. A model that keeps nothing but
+states needs no blocks for a hit.
+"""
+
+import logging
+from collections.abc import Iterable
+
+from tokenmesh.engine.core.plan import Runner
+from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.kv.block_pool import (
+    HASH_BYTES,
+    NO_PARENT,
+    NULL_BLOCK,
+    BlockPool,
+    KvGroups,
+    block_packer,
+    digest,
+)
+from tokenmesh.engine.kv.cache_changes import (
+    BlockChange,
+    BlockLog,
+    Registered,
+    RouteChange,
+    RouteLedger,
+)
+from tokenmesh.engine.kv.saved_states import SavedState, SavedStates, StateBorders
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.hashing import extra_keys_for_block
+from tokenmesh.shared.tokens import BYTES_PER_ID, pack_ids
+
+logger = logging.getLogger(__name__)
+
+
+class PrefixCache:
+    """Finds and registers the blocks of requests. When disabled it finds nothing."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        groups: KvGroups,
+        *,
+        enabled: bool,
+        route_tokens: int = 0,
+        log: BlockLog | None = None,
+        states: SavedStates | None = None,
+        kv_code: str = "",
+    ) -> None:
+        """num_blocks: with the null block. route_tokens: of a route block; 0: there is no index.
+        log: of changes. states: None where rows keep none; then there may be window groups.
+        kv_code: the 8-bit type of the KV cache."""
+        assert states is None or not groups.num_windowed
+        self._enabled = enabled
+        self._log = log if enabled else None
+        self._states = states if enabled else None
+        has_routes = enabled and route_tokens > 0
+        is_followed = has_routes or self._log is not None or self._states is not None
+        self.pool = BlockPool(num_blocks, self._note_forgotten if is_followed else None)
+        self.groups = groups
+        """Which tables requests have."""
+        self._kv_code = kv_code
+        self._block_size = size = groups.block_size
+        self._pack = block_packer(size)
+        self._marks = [bytes([number + 1]) for number in range(groups.num_windowed)]
+        """What the keys of each window group's blocks end with."""
+        is_there = self.pool.find if states is None else states.reaches
+        self.routes = RouteLedger(is_there, size, route_tokens) if has_routes else None
+
+    def choose_side(self, request: Request) -> None:
+        """Note on which side of the rope boundary it is, before KV is found or computed."""
+        boundary = request.spec.rope_boundary
+        is_long = boundary is not None and request.num_known > boundary
+        if is_long != request.kv.is_long:
+            request.kv.is_long = is_long
+            # a new list, because the block log still refers to the old one
+            request.kv.hashes = []
+
+    def find(self, request: Request) -> list[list[int]]:
+        """The longest run of known blocks from the start, of each group; not yet held by the
+        request. A window group needs the last of them only; before those stands the null block.
+        Where rows keep states, the run ends at a saved one.
+
+        The last known token is never among them, since it must be computed to draw the next one.
+        A request that still owes prompt logprobs needs every position computed.
+        """
+        # blocks found before a preemption may be evicted
+        request.kv.num_routed = request.kv.num_matched = 0
+        self.choose_side(request)
+        if not self._enabled or request.output.wants_prompt_logprobs or request.spec.reads_all:
+            return [[], *([] for _ in self._marks)]
+        num_blocks = (request.num_known - 1) // self._block_size
+        self._hash_up_to(request, num_blocks)
+        found: list[int] = []
+        for block_hash in request.kv.hashes[:num_blocks]:
+            block = self.pool.find(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        if self._states is not None:
+            request.kv.num_matched = len(found) * self._block_size
+            return [self._up_to_state(self._states, request.kv.hashes[:num_blocks], found)]
+        return self._within_windows(request, found) if self._marks else [found]
+
+    def _up_to_state(self, states: SavedStates, hashes: list[bytes], found: list[int]) -> list[int]:
+        """Cut a run where there is a saved state; null blocks where that is all it takes."""
+        if not states.needs_blocks:
+            found = [NULL_BLOCK] * len(hashes)
+        lengths = range(len(found), 0, -1)
+        return found[: next((each for each in lengths if states.find(hashes[each - 1])), 0)]
+
+    def _within_windows(self, request: Request, found: list[int]) -> list[list[int]]:
+        """Cut a run where every window group has the blocks that a query after it sees."""
+        wanted = self.groups.hit_blocks
+        tables: list[list[int]] = [[] for _ in self._marks]
+        length = run = 0
+        for index, block_hash in enumerate(request.kv.hashes[: len(found)]):
+            blocks = [self.pool.find(block_hash + mark) for mark in self._marks]
+            for table, block in zip(tables, blocks, strict=True):
+                table.append(block or NULL_BLOCK)
+            run = run + 1 if None not in blocks else 0
+            if run >= min(wanted, index + 1):
+                length = index + 1
+        unseen = max(0, length - wanted)
+        cut = ([NULL_BLOCK] * unseen + table[unseen:length] for table in tables)
+        return [found[:length], *cut]
+
+    def register(self, request: Request, start: int, end: int) -> list[Registered]:
+        """Positions [start, end) are being computed: the blocks they fill can be found.
+
+        All tokens before `end` must be known. Where the content is known already, the older
+        block stays and nothing is registered.
+        """
+        first, last = start // self._block_size, end // self._block_size
+        if not self._enabled or first == last or request.spec.is_whole:
+            return []
+        assert end <= len(request.token_ids), "a block is published before its tokens are known"
+        self._hash_up_to(request, last)
+        registered = []
+        row, kv = request.place.row, request.kv
+        for index in range(first, last):
+            block, block_hash = kv.blocks[index], kv.hashes[index]
+            if self.pool.register(block, block_hash):
+                registered.append(Registered(row, block, block_hash))
+                if self._log is not None and self._states is None:
+                    self._log.stored(request, index)
+            if not self._marks:
+                continue
+            for mark, table in zip(self._marks, kv.windowed, strict=True):
+                if self.pool.register(table[index], block_hash + mark):
+                    registered.append(Registered(row, table[index], block_hash + mark))
+        if self._states is not None:
+            self._save_state(self._states, request, start, end)
+        elif self.routes is not None:
+            self.routes.note(request, end)
+        return registered
+
+    def take_saved(self) -> list[SavedState]:
+        """States to be saved when the step at hand ends. They can be found now."""
+        return self._states.take_saved() if self._states is not None else []
+
+    def cut(self, request: Request, num_tokens: int) -> int:
+        """How many of the next known tokens one chunk computes, so that it ends at a border."""
+        if self._states is None:
+            return num_tokens
+        start, known, matched = request.num_computed, request.num_known, request.kv.num_matched
+        return self._states.borders.cut(num_tokens, start, known, matched)
+
+    def take_state(self, request: Request, num_hits: int) -> SavedState | None:
+        """The state that the request's row begins with after a hit; None: with none."""
+        if self._states is None or not num_hits:
+            return None
+        saved = self._states.find(request.kv.hashes[num_hits - 1])
+        assert saved is not None, "a hit ends at a saved state"
+        self._states.use(saved)
+        return saved
+
+    def _save_state(self, states: SavedStates, request: Request, start: int, end: int) -> None:
+        """Have the state behind position `end` saved where it is worth it and could be found."""
+        if states.borders.after(start, request.num_known, request.kv.num_matched) != end:
+            return
+        hashes = request.kv.hashes[: end // self._block_size]
+        if states.knows(hashes[-1]):
+            return
+        if states.needs_blocks and None in map(self.pool.find, hashes):
+            return
+        gained, lost = states.save(request.place.row, hashes)
+        self._hide(lost)
+        if self._log is not None:
+            for index in gained:
+                self._log.stored(request, index)
+        if self.routes is not None:
+            # an earlier state of the request may be evicted
+            request.kv.num_routed = 0
+            self.routes.note(request, end)
+
+    def retract_states(self, saved: Iterable[SavedState], row: int) -> None:
+        """A row's positions were not computed after all, and its states not saved."""
+        for each in saved:
+            if each.row == row and self._states is not None:
+                self._hide(self._states.drop(each))
+
+    def forget_all(self) -> None:
+        """Nothing can be found any more."""
+        self.pool.forget_all()
+        if self._states is not None:
+            self._states.drop_all()
+        if self.routes is not None:
+            self.routes.forget_all()
+        if self._log is not None:
+            self._log.cleared()
+
+    def take_route_change(self) -> RouteChange | None:
+        """What is new for the index since the last call; None: nothing."""
+        return self.routes.take_change() if self.routes is not None else None
+
+    def take_block_changes(self) -> list[BlockChange]:
+        """What the log has since the last call; nothing without one."""
+        return self._log.take() if self._log is not None else []
+
+    def retract(self, registered: Iterable[Registered], row: int) -> list[int]:
+        """A row's positions were not computed after all; its blocks that others may have read."""
+        blocks = [each.block for each in registered if each.row == row]
+        for each in registered:
+            # the block may have been given away since, and have other content
+            if each.row == row and self.pool.find(each.key) == each.block:
+                self.pool.forget(each.block)
+        return blocks
+
+    def _note_forgotten(self, block_hash: bytes) -> None:
+        if len(block_hash) > HASH_BYTES:
+            return  # of a window group: without it a hit is shorter than the index expects
+        if self._states is None:
+            self._hide((block_hash,))
+        elif self._states.needs_blocks:
+            self._hide(self._states.forget_block(block_hash))
+
+    def _hide(self, hashes: Iterable[bytes]) -> None:
+        """Report blocks that no hit can use any more."""
+        for block_hash in hashes:
+            if self.routes is not None:
+                self.routes.forget(block_hash)
+            if self._log is not None:
+                self._log.removed(block_hash)
+
+    def _hash_up_to(self, request: Request, num_blocks: int) -> None:
+        size, hashes = self._block_size, request.kv.hashes
+        ids = request.token_ids[len(hashes) * size : num_blocks * size]
+        # every stream does this at the end of every block, a long prompt for hundreds at once
+        packed = self._pack(*ids) if len(ids) == size else pack_ids(ids)
+        spec, num_bytes = request.spec, size * BYTES_PER_ID
+        has_extras = spec.has_block_extras or request.kv.is_long or bool(self._kv_code)
+        salt = request.block_salt if has_extras else None
+        parent = hashes[-1] if hashes else NO_PARENT
+        for place in range(0, len(packed), num_bytes):
+            block = packed[place : place + num_bytes]
+            if has_extras:
+                span = len(hashes) * size, (len(hashes) + 1) * size
+                block += extra_keys_for_block(
+                    *span,
+                    lora=spec.lora,
+                    salt=salt,
+                    media=spec.media,
+                    kv_code=self._kv_code,
+                    embeds=spec.embeds_keys,
+                )
+            parent = digest(parent + block)
+            hashes.append(parent)
+
+
+def has_prefix_cache(settings: WorkerSettings, runner: Runner) -> bool:
+    """Whether equal beginnings of prompts are computed once."""
+    can_share = runner.num_saved_states > 0 if runner.has_states else runner.has_pages
+    return settings.enable_prefix_caching and can_share
+
+
+def make_cache(
+    settings: WorkerSettings, runner: Runner, route_tokens: int, log: BlockLog | None
+) -> PrefixCache:
+    """The prefix cache and its pool. It is off where rows keep states and none can be saved, and
+    not indexed where a route block is not a whole number of blocks."""
+    size, num_slots = settings.block_size, runner.num_saved_states
+    enabled = has_prefix_cache(settings, runner)
+    if settings.enable_prefix_caching and runner.has_states and not enabled:
+        logger.info("no prefix cache: the model keeps states, and this worker cannot save any")
+    states = None
+    if enabled and runner.has_states:
+        borders = StateBorders.of(settings.mamba_block_size, size, num_slots)
+        states = SavedStates(num_slots, borders, needs_blocks=runner.has_pages)
+    groups = KvGroups.of(runner.windows, size, settings.max_num_batched_tokens)
+    indexed = route_tokens if route_tokens % size == 0 else 0
+    if enabled and route_tokens and not indexed:
+        logger.warning(
+            "the mesh cannot know which prompts are cached here: a route block of %d tokens "
+            "(tokenizer.route_block_tokens) is not a whole number of blocks of %d",
+            *(route_tokens, size),
+        )
+    return PrefixCache(
+        *(runner.num_blocks, groups),
+        enabled=enabled,
+        route_tokens=indexed,
+        log=log,
+        states=states,
+        kv_code=settings.kv_code,
+    )

@@ -1,0 +1,206 @@
+"""The decoder: embeddings, layers, final norm, logits. One class for every family of its kind.
+
+Shapes: T tokens of the step, N rows that need logits, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from tokenmesh.engine.adapters.sites import AdapterSites
+from tokenmesh.engine.layers.mlp import Experts, Mlp
+from tokenmesh.engine.layers.rotary import Rotary
+from tokenmesh.engine.layers.step import HostStep, Patch, Step
+from tokenmesh.engine.models.api import ModelFacts
+from tokenmesh.engine.models.keeps import Grouping, LayerKeeps, window_groups
+from tokenmesh.engine.models.kv_store import KvStore, LayerPages
+from tokenmesh.engine.models.native.attention import Attention, TurnedStep
+from tokenmesh.engine.models.native.config import DecoderConfig, QueryScaling
+from tokenmesh.kernels.linear import Linear, linear
+from tokenmesh.kernels.native import Program, ProgramInputs, RopeTurns
+from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
+from tokenmesh.shared.messages.media import MediaItem
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer. Norm weights are float32; a norm that the family does not have is None."""
+
+    attention: Attention
+    mlp: Mlp | Experts
+    attention_norm: torch.Tensor | None
+    attention_post_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
+    mlp_post_norm: torch.Tensor | None
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        pending: torch.Tensor | None,
+        step: TurnedStep,
+        pages: LayerPages,
+        config: DecoderConfig,
+    ) -> torch.Tensor:
+        """Add `pending`, the last layer's result, and one block to hidden [T, hidden], in place.
+
+        Returns the other block's result: the next layer adds it where it reads hidden anyway.
+        """
+        x = _add_and_norm(hidden, pending, self.attention_norm, config)
+        x = self.attention.forward(x, step, pages)
+        if self.attention_post_norm is not None:
+            x = rms_norm(x, self.attention_post_norm, config.rms_norm_eps)
+        x = _add_and_norm(hidden, x, self.mlp_norm, config)
+        x = self.mlp.forward(x)
+        if self.mlp_post_norm is not None:
+            x = rms_norm(x, self.mlp_post_norm, config.rms_norm_eps)
+        return x
+
+
+def _add_and_norm(
+    hidden: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    config: DecoderConfig,
+) -> torch.Tensor:
+    """Add x to hidden in place; returns hidden's norm, or hidden without a norm."""
+    eps, multiplier = config.rms_norm_eps, config.residual_multiplier
+    if x is None:
+        return hidden if weight is None else rms_norm(hidden, weight, eps)
+    if weight is None:
+        return hidden.add_(x, alpha=multiplier)
+    return add_rms_norm(hidden, x, weight, eps, multiplier)
+
+
+class Table(Protocol):
+    """An embedding whose rows are read out of a packed weight."""
+
+    def rows(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """index [N] -> [N, hidden], a new tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """All weights of a model. Implements `Model`."""
+
+    facts: ModelFacts
+    config: DecoderConfig
+    """The switches."""
+    embedding: torch.Tensor | Table
+    """[V, hidden], or the head's weight, which is the same."""
+    dtype: torch.dtype
+    """Of activations."""
+    layers: Sequence[DecoderLayer]
+    norm: torch.Tensor
+    head: Linear
+    rotaries: Sequence[Rotary]
+    program: Program | None
+    """The layers as a program of C kernels; None if unavailable for the model or the machine."""
+    sites: AdapterSites = field(default_factory=AdapterSites)
+
+    @property
+    def keeps(self) -> tuple[LayerKeeps, ...]:
+        return self.config.keeps
+
+    @property
+    def grouping(self) -> Grouping:
+        return window_groups(self.keeps)
+
+    @property
+    def write_cross(self) -> None:
+        return None
+
+    @property
+    def aligner(self) -> None:
+        return None
+
+    @property
+    def has_program(self) -> bool:
+        return self.program is not None
+
+    @property
+    def takes_graphs(self) -> bool:
+        return True
+
+    def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
+        """token_ids [T] -> [T, hidden], a new tensor with the patches in it.
+
+        Whether the multiplier counts for those as well is the family's choice.
+        """
+        if isinstance(self.embedding, torch.Tensor):
+            hidden = self.embedding.index_select(0, token_ids)
+        else:
+            hidden = self.embedding.rows(token_ids, self.dtype)
+        multiplier = self.config.embedding_multiplier
+        if multiplier != 1.0 and not self.config.multiplies_patches:
+            hidden.mul_(multiplier)
+        for patch in patches:
+            patch.apply(hidden)
+        if multiplier != 1.0 and self.config.multiplies_patches:
+            hidden.mul_(multiplier)
+        return hidden
+
+    def positions_of(
+        self, token_ids: Sequence[int], media: Sequence[MediaItem]
+    ) -> torch.Tensor | None:
+        return None
+
+    def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+        """See `Model.forward`; hidden [T, hidden] is overwritten."""
+        assert store.pool is not None
+        if self.program is not None and isinstance(step, HostStep) and _runs_in_c(step):
+            self.program.run(hidden, self._program_inputs(step, store), store.pool)
+            return hidden
+        turned = turned_step(self.config, self.rotaries, step)
+        x = None
+        self.sites.step.rows = step.adapters
+        for number, layer in enumerate(self.layers):
+            x = layer.forward(hidden, x, turned, store.pages_of(number), self.config)
+        self.sites.step.rows = None
+        return _add_and_norm(hidden, x, self.norm, self.config)
+
+    def _program_inputs(self, step: HostStep, store: KvStore) -> ProgramInputs:
+        return ProgramInputs(
+            starts=step.starts,
+            counts=step.counts,
+            numbers=step.numbers,
+            tables=[step.all_tables, *step.windowed_tables],
+            turns=[
+                RopeTurns(rotary.table(step.longest), is_by_position=True)
+                if rotary.has_table
+                else RopeTurns(rotary.turns(step.positions, step.lengths), is_by_position=False)
+                for rotary in self.rotaries
+            ],
+            query_scale=_query_scale(self.config.query_scaling, step),
+            adapters=None if step.adapters is None else step.adapters.native.address,
+            page_scales=store.scale_table,
+        )
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor."""
+        if out is None or not out.is_cuda:
+            logits = linear(hidden, self.head, torch.float32, out)
+        else:
+            logits = out.copy_(linear(hidden, self.head))
+        if self.config.logits_divisor != 1.0:
+            logits.div_(self.config.logits_divisor)
+        softcap = self.config.logits_softcap
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def turned_step(config: DecoderConfig, rotaries: Sequence[Rotary], step: Step) -> TurnedStep:
+    """A step with the factors of its positions."""
+    turns = [rotary.turns(step.positions, step.lengths) for rotary in rotaries]
+    return TurnedStep(step, turns, _query_scale(config.query_scaling, step))
+
+
+def _runs_in_c(step: HostStep) -> bool:
+    return step.adapters is None or not step.adapters.has_experts
+
+
+def _query_scale(scaling: QueryScaling | None, step: Step) -> torch.Tensor | None:
+    """[T] float32; None for a model that does not scale its queries."""
+    if scaling is None:
+        return None
+    return 1 + scaling.beta * torch.log(1 + torch.floor(step.positions / scaling.period))

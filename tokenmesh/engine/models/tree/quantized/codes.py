@@ -1,0 +1,129 @@
+"""Codes of a tree's linear layers: what `swap` multiplies with in place of plain weights.
+
+A tree holds plain weights first, since its own code computes what ours is compared with.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+
+from tokenmesh.engine.models.checkpoint import Checkpoint, listed
+from tokenmesh.kernels.linear.formats import Codes, merged
+from tokenmesh.kernels.linear.formats.round import Grid, Rounding, head_grid, rounded
+from tokenmesh.kernels.quantized_linear import DeviceCodes
+
+_CODES: Final = "tokenmesh_codes"
+"""Attribute of a linear layer: its Offer."""
+_COMPARED_ROWS: Final = 4096
+_ROUTERS: Final = ("gate", "router", "shared_expert_gate")
+"""Last names of layers that choose experts, which are never rounded."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The codes that a linear layer could multiply with."""
+
+    name: str
+    make: Callable[[torch.Tensor], Codes | None]
+    """Weight -> codes; None where there are none."""
+
+
+def offer_stored(tree: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Let linear layers have the codes that the checkpoint stores under their own names, or under
+    the name of the table whose weight is theirs too."""
+    tables = {
+        id(module.weight): f"{name}.weight"
+        for name, module in tree.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
+    for name, module in tree.named_modules():
+        if type(module) is not torch.nn.Linear:
+            continue
+        for weight in (f"{name}.weight", tables.get(id(module.weight), "")):
+            if checkpoint.is_encoded(weight):
+                setattr(module, _CODES, Offer(name, partial(_stored, checkpoint, weight)))
+                break
+
+
+def _stored(checkpoint: Checkpoint, name: str, weight: torch.Tensor) -> Codes | None:
+    """None where loading has made something else of the stored weight."""
+    codes = stored_codes(checkpoint, name, weight.shape)
+    codes = None if codes is None else codes.to(weight.device)
+    return codes if codes is not None and has_numbers_of(codes, weight) else None
+
+
+def stored_codes(checkpoint: Checkpoint, name: str, shape: Sequence[int]) -> Codes | None:
+    """The codes of a stored weight [O, I]; None where it has none, or another shape."""
+    if checkpoint.decoded_shape(name) != tuple(shape):
+        return None
+    return checkpoint.take_codes([(name, shape[0])], shape[1])
+
+
+def has_numbers_of(codes: Codes, weight: torch.Tensor) -> bool:
+    """Whether codes stand for a plain weight, as it is rounded to its type."""
+    if codes.shape != tuple(weight.shape):
+        return False
+    # row by row: a large table in float32 would take more than the model
+    largest, farthest = torch.zeros(2, device=weight.device).unbind()
+    rows = torch.arange(len(weight), device=weight.device)
+    for first in range(0, len(weight), _COMPARED_ROWS):
+        index = rows[first : first + _COMPARED_ROWS]
+        decoded = codes.rows(index).decoded().to(weight.dtype)
+        difference = (decoded - weight[index]).abs().max().float()
+        if not bool(difference.isfinite()):
+            return False
+        largest = torch.maximum(largest, decoded.abs().max().float())
+        farthest = torch.maximum(farthest, difference)
+    return bool(farthest <= torch.finfo(weight.dtype).eps * largest)
+
+
+def round_weights(tree: torch.nn.Module, head: torch.nn.Module | None, rounding: Rounding) -> None:
+    """Give linear layers the numbers that their weights are rounded to, and their codes.
+
+    head: see `head_grid`.
+    """
+    for name, module in tree.named_modules():
+        if type(module) is not torch.nn.Linear or name.rpartition(".")[2] in _ROUTERS:
+            continue
+        own: Grid = head_grid(rounding, module.weight.device) if module is head else rounding
+        with torch.no_grad():
+            module.weight.copy_(rounded(module.weight, own).decoded())
+        setattr(module, _CODES, Offer(name, partial(rounded, to=own)))
+
+
+def codes_of(group: list[torch.nn.Linear]) -> Codes | None:
+    """Of layers that read the same input; None where one has none, they do not go together, or
+    their GPU has no kernel for them.
+    """
+    offers: list[Offer | None] = [vars(each).pop(_CODES, None) for each in group]
+    offered = [each for each in offers if each is not None]
+    if not offered:
+        return None
+    codes = _merged(group, offers)
+    if not group[0].weight.is_cuda:
+        return codes
+    problem = "the format has no codes, or layers of one input have several"
+    if codes is not None:
+        found = DeviceCodes.problem(codes)
+        if found is None:
+            return codes
+        problem = found
+    what = "the weights of %s are decoded, which saves no memory: %s"
+    logger.warning(what, listed([each.name for each in offered]), problem)
+    return None
+
+
+def _merged(group: list[torch.nn.Linear], offers: list[Offer | None]) -> Codes | None:
+    found = []
+    for each, offer in zip(group, offers, strict=True):
+        codes = None if offer is None else offer.make(each.weight.detach())
+        if codes is None:
+            return None
+        found.append(codes)
+    return merged(found)

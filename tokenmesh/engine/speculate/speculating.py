@@ -1,0 +1,170 @@
+"""Speculating: requests that compute drafts of their next tokens along with the last known one.
+
+The output does not depend on the drafts: the runner draws every token as it would without them, and
+continues with the next only where the draft was what it drew. Drafts change the speed only.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tokenmesh.engine.core.decode_wheel import DecodeWheel
+from tokenmesh.engine.core.plan import Runner, ScheduledRow, StepPlan
+from tokenmesh.engine.core.queues import BlockReclaimer, service_order
+from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.core.row_table import EndDetector
+from tokenmesh.engine.kv.block_tables import BlockTables
+from tokenmesh.engine.kv.cache_changes import Registered
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.shared.errors import ConfigError
+
+
+class Proposer(Protocol):
+    max_rows: int
+    """With more running requests than this, all of them decode without drafts."""
+    max_drafts: int
+    """Of one row in one step."""
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        """At most `limit` ids of the vocabulary that may follow the known tokens, in order.
+
+        Asked once for each row and step that has room for any; `limit` is at least 1.
+        """
+
+
+def check_drafts(runner: Runner, proposer: Proposer | None) -> None:
+    """Raises ConfigError where a model cannot take drafts."""
+    if proposer is not None and runner.has_states:
+        raise ConfigError(
+            "no drafts: a rejected draft would corrupt the states of this model's rows"
+        )
+
+
+class Speculating:
+    """Members have a row; all of their tokens but the last are computed, or a step is in flight
+    that draws the next ones. They are scheduled once the step before has landed.
+
+    Drafts get what others leave of a step's budget and of the free blocks. Without a proposer there
+    are no members.
+    """
+
+    def __init__(
+        self, proposer: Proposer | None, wheel: DecodeWheel, tables: BlockTables,
+        cache: PrefixCache, ends: EndDetector, room: BlockReclaimer,
+    ) -> None:  # fmt: skip
+        self._proposer = proposer
+        self.is_on = proposer is not None
+        """Whether there may be members: the rest need not be called else."""
+        self._pool = cache.pool
+        self._tables = tables
+        self._cache = cache
+        self._growth = cache.groups.growth
+        self._size = cache.groups.block_size
+        self._ends = ends
+        self._room = room
+        self._wheel = wheel
+        self._grown: list[tuple[Request, list[int]]] = []
+        """Requests that compute something in this step, and their new blocks for that."""
+        self._entries: list[tuple[Request, ScheduledRow]] = []
+        """The same once they are in the plan."""
+
+    def begin_step(self, num_running: int) -> None:
+        """Hold the decoding requests, or release them where too many run; then get blocks for last
+        known tokens. Others may be preempted for that, before they are in the step's plan."""
+        assert self._proposer is not None
+        self._exchange(is_wanted=num_running <= self._proposer.max_rows)
+        self._grown = []
+        for request in sorted(self._landed(), key=service_order):
+            if request not in self._wheel:
+                continue  # preempted for one before it
+            if request.num_known == request.decode_end:
+                self._wheel.leave_at_end(request)
+                continue
+            new_blocks = self._make_room(request)
+            if new_blocks is not None:
+                self._grown.append((request, new_blocks))
+
+    def _exchange(self, *, is_wanted: bool) -> None:
+        if is_wanted:
+            for request in self._wheel.turning():
+                self._wheel.hold(request)
+            return
+        for request in self._landed():
+            # one that holds blocks ahead stays until it has filled them: borders are at full ones
+            if request.kv.capacity - request.num_known < self._size:
+                self._wheel.enter(request)
+
+    def _make_room(self, request: Request) -> list[int] | None:
+        """New blocks for its last known token; None where the request itself was preempted."""
+        length = request.num_known
+        if length <= request.kv.capacity:
+            return []
+        self._tables.drop_behind(request, length - 1)
+        return [self._tables.grow(request)] if self._room.make(request, self._growth) else None
+
+    def schedule(self, plan: StepPlan) -> list[Registered]:
+        """Plan the last known tokens of those that have not given way; blocks that these fill."""
+        self._entries = []
+        registered = []
+        for request, new_blocks in self._grown:
+            if request not in self._wheel:
+                continue
+            length = request.num_known
+            windowed = self._tables.take_new(request)
+            entry = ScheduledRow(request.place.row, length - 1, 1, new_blocks, True, windowed)
+            plan.scheduled.append(entry)
+            self._entries.append((request, entry))
+            registered += self._cache.register(request, length - 1, length)
+            self._wheel.advance(request, 1)
+            if length == request.spec.max_len - 1:
+                self._ends.expect_end(request)
+        return registered
+
+    def draft(self, budget: int) -> None:
+        """Add drafts to what was planned, at most so many in all."""
+        assert self._proposer is not None
+        for request, entry in self._entries:
+            # with all of them right, one more is drawn
+            limit = request.decode_end - 1 - request.num_known
+            limit = min(limit, self._proposer.max_drafts, budget)
+            if limit > 0:
+                drafts = self._proposer.propose(request, limit)[:limit]
+                entry.drafts = drafts[: self._grow(request, entry, len(drafts))]
+                budget -= len(entry.drafts)
+
+    def land(self, drawn: Sequence[Request | None], tokens: Mapping[int, list[int]]) -> set[int]:
+        """Append what rows drew, where one of them drew several: up to the end of its stream, and
+        what is past that is taken out of `tokens` as well. Returns all rows."""
+        for new, request in zip(tokens.values(), drawn, strict=True):
+            if request is None:
+                continue
+            first = request.num_known
+            _append(request, new)
+            if self._wheel.is_held(request):
+                # all but the last are drafts that were computed
+                self._wheel.advance(request, request.num_known - 1 - first)
+                self._cache.register(request, first, request.num_known - 1)
+        return set(tokens)
+
+    def _landed(self) -> list[Request]:
+        return [each for each in self._wheel.held() if each.num_known > each.num_computed]
+
+    def _grow(self, request: Request, entry: ScheduledRow, num_drafts: int) -> int:
+        """For how many drafts there are blocks, with those that are free."""
+        wanted = request.num_known + num_drafts
+        if num_drafts and request.kv.capacity < wanted:
+            self._tables.drop_behind(request, request.num_known - 1)
+        while request.kv.capacity < wanted and self._pool.num_free >= self._growth:
+            entry.new_blocks.append(self._tables.grow(request))
+        windowed = self._tables.take_new(request)
+        if windowed:
+            old = entry.new_windowed or [[] for _ in windowed]
+            entry.new_windowed = [a + b for a, b in zip(old, windowed, strict=True)]
+        return min(num_drafts, request.kv.capacity - request.num_known)
+
+
+def _append(request: Request, new: list[int]) -> None:
+    for index, token in enumerate(new):
+        request.token_ids.append(token)
+        if request.ending() is not None:
+            del new[index + 1 :]
+            return
