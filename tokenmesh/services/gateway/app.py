@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tokenmesh
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
+from tokenmesh.services.gateway.apis.ollama import routes as ollama
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest, TranslationRequest
 from tokenmesh.services.gateway.batches.logs import open_batch_journal
 from tokenmesh.services.gateway.batches.service import BatchRunner
@@ -39,7 +40,6 @@ from tokenmesh.services.gateway.routes import (
     document,
     files,
     generative_scoring,
-    ollama,
     openai,
     operation,
     pooling,

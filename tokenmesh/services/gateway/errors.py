@@ -12,13 +12,13 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
+from tokenmesh.services.gateway.apis.ollama import writer as ollama_writer
+from tokenmesh.services.gateway.apis.ollama.writer import OllamaError
 from tokenmesh.services.gateway.cohere import errors as cohere_errors
 from tokenmesh.services.gateway.context import context_of, find_context
 from tokenmesh.services.gateway.generation.answer import forget_frames
 from tokenmesh.services.gateway.http.errors import error_body, status_body
 from tokenmesh.services.gateway.http.sse import json_response
-from tokenmesh.services.gateway.ollama import writer as ollama_writer
-from tokenmesh.services.gateway.ollama.writer import OllamaError
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from math import inf
 from tokenmesh.services.gateway.audio.service import Transcriptions
 from tokenmesh.services.gateway.batches.service import BatchService
 from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.extras.beam_search import BeamSearcher
 from tokenmesh.services.gateway.files.sweeper import FileSweeper
 from tokenmesh.services.gateway.generation.answer import (
     BodyWriter,
@@ -19,6 +18,7 @@ from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.generation.usage import Meters
 from tokenmesh.services.gateway.http.body_budget import BodyBudget
 from tokenmesh.services.gateway.http.response_sender import EVENTS_HEADERS
+from tokenmesh.services.gateway.mesh.beam_search import BeamSearcher
 from tokenmesh.services.gateway.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER, Catalog
 from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 
 from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
+from tokenmesh.services.gateway.apis.ollama import writer as ollama_writer
+from tokenmesh.services.gateway.apis.ollama.writer import OllamaEmbedding, OllamaEmbeddings
 from tokenmesh.services.gateway.audio.response import Transcription, VerboseTranscription
 from tokenmesh.services.gateway.batches.records import BatchList, BatchObject
 from tokenmesh.services.gateway.cohere import errors as cohere_errors
@@ -20,8 +22,6 @@ from tokenmesh.services.gateway.cohere.writer import CohereChat
 from tokenmesh.services.gateway.files.uploads import FileDeleted, FileList, FileObject
 from tokenmesh.services.gateway.http.body import SCHEMA_REF
 from tokenmesh.services.gateway.http.errors import ErrorBody
-from tokenmesh.services.gateway.ollama import writer as ollama_writer
-from tokenmesh.services.gateway.ollama.writer import OllamaEmbedding, OllamaEmbeddings
 from tokenmesh.services.gateway.openai import shapes
 from tokenmesh.services.gateway.openai.sampling_fields import NotServed, marked
 from tokenmesh.services.gateway.pooling import shapes as numbers

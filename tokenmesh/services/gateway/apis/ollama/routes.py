@@ -12,15 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import tokenmesh
-from tokenmesh.services.gateway.context import RequestContext, context_of
-from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.http.body import body_schema, read_json
-from tokenmesh.services.gateway.http.errors import invalid
-from tokenmesh.services.gateway.http.middleware import Endpoint
-from tokenmesh.services.gateway.http.sse import json_response
-from tokenmesh.services.gateway.ollama.models import running, served_name, show, tags
-from tokenmesh.services.gateway.ollama.request import (
+from tokenmesh.services.gateway.apis.ollama.models import running, served_name, show, tags
+from tokenmesh.services.gateway.apis.ollama.request import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
@@ -28,12 +21,12 @@ from tokenmesh.services.gateway.ollama.request import (
     OllamaModel,
     OllamaShowRequest,
 )
-from tokenmesh.services.gateway.ollama.translation import (
+from tokenmesh.services.gateway.apis.ollama.translation import (
     translate_chat,
     translate_generate,
     translate_raw,
 )
-from tokenmesh.services.gateway.ollama.writer import (
+from tokenmesh.services.gateway.apis.ollama.writer import (
     LINES_HEADERS,
     WHOLE_MODEL,
     OllamaEmbeddings,
@@ -42,6 +35,13 @@ from tokenmesh.services.gateway.ollama.writer import (
     embed_one,
     rfc3339,
 )
+from tokenmesh.services.gateway.context import RequestContext, context_of
+from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.generation.request import GenerationRequest
+from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.errors import invalid
+from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
 from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final
 
+from tokenmesh.services.gateway.apis.ollama.writer import rfc3339
 from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.ollama.writer import rfc3339
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.on_demand import NEVER

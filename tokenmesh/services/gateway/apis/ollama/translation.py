@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.http.errors import NotSupported, invalid, invalid_fields
-from tokenmesh.services.gateway.ollama.request import (
+from tokenmesh.services.gateway.apis.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaGeneration,
     OllamaMessage,
 )
-from tokenmesh.services.gateway.ollama.writer import INVALID_ARGUMENTS
+from tokenmesh.services.gateway.apis.ollama.writer import INVALID_ARGUMENTS
+from tokenmesh.services.gateway.http.errors import NotSupported, invalid, invalid_fields
 from tokenmesh.services.gateway.openai.request import CompletionRequest, switch_thinking
 from tokenmesh.services.gateway.openai.translation import (
     ChatMessages,
