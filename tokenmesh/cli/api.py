@@ -1,4 +1,4 @@
-"""Api: the gateway as the command line sees it, over HTTP, with readable errors."""
+"""GatewayClient: the gateway as the command line sees it, over HTTP, with readable errors."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class ChatDelta:
     """Of the whole answer, on the last chunk."""
 
 
-class Api:
+class GatewayClient:
     """A connection to one gateway; a context manager."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Api:
             mounts=DIRECT,
         )
 
-    def __enter__(self) -> "Api":
+    def __enter__(self) -> "GatewayClient":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from tokenmesh.cli.api import DEFAULT_URL, Api, ChatDelta, Url
+from tokenmesh.cli.api import DEFAULT_URL, ChatDelta, GatewayClient, Url
 from tokenmesh.cli.conversation import COMMANDS, ChatHistory
 from tokenmesh.cli.markdown import MarkdownStream
 from tokenmesh.shared.errors import TokenMeshError
@@ -32,7 +32,7 @@ def chat(
     console = Console(highlight=False)
     options = {"temperature": temperature, "max_tokens": max_tokens}
     given = {name: value for name, value in options.items() if value is not None}
-    with Api(url, api_key) as api:
+    with GatewayClient(url, api_key) as api:
         conversation = ChatHistory(api, model or api.models()[0], given)
         conversation.system = system
         is_interactive = sys.stdin.isatty()

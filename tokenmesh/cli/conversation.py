@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tokenmesh.cli.api import Api, ChatDelta
+from tokenmesh.cli.api import ChatDelta, GatewayClient
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -31,7 +31,7 @@ _MAX_IMAGE_BYTES: Final = 20 << 20
 class ChatHistory:
     """Messages of a chat; an answer that broke off leaves no trace in them."""
 
-    def __init__(self, api: Api, model: str, options: Mapping[str, object]) -> None:
+    def __init__(self, api: GatewayClient, model: str, options: Mapping[str, object]) -> None:
         self.model = model
         self.system: str | None = None
         self.request_id = ""

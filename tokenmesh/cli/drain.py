@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tokenmesh.cli.api import DEFAULT_URL, Api, Url
+from tokenmesh.cli.api import DEFAULT_URL, GatewayClient, Url
 from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.errors import Unavailable
 
@@ -27,7 +27,7 @@ def drain(
 
     The gateway needs --enable-admin-routes. Exit code 1: the process is still there.
     """
-    with Api(url, api_key) as api:
+    with GatewayClient(url, api_key) as api:
         api.drain(process_id)
         if not wait:
             typer.echo(f"{process_id} drains")
@@ -41,7 +41,7 @@ def drain(
     typer.echo(f"{process_id} has left")
 
 
-def _is_there(api: Api, process_id: str) -> bool:
+def _is_there(api: GatewayClient, process_id: str) -> bool:
     try:
         return any(each["id"] == process_id for each in api.mesh()["processes"])
     except Unavailable:

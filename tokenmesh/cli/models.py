@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tokenmesh.cli.api import DEFAULT_URL, Api, Url
+from tokenmesh.cli.api import DEFAULT_URL, GatewayClient, Url
 from tokenmesh.cli.demo import ALIASES, unaccepted
 from tokenmesh.cli.pulling import delete_pulled, has_files, pull_model
 from tokenmesh.shared.catalog import CATALOG, CatalogModel, find
@@ -110,7 +110,7 @@ def ps(
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key.")] = None,
 ) -> None:
     """List the models that a running mesh serves, and how busy their workers are."""
-    with Api(url, api_key) as api:
+    with GatewayClient(url, api_key) as api:
         workers = [each for each in api.mesh()["processes"] if each["service"] == _WORKER]
     numbers = ("workers", "running", "waiting", "KV")
     table = _table("model", *numbers, "state", right=numbers)

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tokenmesh.cli.api import DEFAULT_URL, Api, Url
+from tokenmesh.cli.api import DEFAULT_URL, GatewayClient, Url
 from tokenmesh.cli.rates import MeshRates, read_counts
 from tokenmesh.shared.clock import monotonic_s, sleep_s
 from tokenmesh.shared.errors import Unavailable
@@ -115,7 +115,7 @@ def top(
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
-    with Api(url, api_key) as api:
+    with GatewayClient(url, api_key) as api:
         if as_json:
             while True:
                 typer.echo(json.dumps(api.mesh()))
@@ -155,7 +155,7 @@ class Keys:
 class LiveMesh:
     """The screen of `top`: what it shows, and what keys change about that."""
 
-    def __init__(self, api: Api, live: Live, interval_s: float) -> None:
+    def __init__(self, api: GatewayClient, live: Live, interval_s: float) -> None:
         self._api = api
         self._live = live
         self._interval_s = interval_s

@@ -13,7 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from tokenmesh.cli.api import DEFAULT_URL, Api, Url
+from tokenmesh.cli.api import DEFAULT_URL, GatewayClient, Url
 from tokenmesh.shared.errors import NotFound
 
 _BAR_SHARE: Final = 4
@@ -217,7 +217,7 @@ def trace(
     as_json: Annotated[bool, typer.Option("--json", help="The trace as JSON.")] = False,
 ) -> None:
     """Draw the spans of a request as a waterfall, and say where its time went."""
-    with Api(url, api_key) as api:
+    with GatewayClient(url, api_key) as api:
         found = api.trace(trace_id or _choose(api, slowest=slowest))
     if as_json:
         typer.echo(json.dumps(found))
@@ -234,7 +234,7 @@ def trace(
     console.print(time_spent(spans), markup=False, soft_wrap=True)
 
 
-def _choose(api: Api, *, slowest: bool) -> str:
+def _choose(api: GatewayClient, *, slowest: bool) -> str:
     """The last trace of a request, or the longest one. Raises NotFound."""
     traces = api.traces()
     traces = [each for each in traces if each["request_id"]] or traces

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tokenmesh.cli import chat as chat_module
-from tokenmesh.cli.api import Api, ApiError
+from tokenmesh.cli.api import ApiError, GatewayClient
 from tokenmesh.cli.conversation import ChatHistory
 from tokenmesh.cli.main import run
 from tokenmesh.shared.errors import InvalidInput, NotFound, Unavailable
@@ -41,8 +41,8 @@ class Gateway:
         self.bodies.append(json.loads(request.content))
         return httpx.Response(200, text=self.stream)
 
-    def api(self) -> Api:
-        return Api(URL, "key", httpx.MockTransport(self))
+    def api(self) -> GatewayClient:
+        return GatewayClient(URL, "key", httpx.MockTransport(self))
 
 
 @pytest.fixture
@@ -180,11 +180,13 @@ def test_a_gateway_that_is_not_there_is_explained() -> None:
         raise httpx.ConnectError("refused", request=request)
 
     with pytest.raises(Unavailable, match="tokenmesh up"):
-        Api(URL, transport=httpx.MockTransport(refuse)).models()
+        GatewayClient(URL, transport=httpx.MockTransport(refuse)).models()
 
 
 def test_an_answer_that_is_not_ours_is_explained() -> None:
-    api = Api(URL, transport=httpx.MockTransport(lambda _: httpx.Response(200, text="<html>")))
+    api = GatewayClient(
+        URL, transport=httpx.MockTransport(lambda _: httpx.Response(200, text="<html>"))
+    )
     with pytest.raises(ApiError, match="does not answer like TokenMesh"):
         api.models()
 
@@ -200,7 +202,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
         for host in ("127.0.0.1", "localhost"):
-            with Api(f"http://{host}:{server.server_port}") as api:
+            with GatewayClient(f"http://{host}:{server.server_port}") as api:
                 assert api.models() == ["demo"]
         server.shutdown()
 
@@ -246,6 +248,6 @@ def test_a_piped_line_in_another_encoding_is_sent_with_what_can_be_read(
     for errors in ("strict", "surrogateescape"):
         piped = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors)
         monkeypatch.setattr("sys.stdin", piped)
-        monkeypatch.setattr(chat_module, "Api", lambda *_: gateway.api())
+        monkeypatch.setattr(chat_module, "GatewayClient", lambda *_: gateway.api())
         chat_module.chat(URL)
         assert gateway.bodies[-1]["messages"] == [{"role": "user", "content": "caf\ufffd"}]

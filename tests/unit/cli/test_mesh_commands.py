@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tokenmesh.cli import drain as drain_module
 from tokenmesh.cli import top as top_module
-from tokenmesh.cli.api import Api
+from tokenmesh.cli.api import GatewayClient
 from tokenmesh.cli.main import INTERRUPTED, MISUSE, run
 from tokenmesh.cli.top import draw_mesh
 
@@ -68,11 +68,11 @@ Answer = Callable[[httpx.Request], httpx.Response]
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
     def install(answer: Answer) -> None:
-        def make(url: str, api_key: str | None) -> Api:
-            return Api(url, api_key, httpx.MockTransport(answer))
+        def make(url: str, api_key: str | None) -> GatewayClient:
+            return GatewayClient(url, api_key, httpx.MockTransport(answer))
 
-        monkeypatch.setattr(drain_module, "Api", make)
-        monkeypatch.setattr(top_module, "Api", make)
+        monkeypatch.setattr(drain_module, "GatewayClient", make)
+        monkeypatch.setattr(top_module, "GatewayClient", make)
 
     return install
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.cli.test_mesh_commands import LOAD, STATE, process
 from tokenmesh.cli import models as models_module
-from tokenmesh.cli.api import Api
+from tokenmesh.cli.api import GatewayClient
 from tokenmesh.cli.main import MISUSE, run
 from tokenmesh.cli.models import age, human_bytes
 
@@ -74,7 +74,7 @@ def test_served_models_are_shown_with_their_load(
     more = process("worker-4", models=["qwen"], load=LOAD | {"sleeps_in_s": 240.4})
     state = STATE | {"processes": [*STATE["processes"], more]}  # type: ignore[misc]
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json=state))
-    monkeypatch.setattr(models_module, "Api", lambda url, key: Api(url, key, transport))
+    monkeypatch.setattr(models_module, "GatewayClient", lambda a, b: GatewayClient(a, b, transport))
     assert run(["ps"]) == 0
     assert lines_of(capsys) == [
         "model workers running waiting KV state",
@@ -90,7 +90,7 @@ def test_long_names_of_models_are_not_cut(
     name = "/models/" + "a-long-name/" * 10 + "end"
     state = STATE | {"processes": [process("worker-1", models=[name], load=LOAD)]}
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json=state))
-    monkeypatch.setattr(models_module, "Api", lambda url, key: Api(url, key, transport))
+    monkeypatch.setattr(models_module, "GatewayClient", lambda a, b: GatewayClient(a, b, transport))
     monkeypatch.setenv("COLUMNS", "80")
     if is_terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tokenmesh.cli import trace as trace_module
-from tokenmesh.cli.api import Api
+from tokenmesh.cli.api import GatewayClient
 from tokenmesh.cli.main import MISUSE, run
 from tokenmesh.cli.trace import (
     TraceRow,
@@ -166,7 +166,7 @@ def test_without_an_id_the_last_or_the_slowest_trace_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     transport = httpx.MockTransport(Traces())
-    monkeypatch.setattr(trace_module, "Api", lambda url, key: Api(url, key, transport))
+    monkeypatch.setattr(trace_module, "GatewayClient", lambda a, b: GatewayClient(a, b, transport))
     assert run(["trace", *arguments]) == 0
     printed = capsys.readouterr().out
     assert f"trace {shown} " in printed
@@ -179,6 +179,6 @@ def test_a_gateway_without_traces_is_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"traces": []}))
-    monkeypatch.setattr(trace_module, "Api", lambda url, key: Api(url, key, transport))
+    monkeypatch.setattr(trace_module, "GatewayClient", lambda a, b: GatewayClient(a, b, transport))
     assert run(["trace"]) == MISUSE
     assert "no trace" in capsys.readouterr().err

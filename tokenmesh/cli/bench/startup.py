@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tokenmesh.cli.api import Api
+from tokenmesh.cli.api import GatewayClient
 from tokenmesh.cli.embedded.ports import LOOPBACK, free_port
 from tokenmesh.cli.run import is_ready, serving
 from tokenmesh.shared.clock import monotonic_s
@@ -25,7 +25,7 @@ def measure_starts(words: Sequence[str], rounds: int) -> Starts:
         port = free_port()
         url = f"http://{LOOPBACK}:{port}"
         began_s = monotonic_s()
-        with serving(words, port) as mesh, Api(url) as api:
+        with serving(words, port) as mesh, GatewayClient(url) as api:
             if not is_ready(mesh, url):
                 raise Unavailable(f"the mesh ended with exit code {mesh.returncode}")
             starts.ready_s.append(monotonic_s() - began_s)

@@ -1,0 +1,10 @@
+"""APIS: the APIs of a gateway. A new one is a package beside this file and a line here."""
+
+from typing import Final
+
+from tokenmesh.services.gateway.anthropic.api import ANTHROPIC
+from tokenmesh.services.gateway.apis.ollama.api import OLLAMA
+from tokenmesh.services.gateway.cohere.api import COHERE
+from tokenmesh.services.gateway.core.api import Api
+
+APIS: Final[tuple[Api, ...]] = (ANTHROPIC, COHERE, OLLAMA)

@@ -1,0 +1,1 @@
+"""What every API of a gateway is built from; it names none of them."""

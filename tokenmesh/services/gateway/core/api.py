@@ -1,0 +1,91 @@
+"""Api: what one API of clients declares. Routes: what it answers with, built from a Core."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from tokenmesh.services.gateway.context import ErrorWriter
+from tokenmesh.services.gateway.core.gateway_core import Core
+from tokenmesh.services.gateway.http import errors
+from tokenmesh.services.gateway.http.endpoint import Post
+
+
+class AnswerKind(NamedTuple):
+    """What a route answers with."""
+
+    id_prefix: str
+    """What ids of its answers begin with, such as `chatcmpl`."""
+    operation: str | None = None
+    """The name of OpenTelemetry's conventions; they have three, for other routes there is none."""
+
+
+CHAT_OPERATION: Final = "chat"
+COMPLETION_OPERATION: Final = "text_completion"
+EMBEDDING_OPERATION: Final = "embeddings"
+
+
+class AnswerShape(NamedTuple):
+    """A response with status 200 in the OpenAPI document."""
+
+    kinds: Sequence[type[msgspec.Struct]] = ()
+    """The struct of the JSON body; of several it is one. None: any JSON."""
+    is_list: bool = False
+    """Whether the body is a list of them."""
+    streams: bool = False
+    """Whether it may also be a stream of events."""
+    media_type: str | None = None
+    """Of a body that is not JSON."""
+    is_empty: bool = False
+
+
+class Background(Protocol):
+    """Work of an API beside its routes."""
+
+    async def start(self) -> None:
+        """Before the first request."""
+
+    async def run(self) -> None:
+        """Until cancelled; an error ends the process."""
+
+    async def stop(self) -> None:
+        """After the last request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """What an API serves."""
+
+    posts: Mapping[str, Post] = field(default_factory=dict)
+    """By path."""
+    routers: Sequence[APIRouter] = ()
+    """All other routes."""
+    background: Sequence[Background] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """One API: a package of `apis`, and a line in its table."""
+
+    name: str
+    build: Callable[[Core], Routes]
+    """Called once, at the start of a gateway."""
+    prefixes: tuple[str, ...] = ()
+    """Of paths whose errors it writes, also those of requests that do not reach a route."""
+    write_error: ErrorWriter = errors.write_error
+    error_body: type[msgspec.Struct] = errors.ErrorBody
+    """What `write_error` writes, for the OpenAPI document."""
+    answer_kinds: Mapping[str, AnswerKind] = field(default_factory=dict)
+    """By path."""
+    exempt: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Patterns of paths that do not count against a tenant's limits, by method.
+
+    They read or end something, which has limits of its own.
+    """
+    bodies: Sequence[type[BaseModel]] = ()
+    """Of its routers' requests, for the OpenAPI document; others are found in `posts`."""
+    answers: Mapping[tuple[str, str], AnswerShape] = field(default_factory=dict)
+    """By method and path, for the OpenAPI document."""
