@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tokenmesh
 from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
-from tokenmesh.services.gateway.apis.ollama import routes as ollama
 from tokenmesh.services.gateway.audio.request import TranscriptionRequest, TranslationRequest
 from tokenmesh.services.gateway.batches.logs import open_batch_journal
 from tokenmesh.services.gateway.batches.service import BatchRunner
@@ -20,8 +19,9 @@ from tokenmesh.services.gateway.errors import install_error_handlers
 from tokenmesh.services.gateway.files.contents import open_file_journal
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.http.local_call import LocalCalls
-from tokenmesh.services.gateway.http.middleware import Endpoint, RootPath
+from tokenmesh.services.gateway.http.middleware import RootPath
 from tokenmesh.services.gateway.openai.request import (
     ChatRequest,
     CompletionRequest,
@@ -65,21 +65,18 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     responses.PATH: ResponsesRequest,
     generative_scoring.PATH: GenerativeScoringRequest,
     **pooling.BODIES,
-    **ollama.BODIES,
 }
 _OTHER_BODIES: Final[tuple[type[BaseModel], ...]] = (
     TokenizeRequest,
     DetokenizeRequest,
     CountTokensRequest,
     batches.BatchRequest,
-    *ollama.OTHER_BODIES,
     *responses.CONVERSATION_BODIES,
     TranscriptionRequest,
     TranslationRequest,
 )
 _ROUTERS: Final = (
     openai.models_router,
-    ollama.ollama_models_router,
     lambda gateway: usage_router(gateway.usage),
     tokens.tokenize_router,
     files.files_router,
@@ -111,9 +108,14 @@ def make_app(gateway: Gateway) -> ASGIApp:
     """The whole application; layers are added from the inside out."""
     settings, endpoints = gateway.settings, make_endpoints(gateway)
     app: ASGIApp = AdmittedRoutes(
-        make_routes(gateway, endpoints), endpoints, gateway.admission, gateway.bodies, settings
+        make_routes(gateway, endpoints),
+        endpoints | {path: post.endpoint for path, post in gateway.core.posts.items()},
+        gateway.admission,
+        gateway.bodies,
+        settings,
+        gateway.apis,
     )
-    app = Edge(app, gateway.keys, settings, gateway.requests)
+    app = Edge(app, gateway.apis, gateway.keys, settings, gateway.requests)
     if settings.root_path:
         app = RootPath(app, settings.root_path)
     if not settings.cors_origins:
@@ -141,7 +143,9 @@ def make_batch_runner(gateway: Gateway, settings: ServiceSettings) -> BatchRunne
     """What works on batches: it sends their requests to this gateway's own endpoints."""
     endpoints = make_endpoints(gateway)
     served = {path: endpoints[path] for path in batches.ENDPOINTS}
-    app = AdmittedRoutes(_no_route, served, gateway.admission, gateway.bodies, gateway.settings)
+    app = AdmittedRoutes(
+        _no_route, served, gateway.admission, gateway.bodies, gateway.settings, gateway.apis
+    )
     return BatchRunner(
         gateway.batches,
         LocalCalls(app),
@@ -167,7 +171,6 @@ def make_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
         responses.PATH: responses.response_endpoint(gateway),
         generative_scoring.PATH: generative_scoring.scoring_endpoint(gateway),
         **pooling.pooling_endpoints(gateway),
-        **ollama.ollama_endpoints(gateway),
     }
 
 
@@ -187,6 +190,12 @@ def make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI:
         schema = body_schema(_BODIES[path])
         tag = "pooling" if path in pooling.BODIES else "generate"
         app.post(path, tags=[tag], response_model=None, openapi_extra=schema)(endpoint)
+    for path, post in gateway.core.posts.items():
+        schema = body_schema(post.body)
+        app.post(path, tags=[post.tag], response_model=None, openapi_extra=schema)(post.endpoint)
+    for routes in gateway.routes:
+        for router in routes.routers:
+            app.include_router(router)
     for make_router in _ROUTERS:
         app.include_router(make_router(gateway))
     app.include_router(sagemaker.sagemaker_router(gateway, endpoints))
@@ -198,11 +207,15 @@ def make_routes(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> FastAPI:
     if gateway.settings.tokenizer_info:
         app.include_router(tokens.tokenizer_info_router(gateway))
     bodies = [*_BODIES.values(), *_OTHER_BODIES]
+    bodies += [post.body for post in gateway.core.posts.values()]
+    bodies += [body for api in gateway.apis.apis for body in api.bodies]
     if gateway.settings.admin_routes:
         app.include_router(admin.admin_router(gateway))
         app.include_router(admin.adapters_router(gateway))
         bodies += admin.BODIES
     if gateway.scale_out.is_enabled:
         bodies += scale_out.BODIES.values()
-    document.complete(app, list(dict.fromkeys(bodies)), has_keys=bool(gateway.keys))
+    document.complete(
+        app, list(dict.fromkeys(bodies)), apis=gateway.apis, has_keys=bool(gateway.keys)
+    )
     return app

@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from tokenmesh.services.gateway.http.body_budget import Body
+from tokenmesh.services.gateway.http.errors import write_error
 from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS, Access, Lease, RateLimitStatus
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId
 
 _KEY: Final = "tokenmesh.context"
+
+ErrorWriter = Callable[[TokenMeshError, "RequestContext"], tuple[Any, int]]
+"""The body of a refused request's response in the format of one API, and its status."""
 
 
 @dataclass(slots=True)
@@ -32,6 +36,7 @@ class RequestContext:
     path: str = ""
     kind: str = ""
     """What ids of its answer begin with, such as `chatcmpl`."""
+    write_error: ErrorWriter = write_error
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     """Those of the request; of several with one name the last."""
     standing: RateLimitStatus | None = None

@@ -10,6 +10,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import RequestContext, attach, check_request_id
+from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.errors import crash_response, error_response
 from tokenmesh.services.gateway.http.middleware import check_page
 from tokenmesh.services.gateway.http.response_sender import draining
@@ -39,9 +40,6 @@ _PREFIX_BY_PATH: Final = {
     "/generative_scoring": "generative-scoring",
     "/classify": "classify",
     "/v1/moderations": "modr",
-    "/api/chat": "chatcmpl",
-    "/api/generate": "cmpl",
-    **dict.fromkeys(("/api/embed", "/api/embeddings"), "embd"),
     **dict.fromkeys(("/score", "/v1/score"), "score"),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
 }
@@ -62,6 +60,7 @@ class Edge:
     """Gives each request its context, or refuses it."""
 
     app: ASGIApp
+    apis: ApiTable
     keys: KeyRing
     settings: GatewaySettings
     requests: OpenRequests
@@ -90,7 +89,7 @@ class Edge:
         parent = headers.get(b"traceparent", b"").decode("latin-1") or None
         with span("http", attributes, parent=parent) as current:
             await self._answer(scope, receive, send, context, refusal)
-            _set_attributes(current, context)
+            self._set_attributes(current, context)
             if refusal is None:
                 # A refused request belongs to no tenant, not even to the default one.
                 current.set_attribute(TENANT, context.access.tenant.name)
@@ -98,16 +97,15 @@ class Edge:
     async def _upgrade(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a websocket's handshake; refuse it with an HTTP status."""
         headers = dict(scope["headers"])
+        context = self._new_context(scope, headers)
+        attach(scope, context)
         try:
             check_single(scope["headers"])
             self._check_page("", headers)
-            access = self.keys.access(scope["path"], key_of(headers))
+            context.access = self.keys.access(scope["path"], key_of(headers))
         except TokenMeshError as error:
             await error_response(error, scope)(scope, receive, send)
             return
-        context = self._new_context(scope, headers)
-        context.access = access
-        attach(scope, context)
         await self.app(scope, receive, send)
 
     def _check_page(self, method: str, headers: dict[bytes, bytes]) -> None:
@@ -129,7 +127,7 @@ class Edge:
 
     def _new_context(self, scope: Scope, headers: dict[bytes, bytes]) -> RequestContext:
         path = scope["path"]
-        kind = _PREFIX_BY_PATH.get(path, "req")
+        kind = _PREFIX_BY_PATH.get(path) or self.apis.kind(path).id_prefix
         return RequestContext(
             new_request_id(kind),
             False,
@@ -137,6 +135,7 @@ class Edge:
             method=scope.get("method", ""),
             path=path,
             kind=kind,
+            write_error=self.apis.write_error,
             headers=headers,
         )
 
@@ -182,6 +181,32 @@ class Edge:
         context.route = getattr(scope.get("route"), "path", context.route)
         self.requests.end(context)
 
+    def _set_attributes(self, current: Span, context: RequestContext) -> None:
+        current.set_attribute(REQUEST_ID, context.request_id)
+        current.set_attribute("http.response.status_code", context.status)
+        if context.model is not None:
+            current.set_attribute("tokenmesh.model", context.model)
+        if context.asked_model not in (None, context.model):
+            current.set_attribute("tokenmesh.asked_model", str(context.asked_model))
+        operation = self.apis.kind(context.path).operation or _OPERATION_BY_PREFIX.get(
+            _PREFIX_BY_PATH.get(context.path, "")
+        )
+        if operation is not None and context.model is not None:
+            current.set_attribute("gen_ai.operation.name", operation)
+            current.set_attribute("gen_ai.provider.name", "tokenmesh")
+            current.set_attribute("gen_ai.request.model", str(context.asked_model or context.model))
+            current.set_attribute("gen_ai.response.model", context.model)
+            current.set_attribute("gen_ai.response.id", context.request_id)
+        if context.finish_reasons:
+            current.set_attribute("gen_ai.request.max_tokens", context.max_tokens)
+            current.set_attribute("gen_ai.response.finish_reasons", context.finish_reasons)
+            current.set_attribute("gen_ai.usage.input_tokens", context.input_tokens)
+            current.set_attribute("gen_ai.usage.output_tokens", context.output_tokens)
+        if context.session_id is not None:
+            current.set_attribute("session.id", context.session_id)
+        if context.has_client_left:
+            current.add_event("client left")
+
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
     request_id = context.request_id.encode("latin-1", "replace")
@@ -201,28 +226,3 @@ def _header_text(text: str) -> bytes:
     """Parts of the text are a client's: characters that could end the header are replaced."""
     text = text[:_MAX_WARNING_CHARS]
     return "".join(char if char.isprintable() else "?" for char in text).encode("ascii", "replace")
-
-
-def _set_attributes(current: Span, context: RequestContext) -> None:
-    current.set_attribute(REQUEST_ID, context.request_id)
-    current.set_attribute("http.response.status_code", context.status)
-    if context.model is not None:
-        current.set_attribute("tokenmesh.model", context.model)
-    if context.asked_model not in (None, context.model):
-        current.set_attribute("tokenmesh.asked_model", str(context.asked_model))
-    operation = _OPERATION_BY_PREFIX.get(_PREFIX_BY_PATH.get(context.path, ""))
-    if operation is not None and context.model is not None:
-        current.set_attribute("gen_ai.operation.name", operation)
-        current.set_attribute("gen_ai.provider.name", "tokenmesh")
-        current.set_attribute("gen_ai.request.model", str(context.asked_model or context.model))
-        current.set_attribute("gen_ai.response.model", context.model)
-        current.set_attribute("gen_ai.response.id", context.request_id)
-    if context.finish_reasons:
-        current.set_attribute("gen_ai.request.max_tokens", context.max_tokens)
-        current.set_attribute("gen_ai.response.finish_reasons", context.finish_reasons)
-        current.set_attribute("gen_ai.usage.input_tokens", context.input_tokens)
-        current.set_attribute("gen_ai.usage.output_tokens", context.output_tokens)
-    if context.session_id is not None:
-        current.set_attribute("session.id", context.session_id)
-    if context.has_client_left:
-        current.add_event("client left")

@@ -11,13 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
-from tokenmesh.services.gateway.apis.ollama import writer as ollama_writer
-from tokenmesh.services.gateway.apis.ollama.writer import OllamaError
-from tokenmesh.services.gateway.cohere import errors as cohere_errors
-from tokenmesh.services.gateway.context import context_of, find_context
+from tokenmesh.services.gateway.context import find_context
 from tokenmesh.services.gateway.generation.answer import forget_frames
-from tokenmesh.services.gateway.http.errors import error_body, status_body
+from tokenmesh.services.gateway.http.errors import StatusError, write_error
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
@@ -54,43 +50,14 @@ def error_response(error: TokenMeshError, scope: Scope) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if _is_ollama(scope):
-        return json_response(OllamaError(error.message), error.status, headers)
-    if _is_anthropic(scope):
-        body = anthropic_errors.error_body(
-            error.status, error.message, error.param, context_of(scope).request_id, error.code
-        )
-        return json_response(body, anthropic_errors.status_of(error.status), headers)
-    if _is_cohere(scope):
-        request_id = context_of(scope).request_id
-        shown = cohere_errors.error_body(error.message, error.param, request_id)
-        return json_response(shown, error.status, headers)
-    return json_response(error_body(error), error.status, headers)
+    body, status = (
+        write_error(error, None) if context is None else context.write_error(error, context)
+    )
+    return json_response(body, status, headers)
 
 
-def _is_cohere(scope: Scope) -> bool:
-    return str(scope["path"]).startswith(cohere_errors.PREFIXES)
-
-
-def _is_anthropic(scope: Scope) -> bool:
-    return str(scope["path"]).startswith(anthropic_errors.PREFIX)
-
-
-def _is_ollama(scope: Scope) -> bool:
-    return str(scope["path"]).startswith(ollama_writer.PREFIX)
-
-
-def _plain_response(scope: Scope, status: int, message: str, code: str | None = None) -> Response:
-    """The response for a status without an error class."""
-    if _is_ollama(scope):
-        return json_response(OllamaError(message), status)
-    if _is_anthropic(scope):
-        request_id = context_of(scope).request_id
-        body = anthropic_errors.error_body(status, message, request_id=request_id)
-        return json_response(body, status)
-    if _is_cohere(scope):
-        return json_response(cohere_errors.error_body(message), status)
-    return json_response(status_body(status, message, code), status)
+def _status_response(scope: Scope, status: int, message: str, code: str | None = None) -> Response:
+    return error_response(StatusError(message, status=status, code=code), scope)
 
 
 def log_error(error: TokenMeshError) -> None:
@@ -101,7 +68,7 @@ def log_error(error: TokenMeshError) -> None:
 
 def crash_response(scope: Scope) -> Response:
     """The response to an unexpected exception; the server logs its traceback and disconnects."""
-    response = _plain_response(scope, 500, "internal error", "internal_error")
+    response = _status_response(scope, 500, "internal error", "internal_error")
     response.headers["Connection"] = "close"
     return response
 
@@ -116,7 +83,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        response = _plain_response(request.scope, error.status_code, _message(request, error))
+        response = _status_response(request.scope, error.status_code, _message(request, error))
         response.headers.update(error.headers or {})
         if error.status_code == 405:
             response.headers["Allow"] = ", ".join(_methods(app, request.scope))

@@ -1,73 +1,38 @@
 """Gateway: the components of one gateway process, without HTTP."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 
+from tokenmesh.services.gateway.apis.table import APIS
 from tokenmesh.services.gateway.audio.service import Transcriptions
 from tokenmesh.services.gateway.batches.service import BatchService
-from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.files.sweeper import FileSweeper
-from tokenmesh.services.gateway.generation.answer import (
-    BodyWriter,
-    GenerationResponse,
-    GenerationServices,
-)
+from tokenmesh.services.gateway.core.api import Api, Background
+from tokenmesh.services.gateway.core.api_table import ApiTable
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.generation.usage import Meters
-from tokenmesh.services.gateway.http.body_budget import BodyBudget
-from tokenmesh.services.gateway.http.response_sender import EVENTS_HEADERS
-from tokenmesh.services.gateway.mesh.beam_search import BeamSearcher
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER, Catalog
-from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
-from tokenmesh.services.gateway.mesh.launcher import Launcher
-from tokenmesh.services.gateway.mesh.liveness import Breaker
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
-from tokenmesh.services.gateway.mesh.recovery import StreamRecovery
-from tokenmesh.services.gateway.mesh.stages import Stages
-from tokenmesh.services.gateway.mesh.streams import Streams
-from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
-from tokenmesh.services.gateway.mesh.waker import Waker
+from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER
 from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.operations.adapters import Adapters
-from tokenmesh.services.gateway.operations.commands import AdapterCommands, Admin
+from tokenmesh.services.gateway.operations.commands import Admin
 from tokenmesh.services.gateway.operations.mesh_view import (
-    LOAD_FORMAT,
     EngineMetrics,
-    Headers,
     MeshView,
-    load_header,
     measure_workers,
 )
-from tokenmesh.services.gateway.operations.open_requests import OpenRequests
 from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
-from tokenmesh.services.gateway.pooling.job import PoolBuilder, PoolJob
-from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
-from tokenmesh.services.gateway.pooling.run import (
-    Compute,
-    PoolingResponse,
-    PoolServices,
-    answer_budget,
-)
+from tokenmesh.services.gateway.pooling.job import PoolBuilder
 from tokenmesh.services.gateway.responses.service import Responses
 from tokenmesh.services.gateway.scale_out.generate_response import AbortableResponse, GenerateWriter
 from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
-from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.auth import KeyRing
 from tokenmesh.services.gateway.tenancy.usage import UsageReader
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
+from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.journal import Journal, Journals
 from tokenmesh.shared.membership import Member, Members
-from tokenmesh.shared.messages import Heartbeat
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
-from tokenmesh.shared.subjects import gateway_tokens
 
 
 class Gateway:
@@ -85,115 +50,91 @@ class Gateway:
         redis: Redis | None = None,
         journals: Journals | None = None,
         count_losses: Callable[[], int] = lambda: 0,
+        apis: Sequence[Api] = APIS,
     ) -> None:
-        """`count_losses` returns how often the connection to NATS was lost.
+        self.core = core = Core(
+            gateway_id,
+            bus,
+            blobs,
+            members,
+            settings,
+            metrics=metrics,
+            redis=redis,
+            journals=journals,
+            count_losses=count_losses,
+        )
+        self.apis = ApiTable(apis)
+        self.routes = [api.build(core) for api in apis]
+        for routes in self.routes:
+            core.posts.update(routes.posts)
+        self._take(core)
 
-        Without `redis` limits are per gateway and usage is not stored. Raises ConfigError for an
-        invalid key file.
-        """
-        limits, journals = settings.gateway, journals or Journals()
+    def _take(self, core: Core) -> None:
+        """The parts of APIs that do not build themselves yet."""
+        limits, redis, metrics = core.settings, core.redis, core.metrics
+        gateway_id, bus, members = core.id, core.bus, core.members
         self.id = gateway_id
         self.settings = limits
         self.members = members
         self.metrics = metrics
-        self.blobs = blobs
-        self.draining = asyncio.Event()
-        """Set while the gateway finishes its requests and starts no background work."""
-        self.bodies = BodyBudget(limits)
+        self.blobs = core.uploads.blobs
         self.bus = bus
-        self._make_tenancy(redis)
-        self._sweeper = FileSweeper.of(redis, blobs, journals.files, limits, metrics)
-        self.uploads = self._sweeper.uploads
-        self.catalog = Catalog(members, settings)
-        self._make_mesh(count_losses)
+        self.draining = core.draining
+        self.bodies = core.tenancy.bodies
+        self.keys = core.tenancy.keys
+        self.admission = core.tenancy.admission
+        self.usage = UsageReader(redis, self.keys, self.admission)
+        self.uploads = core.uploads
+        self.catalog = core.mesh.catalog
+        self.streams = core.mesh.streams
+        self.calls = core.mesh.calls
+        self.recovery = core.mesh.recovery
+        self.pipeline = core.mesh.pipeline
+        self.vocabularies = core.mesh.vocabularies
+        self.generation = core.generation
+        self.meters = core.generation.meters
+        self.pooling = core.pooling
+        self.requests = core.requests
+        self.adapters = core.adapters
+        self.respond = core.respond
+        self.pool = core.pool
         self.admin = Admin(bus, members, self.catalog, limits)
-        self.adapters = Adapters(AdapterCommands(bus, members, limits), self.catalog, redis)
         self.mesh_view = MeshView(gateway_id, bus, members, limits)
-        self.vocabularies = Vocabularies(self.calls, limits)
+        self._make_services(core)
+        self._spans: Subscription | None = None
+        metrics.gauge_of("traces_kept", lambda: len(self.traces))
+        measure_workers(metrics, lambda: members.service(WORKER), limits.max_metric_workers)
+        self._engine_metrics = EngineMetrics(bus, self._engine_members, limits)
+
+    def _make_services(self, core: Core) -> None:
+        limits, journals, settings = core.settings, core.journals, core.config
+        gateway_id, bus, redis = core.id, core.bus, core.redis
         self.builder = RequestBuilder(
-            self.catalog, self.vocabularies, self.uploads, limits, self.adapters.resolve
+            self.catalog,
+            self.vocabularies,
+            self.uploads,
+            limits,
+            self.adapters.resolve,
+            self.generation.seeds,
         )
         self.scale_out = self._make_scale_out(settings)
         self.traces = TraceStore(settings.telemetry)
         self.pool_builder = PoolBuilder(self.catalog, limits, self.adapters.resolve)
-        self.pooling = self._make_pooling()
         self.responses = self._make_responses(journals.responses, settings, redis)
         self.batches = BatchService(gateway_id, journals.batches, self.uploads, bus, settings)
         self.transcriptions = Transcriptions(self.builder, self.calls, self.generation)
-        self._subscriptions: list[Subscription] = []
-        self._measure()
-
-    def _make_tenancy(self, redis: Redis | None) -> None:
-        self.keys = KeyRing(self.settings, self.metrics)
-        self.admission = Admission(self.id, redis, self.settings, self.metrics)
-        self.usage = UsageReader(redis, self.keys, self.admission)
-
-    def _make_mesh(self, count_losses: Callable[[], int]) -> None:
-        """What sends prompts to workers and recovers their streams."""
-        bus, limits, metrics = self.bus, self.settings, self.metrics
-        self._breaker = breaker = Breaker(limits)
-        self.streams = Streams(self.id, bus, limits, breaker)
-        metrics.gauge_of("workers_left_out", lambda: len(breaker))
-        self._prompts = HeldPrompts(bus, self.id)
-        self.waker = Waker(bus, self.members, limits, metrics)
-        self.calls = ServiceCalls(
-            bus, limits, self.members, breaker.left_out, self._prompts, self.waker, metrics
-        )
-        launcher = Launcher(self.id, bus, self.calls, self.streams, limits, metrics)
-        self.recovery = StreamRecovery(
-            self.id,
-            bus,
-            self.streams,
-            launcher,
-            limits,
-            metrics,
-            count_losses=count_losses,
-            last_beat_s=self._last_beat_s,
-        )
-        stages = Stages(self.calls, self.streams, launcher)
-        self.pipeline = Pipeline(stages, BeamSearcher(stages).run)
-        self.meters = Meters(metrics)
-        self.generation = GenerationServices(
-            self.pipeline, self.admission, limits, self.meters, self.load_headers
-        )
 
     def _make_scale_out(self, settings: Settings) -> ScaleOut:
-        scale_out = ScaleOut(
+        mesh = self.core.mesh
+        return ScaleOut(
             self.bus,
-            self.members,
             settings,
-            catalog=self.catalog,
-            vocabularies=self.vocabularies,
+            rendered=mesh.rendered,
+            catalog=mesh.catalog,
+            vocabularies=mesh.vocabularies,
             uploads=self.uploads,
-            pipeline=self.pipeline,
+            pipeline=mesh.pipeline,
             resolve=self.adapters.resolve,
-        )
-
-        def on_beat(beat: Heartbeat) -> None:
-            self.catalog.on_beat(beat)
-            scale_out.on_beat(beat)
-
-        self.members.on_beat = on_beat
-        return scale_out
-
-    def _make_pooling(self) -> PoolServices:
-        limits = self.settings
-        return PoolServices(
-            tokenizer=PoolTokenizer(self.calls, limits),
-            runner=PoolDispatcher(
-                self.id,
-                self.bus,
-                self.calls,
-                self.streams,
-                self._breaker,
-                self.blobs,
-                limits,
-                self.metrics,
-                count_workers=lambda model: len(self.members.workers(model)),
-            ),
-            budget=answer_budget(limits, self.metrics),
-            uploads=self.uploads,
-            generation=self.generation,
         )
 
     def _make_responses(
@@ -212,24 +153,8 @@ class Gateway:
             redis=redis,
         )
 
-    def _measure(self) -> None:
-        """Register the metrics that are read at each scrape."""
-        metrics, limits = self.metrics, self.settings
-        self.requests = OpenRequests(metrics)
-        metrics.gauge_of("traces_kept", lambda: len(self.traces))
-        metrics.gauge_of("large_body_bytes", lambda: self.bodies.num_held)
-        metrics.gauge_of("open_streams", lambda: len(self.streams))
-        measure_workers(metrics, lambda: self.members.service(WORKER), limits.max_metric_workers)
-        self._engine_metrics = EngineMetrics(self.bus, self._engine_members, limits)
-
     def _engine_members(self) -> list[Member]:
         return [*self.members.service(WORKER), *self.members.service(ENCODER)]
-
-    def respond(
-        self, request: GenerationRequest, writer: BodyWriter, headers: Headers = EVENTS_HEADERS
-    ) -> GenerationResponse:
-        """The HTTP response that runs the request; `headers` are those of a stream."""
-        return GenerationResponse(request, writer, self.generation, headers)
 
     def respond_abortable(
         self, request: GenerationRequest, writer: GenerateWriter
@@ -237,50 +162,38 @@ class Gateway:
         """The same for a request that its client may abort by its id."""
         return AbortableResponse(request, writer, self.generation, self.scale_out.aborts)
 
-    def pool(self, job: PoolJob, compute: Compute) -> PoolingResponse:
-        """The HTTP response that computes numbers."""
-        return PoolingResponse(job, compute, self.pooling)
-
-    def load_headers(self, context: RequestContext, model: ModelName) -> Headers:
-        """Further headers of a response, from the load of a model's workers."""
-        if LOAD_FORMAT not in context.headers:
-            return []
-        return load_header(context, self.members.workers(model))
-
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
         """Metrics of this process and of the engines of the mesh, and their media type."""
         await self._engine_metrics.read()
         engines = partial(self._engine_metrics.render, self.metrics.prefix)
         return self.metrics.render_with(engines, accept)
 
-    def _last_beat_s(self, worker_id: WorkerId) -> float:
-        member = self.members.get(InstanceId(worker_id))
-        return -inf if member is None else member.last_seen
-
     async def start(self) -> None:
         """Subscribe to tokens and spans."""
-        tokens = await self.bus.subscribe(gateway_tokens(self.id), self.recovery.receive)
-        self._subscriptions += [tokens, await self.traces.follow(self.bus)]
-        await self._prompts.start()
+        self._spans = await self.traces.follow(self.bus)
+        await self.core.start()
         await self.scale_out.start()
         await self.responses.start()
+        for work in self._background():
+            await work.start()
 
     async def run(self) -> None:
         """Watch workers, send Cancels and adopt responses until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.streams.cancels.run())
-            group.create_task(self.recovery.run())
+            group.create_task(self.core.run())
             group.create_task(self.responses.run())
-            group.create_task(self.keys.refresh())
-            group.create_task(self.admission.run())
-            group.create_task(self._sweeper.run())
+            for work in self._background():
+                group.create_task(work.run())
 
     async def stop(self) -> None:
         """Hand responses over, send the last Cancels and usage, and unsubscribe."""
+        for work in self._background():
+            await work.stop()
         await self.responses.stop()
-        await self.admission.stop()
         await self.scale_out.stop()
-        await self._prompts.stop()
-        await self.streams.cancels.flush()
-        for subscription in self._subscriptions:
-            await subscription.stop()
+        await self.core.stop()
+        if self._spans is not None:
+            await self._spans.stop()
+
+    def _background(self) -> list[Background]:
+        return [work for routes in self.routes for work in routes.background]

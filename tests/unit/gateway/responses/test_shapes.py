@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.responses.output_items import (
     EventRecorder,
     McpCallItem,
@@ -66,7 +67,7 @@ def test_items_in_output_and_events_match_the_schemas(recorder: EventRecorder) -
 
 
 def test_the_document_distinguishes_items_by_type() -> None:
-    schemas: dict[str, Any] = response_components()
+    schemas: dict[str, Any] = response_components(ApiTable(()))
     items = schemas["responses.Response"]["properties"]["output"]["items"]
     assert items["discriminator"]["mapping"].keys() == {
         "message",

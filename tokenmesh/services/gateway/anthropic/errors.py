@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.shared.errors import NotFound
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.shared.errors import NotFound, TokenMeshError
 
 PREFIX: Final = "/v1/messages"
 """Paths whose errors have this shape, including errors of the edge."""
@@ -66,3 +67,9 @@ def error_body(
     details = {"error_code": code} if code == ThreadNotFound.code else None
     facts = MessagesErrorFacts(kind, message if is_named else f"{param}: {message}", details)
     return MessagesErrorBody(facts, request_id)
+
+
+def write_error(error: TokenMeshError, context: RequestContext) -> tuple[MessagesErrorBody, int]:
+    """The body of a response and its status."""
+    body = error_body(error.status, error.message, error.param, context.request_id, error.code)
+    return body, status_of(error.status)

@@ -1,4 +1,4 @@
-"""APIS: the APIs of a gateway. A new one is a package beside this file and a line here."""
+"""APIS: the APIs of a gateway. A new one is a package in this folder and a line here."""
 
 from typing import Final
 

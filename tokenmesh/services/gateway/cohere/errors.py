@@ -4,6 +4,10 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.http.errors import StatusError
+from tokenmesh.shared.errors import TokenMeshError
+
 PREFIXES: Final = ("/cohere/", "/v2/chat")
 """Of the paths whose errors have this shape, including errors of the edge."""
 
@@ -20,3 +24,9 @@ def error_body(
 ) -> CohereError:
     is_named = param is None or param in message
     return CohereError(message if is_named else f"{param}: {message}", request_id)
+
+
+def write_error(error: TokenMeshError, context: RequestContext) -> tuple[CohereError, int]:
+    """The body of a response and its status."""
+    request_id = None if isinstance(error, StatusError) else context.request_id
+    return error_body(error.message, error.param, request_id), error.status

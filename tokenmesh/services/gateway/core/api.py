@@ -43,16 +43,16 @@ class AnswerShape(NamedTuple):
 
 
 class Background(Protocol):
-    """Work of an API beside its routes."""
+    """What an API does besides its routes."""
 
     async def start(self) -> None:
-        """Before the first request."""
+        """Called before the first request."""
 
     async def run(self) -> None:
-        """Until cancelled; an error ends the process."""
+        """Work until cancelled; an error ends the process."""
 
     async def stop(self) -> None:
-        """After the last request."""
+        """Called after the last request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,6 @@ class Core:
 
     @property
     def settings(self) -> GatewaySettings:
-        """Those of gateways."""
         return self.config.gateway
 
     @property

@@ -28,7 +28,7 @@ from tokenmesh.services.gateway.http.response_sender import (
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
-from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.ids import ModelName, SeedSource
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
 LoadHeaders = Callable[[RequestContext, ModelName], Headers]
@@ -67,6 +67,8 @@ class GenerationServices:
     settings: GatewaySettings
     meters: Meters
     load_headers: LoadHeaders
+    seeds: SeedSource
+    """Of requests without a seed of their own."""
 
 
 class GenerationResponse(Response):

@@ -68,6 +68,15 @@ class UnsupportedMediaType(InvalidInput):
     code = "unsupported_media_type"
 
 
+class StatusError(TokenMeshError):
+    """A status that has no error class, such as 405."""
+
+    def __init__(self, message: str, *, status: int = 500, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status  # type: ignore[misc]  # of this error, not of a class
+        self.code = code  # type: ignore[misc,assignment]
+
+
 class ErrorFacts(msgspec.Struct):
     message: str
     type: str
@@ -89,6 +98,11 @@ def error_body(error: TokenMeshError) -> ErrorBody:
     if isinstance(error, NotSupported) and error.kind:
         body.error.type = error.kind
     return body
+
+
+def write_error(error: TokenMeshError, _context: object) -> tuple[ErrorBody, int]:
+    """The body of a response and its status."""
+    return error_body(error), error.status
 
 
 def status_body(

@@ -6,19 +6,15 @@ machine, read everything (DNS rebinding). Programs send no Origin and call by ad
 Starlette's TrustedHostMiddleware cannot allow all addresses and local names, so this is our own.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Forbidden
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RootPath:

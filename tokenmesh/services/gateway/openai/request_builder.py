@@ -46,6 +46,7 @@ class RequestBuilder:
         uploads: Uploads,
         settings: GatewaySettings,
         resolve: Callable[[str], Awaitable[None]],
+        seeds: SeedSource,
     ) -> None:
         """`resolve` loads an unknown model as an adapter, or raises UnknownModel."""
         self._resolve = resolve
@@ -54,7 +55,7 @@ class RequestBuilder:
         self.settings = settings
         self._catalog = catalog
         self._vocabularies = vocabularies
-        self._seeds = SeedSource(settings.seed)
+        self._seeds = seeds
 
     async def begin(
         self, body: SamplingFields, context: RequestContext, max_tokens: int | None

@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmesh.services.gateway.context import RequestContext, context_of
+from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.errors import error_response, log_error
 from tokenmesh.services.gateway.http.body_budget import Body, BodyBudget
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.http.event_loop import StartLimiter
-from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.tenancy.admission import Admission
 from tokenmesh.services.gateway.tenancy.auth import OPEN_PATHS
 from tokenmesh.services.gateway.tenancy.reads import Reads
@@ -34,9 +35,6 @@ _FACTS: Final = (
     "v1/models/.+",
     "v1/usage",
     "v1/usage/[^/]+",
-    "api/version",
-    "api/tags",
-    "api/ps",
 )
 _KEPT: Final = (
     "v1/files/[^/]+",
@@ -104,8 +102,10 @@ class AdmittedRoutes:
         admission: Admission,
         bodies: BodyBudget,
         settings: GatewaySettings,
+        apis: ApiTable,
     ) -> None:
         """`app`: all other routes."""
+        self._apis = apis
         self._app = app
         self._endpoints = endpoints
         self._admission = admission
@@ -115,7 +115,7 @@ class AdmittedRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or (
-            scope["type"] == "http" and is_exempt(scope["method"], scope["path"])
+            scope["type"] == "http" and self._is_exempt(scope["method"], scope["path"])
         ):
             await self._read(scope, receive, send)
             return
@@ -143,6 +143,9 @@ class AdmittedRoutes:
         finally:
             context.release()
             context.hand_on()
+
+    def _is_exempt(self, method: str, path: str) -> bool:
+        return is_exempt(method, path) or self._apis.is_exempt(method, path)
 
     async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that counts against no other limit."""

@@ -13,8 +13,8 @@ from tokenmesh.services.gateway.anthropic.writer import MessagesWriter, TokenCou
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.http.event_loop import off_loop
-from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies

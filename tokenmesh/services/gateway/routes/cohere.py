@@ -11,8 +11,8 @@ from tokenmesh.services.gateway.cohere.writer import CohereWriter
 from tokenmesh.services.gateway.context import RequestContext, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.http.event_loop import off_loop
-from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.openai.translation import TranslatedChat, warn_unknown

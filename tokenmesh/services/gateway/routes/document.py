@@ -11,14 +11,12 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from tokenmesh.services.gateway.anthropic import errors as anthropic_errors
 from tokenmesh.services.gateway.anthropic.writer import MessageBody, TokenCount
-from tokenmesh.services.gateway.apis.ollama import writer as ollama_writer
-from tokenmesh.services.gateway.apis.ollama.writer import OllamaEmbedding, OllamaEmbeddings
 from tokenmesh.services.gateway.audio.response import Transcription, VerboseTranscription
 from tokenmesh.services.gateway.batches.records import BatchList, BatchObject
-from tokenmesh.services.gateway.cohere import errors as cohere_errors
 from tokenmesh.services.gateway.cohere.writer import CohereChat
+from tokenmesh.services.gateway.core.api import AnswerShape
+from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.files.uploads import FileDeleted, FileList, FileObject
 from tokenmesh.services.gateway.http.body import SCHEMA_REF
 from tokenmesh.services.gateway.http.errors import ErrorBody
@@ -67,8 +65,6 @@ _STRUCTS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("post", "/detokenize"): shapes.DetokenizeResult,
     ("post", "/v1/moderations"): ModerationResults,
     ("post", "/generative_scoring"): GenerativeScores,
-    ("post", "/api/embed"): OllamaEmbeddings,
-    ("post", "/api/embeddings"): OllamaEmbedding,
     ("post", "/v1/files"): FileObject,
     ("get", "/v1/files"): FileList,
     ("get", "/v1/files/{file_id}"): FileObject,
@@ -153,7 +149,9 @@ _VALUES: Final[dict[str, list[Any]]] = {
 }
 
 
-def complete(app: FastAPI, models: Sequence[type[BaseModel]], *, has_keys: bool) -> None:
+def complete(
+    app: FastAPI, models: Sequence[type[BaseModel]], *, apis: ApiTable, has_keys: bool
+) -> None:
     """Extend `app.openapi`. `models`: of all request bodies."""
     make = app.openapi
 
@@ -162,10 +160,10 @@ def complete(app: FastAPI, models: Sequence[type[BaseModel]], *, has_keys: bool)
             document = make()
             components = document.setdefault("components", {})
             schemas = components.setdefault("schemas", {})
-            schemas |= body_components(models) | response_components()
+            schemas |= body_components(models) | response_components(apis)
             for path, operations in document["paths"].items():
                 for method, operation in operations.items():
-                    operation["responses"] = _responses_of(method, path)
+                    operation["responses"] = _responses_of(apis, method, path)
                     if has_keys and path not in OPEN_PATHS:
                         operation["security"] = [{_KEY: []}]
             if has_keys:
@@ -175,42 +173,37 @@ def complete(app: FastAPI, models: Sequence[type[BaseModel]], *, has_keys: bool)
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def response_components() -> dict[str, Any]:
+def response_components(apis: ApiTable) -> dict[str, Any]:
     """The schemas of all responses by name."""
-    kinds: list[type[msgspec.Struct]] = [
-        ErrorBody,
-        anthropic_errors.MessagesErrorBody,
-        cohere_errors.CohereError,
-        ollama_writer.OllamaError,
-    ]
-    kinds += dict.fromkeys((*_STRUCTS.values(), *_MEMBERS))
+    answers = [answer for api in apis.apis for answer in api.answers.values()]
+    own = [kind for answer in answers for kind in answer.kinds]
+    errors = [api.error_body for api in apis.apis]
+    kinds: list[type[msgspec.Struct]] = [ErrorBody, *errors, *_STRUCTS.values(), *_MEMBERS, *own]
     components: dict[str, Any] = {}
-    for kind in kinds:
+    for kind in dict.fromkeys(kinds):
         # One by one: classes of different APIs have the same name.
         _, found = msgspec.json.schema_components([kind], ref_template=_ref_template(kind))
         components |= {_name(kind, name): schema for name, schema in found.items()}
     return components
 
 
-def _responses_of(method: str, path: str) -> dict[str, Any]:
+def _responses_of(apis: ApiTable, method: str, path: str) -> dict[str, Any]:
     """The `responses` of an operation."""
-    error: type[msgspec.Struct] = ErrorBody
-    if path.startswith(anthropic_errors.PREFIX):
-        error = anthropic_errors.MessagesErrorBody
-    elif path.startswith(cohere_errors.PREFIXES):
-        error = cohere_errors.CohereError
-    elif path.startswith(ollama_writer.PREFIX):
-        error = ollama_writer.OllamaError
+    api = apis.find(path)
+    error = ErrorBody if api is None else api.error_body
     responses: dict[str, Any] = {
         status: {"description": text, "content": {"application/json": {"schema": _ref(error)}}}
         for status, text in _ERRORS.items()
     }
-    responses["200"] = {"description": "Done.", **_content(method, path)}
+    responses["200"] = {"description": "Done.", **_content(apis, method, path)}
     return responses
 
 
-def _content(method: str, path: str) -> dict[str, Any]:
+def _content(apis: ApiTable, method: str, path: str) -> dict[str, Any]:
     operation = (method, path)
+    answer = next((api.answers[operation] for api in apis.apis if operation in api.answers), None)
+    if answer is not None:
+        return _content_of(answer)
     if operation in _EMPTY:
         return {}
     if operation in _MEDIA:
@@ -219,6 +212,23 @@ def _content(method: str, path: str) -> dict[str, Any]:
     schema = _ref(kind) if kind else _SEVERAL.get(operation, dict[str, Any])()
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if operation in _STREAMED:
+        content[_STREAM] = _TEXT
+    return {"content": content}
+
+
+def _content_of(answer: AnswerShape) -> dict[str, Any]:
+    if answer.is_empty:
+        return {}
+    if answer.media_type is not None:
+        return {"content": {answer.media_type: _TEXT}}
+    schemas = [_ref(kind) for kind in answer.kinds]
+    schema: dict[str, Any] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    if not schemas:
+        schema = {}
+    if answer.is_list:
+        schema = {"type": "array", "items": schema}
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    if answer.streams:
         content[_STREAM] = _TEXT
     return {"content": content}
 

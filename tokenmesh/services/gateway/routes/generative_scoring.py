@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
-from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.openai.translation import warn_unknown
 from tokenmesh.services.gateway.pooling.generative import (

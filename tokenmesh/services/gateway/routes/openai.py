@@ -14,10 +14,10 @@ from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.event_loop import Turns
 from tokenmesh.services.gateway.http.fields import Off, Positive
-from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.openai.chat_builder import build_chat, rebuild_chat
 from tokenmesh.services.gateway.openai.chat_writer import ChatWriter
@@ -65,8 +65,7 @@ def completion_endpoint(gateway: Gateway) -> Endpoint:
 def models_router(gateway: Gateway) -> APIRouter:
     """The routes of models."""
     router = APIRouter(tags=["models"])
-    scale_out = gateway.scale_out
-    catalog = scale_out.catalog if scale_out.is_enabled else gateway.catalog
+    catalog = gateway.core.mesh.rendered
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> Response:

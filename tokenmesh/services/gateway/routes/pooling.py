@@ -10,8 +10,8 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.context import context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import read_json
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
-from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.openai.translation import FieldNames
 from tokenmesh.services.gateway.pooling.cohere import (
     CohereAnswer,

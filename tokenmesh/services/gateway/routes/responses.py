@@ -11,10 +11,10 @@ from starlette.responses import Response
 from tokenmesh.services.gateway.context import access_of, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.http.event_loop import off_loop
 from tokenmesh.services.gateway.http.fields import Bounded, Metadata
-from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import JSON, json_response
 from tokenmesh.services.gateway.openai.translation import Json
 from tokenmesh.services.gateway.responses.conversations import Conversations, item_of

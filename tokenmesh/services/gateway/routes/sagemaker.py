@@ -12,7 +12,7 @@ from starlette.types import Message, Receive
 
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import any_body_schema, read_bytes, without_ids
-from tokenmesh.services.gateway.http.middleware import Endpoint
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.mesh.catalog import Catalog
 from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.routes.openai import CHAT, COMPLETIONS

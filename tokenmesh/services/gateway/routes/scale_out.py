@@ -14,8 +14,8 @@ from tokenmesh.services.gateway.cohere.request import CohereChatRequest
 from tokenmesh.services.gateway.context import RequestContext, access_of, context_of
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.endpoint import Endpoint
 from tokenmesh.services.gateway.http.errors import NotSupported, invalid
-from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import JSON, json_response
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion

@@ -36,9 +36,9 @@ from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
-from tokenmesh.shared.membership import Members
+from tokenmesh.shared.ids import SeedSource
 from tokenmesh.shared.messages import Described, Tokenized
-from tokenmesh.shared.messages.beat import Heartbeat, ModelCard
+from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import IdsPrompt
 from tokenmesh.shared.text import Vocabulary
@@ -216,9 +216,9 @@ class ScaleOut:
     def __init__(
         self,
         bus: Bus,
-        members: Members,
         settings: Settings,
         *,
+        rendered: Catalog,
         catalog: Catalog,
         vocabularies: Vocabularies,
         uploads: Uploads,
@@ -228,22 +228,20 @@ class ScaleOut:
         """`catalog`: of models that workers serve; `resolve`: see `RequestBuilder`."""
         limits = settings.gateway
         self.is_enabled = limits.serves_scale_out
-        self.catalog = Catalog(members, settings, includes_tokenized=True)
+        self.catalog = rendered
         """Includes models that only a tokenizer serves: that is enough to render."""
-        self.builder = RequestBuilder(self.catalog, vocabularies, uploads, limits, resolve)
+        seeds = SeedSource(limits.seed)
+        self.builder = RequestBuilder(rendered, vocabularies, uploads, limits, resolve, seeds)
         self.tokens = GenerateBuilder(
-            RequestBuilder(catalog, vocabularies, uploads, limits, resolve),
+            RequestBuilder(
+                catalog, vocabularies, uploads, limits, resolve, SeedSource(limits.seed)
+            ),
             catalog,
             vocabularies,
             settings,
         )
         self.aborts = Aborts(bus, limits.max_abort_requests)
         self._pipeline = pipeline
-
-    def on_beat(self, beat: Heartbeat) -> None:
-        """Record what a process serves."""
-        if self.is_enabled:
-            self.catalog.on_beat(beat)
 
     async def start(self) -> None:
         if self.is_enabled:

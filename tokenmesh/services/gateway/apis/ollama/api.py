@@ -19,8 +19,8 @@ from tokenmesh.services.gateway.core.api import (
     CHAT_OPERATION,
     COMPLETION_OPERATION,
     EMBEDDING_OPERATION,
-    AnswerShape,
     AnswerKind,
+    AnswerShape,
     Api,
     Routes,
 )

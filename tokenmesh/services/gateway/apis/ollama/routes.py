@@ -7,7 +7,6 @@ from math import inf
 from typing import Final
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,43 +35,51 @@ from tokenmesh.services.gateway.apis.ollama.writer import (
     rfc3339,
 )
 from tokenmesh.services.gateway.context import RequestContext, context_of
-from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.generation.request import GenerationRequest
 from tokenmesh.services.gateway.http.body import body_schema, read_json
+from tokenmesh.services.gateway.http.endpoint import Post
 from tokenmesh.services.gateway.http.errors import invalid
-from tokenmesh.services.gateway.http.middleware import Endpoint
 from tokenmesh.services.gateway.http.sse import json_response
 from tokenmesh.services.gateway.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.openai.completion_builder import build_completion
 from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
+from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.openai.translation import Json, TranslatedChat, warn_unknown
 from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
 from tokenmesh.services.gateway.pooling.inputs import check_input
-from tokenmesh.services.gateway.pooling.job import PoolJob
+from tokenmesh.services.gateway.pooling.job import PoolBuilder, PoolJob
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.telemetry import span
 
-CHAT: Final = "/api/chat"
-GENERATE: Final = "/api/generate"
-EMBED: Final = "/api/embed"
-EMBEDDINGS: Final = "/api/embeddings"
-BODIES: Final[dict[str, type[BaseModel]]] = {
-    CHAT: OllamaChatRequest,
-    GENERATE: OllamaGenerateRequest,
-    EMBED: OllamaEmbedRequest,
-    EMBEDDINGS: OllamaEmbeddingsRequest,
-}
-OTHER_BODIES: Final = (OllamaShowRequest,)
+PREFIX: Final = "/api/"
+CHAT: Final = f"{PREFIX}chat"
+GENERATE: Final = f"{PREFIX}generate"
+EMBED: Final = f"{PREFIX}embed"
+EMBEDDINGS: Final = f"{PREFIX}embeddings"
+LISTS: Final = (f"{PREFIX}version", f"{PREFIX}tags", f"{PREFIX}ps")
+"""Paths that read what the gateway knows."""
 _EMPTY_MESSAGE: Final = {"role": "assistant", "content": ""}
 
 
 class _OllamaRoutes:
     """The functions of the routes that run a model."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._settings = gateway.settings
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._settings = core.settings
+        self._catalog = core.mesh.catalog
+        resolve = core.adapters.resolve
+        self._builder = RequestBuilder(
+            core.mesh.catalog,
+            core.mesh.vocabularies,
+            core.uploads,
+            core.settings,
+            resolve,
+            core.generation.seeds,
+        )
+        self._pool_builder = PoolBuilder(core.mesh.catalog, core.settings, resolve)
 
     async def create_ollama_chat(self, request: Request) -> Response:
         """Answer a conversation in Ollama's shapes, whole or as lines of JSON."""
@@ -85,7 +92,7 @@ class _OllamaRoutes:
             translation = translate_chat(body, context.warnings)
             generation = await self._build(translation, context, body)
         writer = OllamaWriter(given, context.started_s, is_chat=True)
-        return self._gateway.respond(generation, writer, LINES_HEADERS)
+        return self._core.respond(generation, writer, LINES_HEADERS)
 
     async def create_ollama_answer(self, request: Request) -> Response:
         """Answer a prompt in Ollama's shapes, whole or as lines of JSON."""
@@ -97,13 +104,13 @@ class _OllamaRoutes:
                 return await self._loaded(body, context, given, {"response": ""})
             if body.raw:
                 completion = translate_raw(body, context.warnings)
-                built = await build_completion(self._gateway.builder, completion, context)
+                built = await build_completion(self._builder, completion, context)
                 generation = _fitting(built, body, context)
             else:
                 translation = translate_generate(body, context.warnings)
                 generation = await self._build(translation, context, body)
         writer = OllamaWriter(given, context.started_s, is_chat=False, is_raw=bool(body.raw))
-        return self._gateway.respond(generation, writer, LINES_HEADERS)
+        return self._core.respond(generation, writer, LINES_HEADERS)
 
     async def create_ollama_embeddings(self, request: Request) -> Response:
         """Embed texts in Ollama's shapes."""
@@ -124,7 +131,7 @@ class _OllamaRoutes:
                 truncate_prompt_tokens=WHOLE_MODEL if body.truncate is not False else None,
             )
             job = await self._embedding_job(body, fields, context)
-        return self._gateway.pool(job, partial(embed, fields, given))
+        return self._core.pool(job, partial(embed, fields, given))
 
     async def create_ollama_embedding(self, request: Request) -> Response:
         """Embed one text in the shape of Ollama's older route."""
@@ -139,13 +146,13 @@ class _OllamaRoutes:
                 model=body.model, input=body.prompt, truncate_prompt_tokens=WHOLE_MODEL
             )
             job = await self._embedding_job(body, fields, context)
-        return self._gateway.pool(job, partial(embed_one, fields))
+        return self._core.pool(job, partial(embed_one, fields))
 
     def _begin(self, body: OllamaModel, context: RequestContext) -> str:
         """Resolve the tag of the model in place; the name as the client gave it."""
         refuse_former_fields(body.model_extra, type(body).model_fields)
         warn_unknown(body.unknown_fields, context.warnings)
-        given, body.model = body.model, served_name(body.model, self._gateway.catalog)
+        given, body.model = body.model, served_name(body.model, self._catalog)
         return given
 
     async def _build(
@@ -153,22 +160,22 @@ class _OllamaRoutes:
     ) -> GenerationRequest:
         context.rename_error = translation.fields.rename
         with translation.client_paths():
-            built = await build_chat(self._gateway.builder, translation.chat, context)
+            built = await build_chat(self._builder, translation.chat, context)
             return _fitting(built, body, context)
 
     async def _load(self, body: OllamaModel, context: RequestContext) -> bool:
         """Load a model on demand, or unload it; whether it stays loaded. Raises Asleep."""
-        gateway = self._gateway
-        card = await gateway.catalog.find_soon(body.model)
+        waker = self._core.mesh.waker
+        card = await self._catalog.find_soon(body.model)
         context.model, context.asked_model = card.name, body.model
         keep_alive_s = _keep_alive_s(body, card, context)
         if not card.on_demand or (keep_alive_s is None and body.keep_alive_s == 0):
             return True
         if keep_alive_s != 0:
             deadline_s = now_s() + self._settings.request_timeout_s
-            await gateway.waker.wake(card.name, context.request_id, deadline_s)
+            await waker.wake(card.name, context.request_id, deadline_s)
         if keep_alive_s is not None:
-            await gateway.waker.set_keep_alive(card.name, keep_alive_s)
+            await waker.set_keep_alive(card.name, keep_alive_s)
         return keep_alive_s != 0
 
     async def _loaded(
@@ -184,19 +191,19 @@ class _OllamaRoutes:
     ) -> PoolJob:
         """Raises InvalidInput, and what looking for the model raises."""
         check_input(fields)
-        builder = self._gateway.pool_builder
-        job = await builder.begin(fields, context, ("embed",), fields.dimensions)
+        begin = self._pool_builder.begin
+        job = await begin(fields, context, ("embed",), fields.dimensions)
         return replace(job, keep_alive_s=_keep_alive_s(body, job.card, context))
 
 
-def ollama_endpoints(gateway: Gateway) -> Mapping[str, Endpoint]:
-    """The functions of the routes that run a model, by path."""
-    routes = _OllamaRoutes(gateway)
+def posts(core: Core) -> Mapping[str, Post]:
+    """The routes that run a model, by path."""
+    routes = _OllamaRoutes(core)
     return {
-        CHAT: routes.create_ollama_chat,
-        GENERATE: routes.create_ollama_answer,
-        EMBED: routes.create_ollama_embeddings,
-        EMBEDDINGS: routes.create_ollama_embedding,
+        CHAT: Post(routes.create_ollama_chat, OllamaChatRequest),
+        GENERATE: Post(routes.create_ollama_answer, OllamaGenerateRequest),
+        EMBED: Post(routes.create_ollama_embeddings, OllamaEmbedRequest),
+        EMBEDDINGS: Post(routes.create_ollama_embedding, OllamaEmbeddingsRequest),
     }
 
 
@@ -225,22 +232,22 @@ def _keep_alive_s(body: OllamaModel, card: ModelCard, context: RequestContext) -
     return body.keep_alive_s
 
 
-def ollama_models_router(gateway: Gateway) -> APIRouter:
+def models_router(core: Core) -> APIRouter:
     """The routes about models."""
     router = APIRouter(tags=["ollama"])
-    catalog = gateway.catalog
+    catalog = core.mesh.catalog
 
-    @router.get("/api/version")
+    @router.get(f"{PREFIX}version")
     async def ollama_version() -> Response:
         """The version of TokenMesh."""
         return json_response({"version": tokenmesh.__version__})
 
-    @router.get("/api/tags")
+    @router.get(f"{PREFIX}tags")
     async def ollama_tags() -> Response:
         """Every model that a live worker serves, by all of its names."""
         return json_response({"models": tags(catalog)})
 
-    @router.get("/api/ps")
+    @router.get(f"{PREFIX}ps")
     async def ollama_ps() -> Response:
         """The models that have a worker which is awake."""
         found = ((card, awake_for_s(card)) for card in catalog.all())
@@ -248,21 +255,21 @@ def ollama_models_router(gateway: Gateway) -> APIRouter:
 
     def awake_for_s(card: ModelCard) -> float | None:
         """How long the model stays awake without requests; None: it sleeps."""
-        loads = (each.beat.load for each in gateway.members.workers(card.name))
+        loads = (each.beat.load for each in core.members.workers(card.name))
         awake = [load.sleeps_in_s for load in loads if load is not None and not load.sleep_level]
         return max((inf if each is None else each for each in awake), default=None)
 
-    @router.post("/api/show", openapi_extra=body_schema(OllamaShowRequest))
+    @router.post(f"{PREFIX}show", openapi_extra=body_schema(OllamaShowRequest))
     async def ollama_show(request: Request) -> Response:
         """What a model can do, and its sizes."""
-        body = await read_json(request, OllamaShowRequest, gateway.settings, any_type=True)
+        body = await read_json(request, OllamaShowRequest, core.settings, any_type=True)
         name = body.model or body.name
         if name is None:
             raise invalid("model", "is missing")
         card = await catalog.find_soon(served_name(name, catalog))
         if not card.generates:
             return json_response(show(card, calls_tools=False, thinks=False))
-        family = (await gateway.vocabularies.get(card.name)).family
+        family = (await core.mesh.vocabularies.get(card.name)).family
         has_tools, thinks = family.tools is not None, family.reasoning is not None
         return json_response(show(card, calls_tools=has_tools, thinks=thinks))
 

@@ -20,14 +20,6 @@ from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages.pooling import Pooled
 
-PREFIX: Final = "/api/"
-"""Of the paths with that shape."""
-
-
-class OllamaError(msgspec.Struct):
-    error: str
-
-
 LINES_HEADERS: Final = [
     (b"content-type", b"application/x-ndjson"),
     (b"cache-control", b"no-cache"),
