@@ -57,9 +57,12 @@ PROCESSES ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
-# Every test but those that need a GPU or a real model, and the long runs.
+# Every test but those that need a GPU or a real model, and the long runs. CHANGED=origin/main leaves
+# out the files of tests that no file reaches which differs from this commit.
+CHANGED ?=
 test: dev
-	$(PYTEST) $(PARALLEL) -m "not gpu and not real and not slow"
+	chosen=$$([ -z "$(CHANGED)" ] || $(BIN)/python scripts/changed_tests.py "$(CHANGED)") && \
+	  $(PYTEST) $(PARALLEL) -m "not gpu and not real and not slow" $$chosen
 
 # The tests that failed in the last run, once more in one process, where they are five or fewer.
 test-failed: dev

@@ -48,7 +48,10 @@ def _import_own_share_first(config: pytest.Config) -> None:
     number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if not number:
         return
-    found = {file for each in config.args for file in Path(each).absolute().rglob("test_*.py")}
+    places = [Path(each).absolute() for each in config.args]
+    found = {file for each in places for file in each.rglob("test_*.py")}.union(
+        each for each in places if each.match("test_*.py")
+    )
     # Files of packages are imported by other names.
     files = sorted(each for each in found if not (each.parent / "__init__.py").exists())
     begin = len(files) * int(number) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

@@ -1,0 +1,133 @@
+"""The tests that a change selects: none that it can reach may be missing."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import changed_tests
+from scripts.changed_tests import Graph, name_of, sources
+
+ROOT = Path(__file__).resolve().parent.parent
+TREE = {
+    "tokenmesh/__init__.py": "",
+    "tokenmesh/__main__.py": "def main():\n    from tokenmesh.cli.service import run\n",
+    "tokenmesh/cli/service.py": "import_module(found)\n",
+    "tokenmesh/services/a/__init__.py": "",
+    "tokenmesh/services/a/main.py": "from tokenmesh.services.a import rules\n",
+    "tokenmesh/services/a/rules.py": "",
+    "tokenmesh/services/b/main.py": "if TYPE_CHECKING:\n    import tokenmesh.services.a.rules\n",
+    "tokenmesh/shared/words.py": '"""See tokenmesh.services.a.rules."""\n',
+    "scripts/page.py": "from tokenmesh.shared import words\n",
+    "tests/conftest.py": "",
+    "tests/fakes/mesh.py": 'COMMAND = [python, "-m", "tokenmesh", "up"]\n',
+    "tests/a/conftest.py": "import tokenmesh.shared.words\n",
+    "tests/a/test_rules.py": "from tokenmesh.services.a.rules import x\n",
+    "tests/a/test_patched.py": 'patch("tokenmesh.services.a.rules.x")\n',
+    "tests/a/test_child.py": 'run("-c", "from tokenmesh.services.b.main import run")\n',
+    "tests/b/test_page.py": 'PAGE = ROOT / "docs/page.md"\nfrom scripts.page import write\n',
+    "tests/b/c/test_mesh.py": "from tests.fakes.mesh import COMMAND\n",
+    "tests/b/test_golden.py": 'FILES = Path(__file__).parent / "golden"\n',
+    "tests/test_all.py": 'ROOT.rglob("*.py")\n',
+    "tests/b/test_gone.py": "from tests.fakes import gone\n",
+}
+A = {"a/test_rules", "a/test_patched", "a/test_child"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reached"),
+    [
+        ("tokenmesh/services/a/rules.py", {"a/test_rules", "a/test_patched", "b/c/test_mesh"}),
+        ("tokenmesh/services/a/__init__.py", {"a/test_rules", "a/test_patched", "b/c/test_mesh"}),
+        ("tokenmesh/services/a/main.py", {"b/c/test_mesh"}),
+        ("tokenmesh/services/b/main.py", {"a/test_child", "b/c/test_mesh"}),
+        ("tokenmesh/services/new/main.py", {"b/c/test_mesh"}),
+        ("tokenmesh/shared/words.py", {*A, "b/test_page"}),
+        ("tests/a/conftest.py", A),
+        ("tests/a/test_rules.py", {"a/test_rules"}),
+        ("tests/fakes/gone.py", {"b/test_gone"}),
+        ("docs/page.md", {"b/test_page"}),
+        ("tests/b/golden/data.bin", {f"b/{n}" for n in ("test_page", "test_golden", "test_gone")}),
+        ("tokenmesh/services/a/kernel.c", {"a/test_rules", "a/test_patched", "b/c/test_mesh"}),
+        ("unknown.txt", None),
+        ("pyproject.toml", None),
+        ("tests/conftest.py", None),
+    ],
+)
+def test_a_change_selects_the_tests_that_it_reaches(changed: str, reached: set[str] | None) -> None:
+    found = Graph(TREE).reaching([changed])
+    if reached is None:
+        assert found is None
+        return
+    assert found is not None
+    tests = {each for each in TREE if "test_" in each and name_of(each) in found}
+    assert tests == {f"tests/{each}.py" for each in {*reached, "test_all"}}
+
+
+def test_a_module_that_is_imported_by_an_unknown_name_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"tests/test_x\.py:1: add what it imports"):
+        Graph({"tests/test_x.py": "importlib.import_module(name)\n"})
+
+
+IMPORTED = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps([name for name in sys.modules if name.startswith(("tokenmesh", "tests"))]))
+"""
+
+
+@pytest.mark.timeout(60)
+def test_every_module_that_is_imported_while_a_file_is_collected_selects_it() -> None:
+    graph, files = Graph(sources()), {name_of(path): path for path in sources()}
+    reaching = functools.cache(lambda module: graph.reaching([files[module]]))
+    missing = []
+
+    def check(test: str, modules: list[str]) -> None:
+        for module in modules:
+            found = reaching(module)
+            if found is not None and test not in found:
+                missing.append((test, module))
+
+    # What the modules of this process, all tests in a run of all, have of others.
+    for name, module in [*sys.modules.items()]:
+        if name in files:
+            used = {str(getattr(each, "__module__", "")) for each in vars(module).values()}
+            check(name, sorted((used & files.keys()) - {name}))
+    # And exactly, in a process of its own, for some that import in odd ways.
+    for name in ("tests.unit.cli.test_serve", "tests.unit.gateway.parsers.test_registry"):
+        command = [sys.executable, "-c", IMPORTED, "tests.conftest", name]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+        check(name, [each for each in json.loads(done.stdout) if each in files])
+    assert missing == []
+
+
+def test_the_changed_files_are_those_of_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def git(*words: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    for path, source in TREE.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(source)
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "All")
+    monkeypatch.setattr(changed_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["changed_tests.py", "HEAD"])
+    with pytest.raises(SystemExit, match="no file differs from HEAD"):
+        changed_tests.main()
+    (tmp_path / "tests/a/test_new.py").write_text("")
+    git("mv", "tests/fakes/mesh.py", "tests/fakes/moved.py")
+    changed_tests.main()
+    written = capsys.readouterr()
+    chosen = [f"tests/{each}.py" for each in ("a/test_new", "b/c/test_mesh", "test_all")]
+    assert written.out.split() == chosen
+    assert written.err.startswith("3 of 9 files")
