@@ -17,12 +17,14 @@ import msgspec
 from benchmarks.engine_results import SchedulerLine, SchedulerResult
 from benchmarks.serve.results import environment, write_json
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.plan import FinishedLaunch, StepPlan, StepResult
-from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
 from tokenmesh.engine.core.scheduler import Scheduler
+from tokenmesh.engine.kv.block_log import BlockChange, BlockLog
 from tokenmesh.engine.kv.block_pool import KvGroups
-from tokenmesh.engine.kv.cache_changes import BlockChange, BlockLog
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey
+from tokenmesh.engine.runner import FinishedLaunch
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.config.worker import WorkerSettings

@@ -11,9 +11,10 @@ from typing import Final
 
 from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
 from tokenmesh.engine.exec.build import build_runner
 from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter

@@ -52,7 +52,9 @@ OWNERS = {
 PRIVATE_IMPORT = re.compile(
     r"^ *(?:from|import) tokenmesh[\w.]*(?:\._| import (?:\([^)]*|[^(\n]*)\b_)", re.MULTILINE
 )
-TORCH_FREE = tuple(PACKAGE / "engine" / each for each in ("core", "kv", "speculate"))
+TORCH_FREE = tuple(
+    PACKAGE / "engine" / each for each in ("core", "kv", "plan.py", "request", "runner.py")
+)
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.reserved import amount, reserve, reserved
 from tests.servers import Server, redis_settings_of
-from tokenmesh.engine.kv.cache_changes import RouteChange
+from tokenmesh.engine.kv.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.config.placement import PrefixIndexSettings

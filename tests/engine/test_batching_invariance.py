@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.rounds import rounds, some
-from tokenmesh.engine.kv.prefix_cache import make_cache
+from tokenmesh.engine.kv.make_cache import make_cache
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 from tokenmesh.shared.messages.sampling import SamplingParams
 

@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.kernels.sampler_twins import random_params
-from tokenmesh.engine.core.plan import StepPlan
 from tokenmesh.engine.exec.cuda.launch import CudaLaunch
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
+from tokenmesh.engine.plan import StepPlan
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 PROMPTS = [prompt_of(length, seed=length) for length in (1, 5, 16, 33, 17, 40)]

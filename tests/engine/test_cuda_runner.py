@@ -16,10 +16,10 @@ from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.kernels.sampler_twins import random_params
 from tests.rounds import rounds
-from tokenmesh.engine.core.request import StreamKey
 from tokenmesh.engine.exec.cuda import runner as runner_module
 from tokenmesh.engine.exec.cuda import step_buffer
 from tokenmesh.engine.exec.cuda.forward import Forward
+from tokenmesh.engine.request.spec import StreamKey
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.sampling import SamplingParams
 

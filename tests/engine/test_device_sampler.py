@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.sampler_twins import compare_twins
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.device_penalties import DevicePenalties
 from tokenmesh.engine.sampling.device_sampler import DeviceSampler, Needs
 from tokenmesh.engine.sampling.device_tables import (

@@ -14,9 +14,9 @@ from tests.fakes.engine_driver import EngineDriver, Job, Outcome, greedy
 from tests.fakes.grammars import EOS, Grammars, json_schema, make_checkpoint
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.engine.core.plan import ScheduledRow, StepPlan
-from tokenmesh.engine.core.request import Request
-from tokenmesh.engine.core.row_table import new_row_of
+from tokenmesh.engine.core.admission import new_row_of
+from tokenmesh.engine.plan import ScheduledRow, StepPlan
+from tokenmesh.engine.request.request import Request
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import Structured

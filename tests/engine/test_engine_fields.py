@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.engine.core.repetition import ends_in_loop
+from tokenmesh.engine.request.repetition import ends_in_loop
 from tokenmesh.engine.sampling.thinking import ThinkingTracker
 from tokenmesh.shared.messages.sampling import RepetitionRule, SamplingParams, ThinkingBudget
 

@@ -8,7 +8,6 @@ from tests.fakes.models import FAKES
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.ops.native import FOLDER
 from tests.rounds import some
-from tokenmesh.engine.core.plan import NewRow, ScheduledRow, StepPlan
 from tokenmesh.engine.exec.inputs import build_inputs
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
@@ -17,6 +16,11 @@ from tokenmesh.engine.models.kv_store import make_store
 from tokenmesh.engine.models.native.build_decoder import build_decoder
 from tokenmesh.engine.models.native.read_config import read_facts
 from tokenmesh.engine.models.raw_config import read_json
+from tokenmesh.engine.plan import (
+    NewRow,
+    ScheduledRow,
+    StepPlan,
+)
 from tokenmesh.kernels import native as native_kernels
 
 ATOL = 2e-4

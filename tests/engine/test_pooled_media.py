@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from tests.engine.test_media_families import ImageFamily, image_family
 from tests.fakes.pool_driver import EMBED, PoolDriver, numbers_of
 from tests.fakes.tokenizers import write_json
-from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.request.request import Request
 from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.messages.pooling import PoolingParams
 from tokenmesh.shared.tensor_blob import TensorBlob

@@ -7,13 +7,13 @@ import torch
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.engine.core.plan import StepPlan, StepResult
 from tokenmesh.engine.exec.maker import RunnerMaker
 from tokenmesh.engine.exec.memory import GpuBudget, StoreSize
 from tokenmesh.engine.exec.profile_run import run_largest_steps
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.native.decoder import Decoder
+from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.shared.config.worker import WorkerSettings
 
 MAX_LEN = 128

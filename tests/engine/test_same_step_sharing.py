@@ -16,8 +16,8 @@ from tests.fakes.models import FAKES
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.rounds import some
-from tokenmesh.engine.core.plan import StepPlan, StepResult
 from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.engine.plan import StepPlan, StepResult
 
 FEWER = ("qwen3", "olmo3", "llama_odd", "phi3_longrope_short", "ministral3", "qwen2_window")
 NUM_TOKENS = 6

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.choice import first_max
 from tokenmesh.engine.sampling.sampler import (
     NOT_FINITE,

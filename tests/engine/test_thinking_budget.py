@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.sampler import Sampler
 from tokenmesh.engine.sampling.thinking import ThinkingTracker
 from tokenmesh.shared.messages.sampling import SamplingParams, ThinkingBudget

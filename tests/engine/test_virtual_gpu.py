@@ -15,11 +15,11 @@ from tests.fakes.tiny import Tiny, prompt_of
 from tests.fakes.virtual_device import VirtualDevice, virtual_gpu
 from tests.kernels.sampler_twins import random_params
 from tests.rounds import rounds
-from tokenmesh.engine.core.request import StreamKey
 from tokenmesh.engine.exec import build
 from tokenmesh.engine.exec.cuda import runner as runner_module
 from tokenmesh.engine.exec.cuda import step_buffer
 from tokenmesh.engine.exec.cuda.make import warm_up
+from tokenmesh.engine.request.spec import StreamKey
 from tokenmesh.engine.sampling.device_sampler import DeviceSampler, Needs
 from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.ids import BlobKey, GatewayId

@@ -17,7 +17,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import prompt_of
 from tests.fakes.whisper import END, FIRST_TIME, HIDDEN, STATES, WhisperOracle, whisper
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.speech import SpeechState
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem

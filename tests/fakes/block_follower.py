@@ -10,8 +10,8 @@ import msgspec
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.guide_code import module_of
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.request import Request
-from tokenmesh.engine.kv.cache_changes import BlockChange, BlockLog
+from tokenmesh.engine.kv.block_log import BlockChange, BlockLog
+from tokenmesh.engine.request.request import Request
 from tokenmesh.shared.embeds_keys import embeds_keys
 from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.messages.media import EMBEDS

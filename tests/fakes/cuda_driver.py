@@ -15,8 +15,6 @@ import torch
 from tests.fakes.cuda_device import HOST, FakeDevice, reading_forbidden
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.plan import StepPlan
-from tokenmesh.engine.core.request import Request
 from tokenmesh.engine.exec.cuda.launch import CudaLaunch
 from tokenmesh.engine.exec.cuda.rows import CudaLimits
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
@@ -25,6 +23,8 @@ from tokenmesh.engine.models.kv_store import make_store
 from tokenmesh.engine.models.load import load_model, read_model_facts
 from tokenmesh.engine.models.native.decoder import Decoder
 from tokenmesh.engine.models.raw_config import read_json
+from tokenmesh.engine.plan import StepPlan
+from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.sampling.device_sampler import DeviceSampler
 from tokenmesh.kernels.dispatch import interpreted_on_cpu, uses_triton
 from tokenmesh.shared.config.model import ModelImpl, ModelSettings

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from tokenmesh.engine.core.request import Request
+from tokenmesh.engine.request.request import Request
 
 
 class DiceProposer:

@@ -19,20 +19,19 @@ from tests.fakes.kv_runner import (
     media_mark,
 )
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.request import (
+from tokenmesh.engine.kv.block_log import BlockChange
+from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
+from tokenmesh.engine.kv.block_tables import held_by
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.kv.saved_states import SavedStates
+from tokenmesh.engine.request.request import Request, Status
+from tokenmesh.engine.request.spec import (
     NO_TENANT,
     Ending,
-    Request,
     RequestSpec,
-    Status,
     StreamKey,
     TenantShare,
 )
-from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
-from tokenmesh.engine.kv.block_tables import held_by
-from tokenmesh.engine.kv.cache_changes import BlockChange
-from tokenmesh.engine.kv.prefix_cache import PrefixCache
-from tokenmesh.engine.kv.saved_states import SavedStates
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import BlobKey, GatewayId, RequestId
 from tokenmesh.shared.messages.media import MediaItem

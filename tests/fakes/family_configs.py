@@ -12,7 +12,6 @@ from tests.fakes.engine_driver import greedy
 from tests.fakes.models import randomized
 from tests.fakes.tiny import TinyCheckpoint
 from tests.ops.native import FOLDER
-from tokenmesh.engine.core.plan import NewRow, ScheduledRow
 from tokenmesh.engine.exec.inputs import build_inputs
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.models.checkpoint import Checkpoint
@@ -21,6 +20,7 @@ from tokenmesh.engine.models.native.build_decoder import build_decoder
 from tokenmesh.engine.models.native.decoder import Decoder
 from tokenmesh.engine.models.native.read_config import read_facts
 from tokenmesh.engine.models.raw_config import read_json
+from tokenmesh.engine.plan import NewRow, ScheduledRow
 from tokenmesh.kernels import native as native_kernels
 
 SIZES: Final[Mapping[str, Any]] = {

@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass, field
 from random import Random
 
-from tokenmesh.engine.kv.cache_changes import RouteChange
+from tokenmesh.engine.kv.route_ledger import RouteChange
 from tokenmesh.services.scheduler_svc.index.placement_index import CandidateLoad, PlacementIndex
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.shared.config.placement import PrefixIndexSettings, SchedulerSettings

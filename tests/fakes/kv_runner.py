@@ -12,7 +12,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 
-from tokenmesh.engine.core.plan import NewRow, ScheduledRow, StepPlan, StepResult
+from tokenmesh.engine.plan import (
+    NewRow,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+)
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokens import TokenLogprobs

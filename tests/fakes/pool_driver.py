@@ -12,9 +12,14 @@ from tests.fakes.engine_driver import MAX_STEPS
 from tests.fakes.poolers import ENCODERS, make_pooler, write_modules
 from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.request import Ending, Request, RequestSpec, StreamKey
 from tokenmesh.engine.exec.build import build
 from tokenmesh.engine.exec.loaded_model import LoadedPooler
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import (
+    Ending,
+    RequestSpec,
+    StreamKey,
+)
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter

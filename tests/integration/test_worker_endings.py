@@ -20,8 +20,8 @@ from tests.fakes.worker_rig import (
     running_rig,
 )
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.plan import StepPlan, StepResult
 from tokenmesh.engine.core.sim import SimLaunch, SimRunner
+from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.services.worker_svc import preparation
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler

@@ -11,7 +11,7 @@ import torch
 
 from tests.fakes.cuda_device import HOST
 from tests.kernels.far_device import FAR
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.device_sampler import DeviceSampler
 from tokenmesh.engine.sampling.sampler import Draw, Draws, Sampler
 from tokenmesh.kernels.dispatch import interpreted_on_cpu

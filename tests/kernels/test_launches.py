@@ -19,8 +19,8 @@ from tests.kernels.discovery import cases_module, ops
 from tests.kernels.far_device import FAR, FarDevice, FarGenerator, is_far
 from tests.kernels.guarded import Guarded, GuardedMemory
 from tests.kernels.launches import Launches
-from tokenmesh.engine.core.plan import NewRow
 from tokenmesh.engine.exec.cuda.step_buffer import apply_writes, pack_writes
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.device_sampler import DeviceSampler
 from tokenmesh.kernels.logprobs import logprobs
 from tokenmesh.kernels.moe import ExpertsSpec, experts

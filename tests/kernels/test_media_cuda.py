@@ -14,9 +14,9 @@ from tests.engine.test_media_families import ONE, TEXT, ImageFamily, family
 from tests.fakes.cuda_driver import CudaDriver, Report, StrictRunner, drive
 from tests.fakes.engine_driver import Job, greedy
 from tests.kernels.far_device import FAR
-from tokenmesh.engine.core.plan import StepPlan
 from tokenmesh.engine.exec.cuda.launch import CudaLaunch
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
+from tokenmesh.engine.plan import StepPlan
 
 __all__ = ["family"]
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams
 

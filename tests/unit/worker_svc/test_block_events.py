@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.block_follower import LoggedSchedule, check_hashes, follow
 from tests.rounds import rounds
-from tokenmesh.engine.kv.cache_changes import BlockChange
+from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.services.worker_svc.block_events.batches import Batches, ReplayBuffer
 from tokenmesh.services.worker_svc.block_events.held import Block, HeldBlocks
 from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from tokenmesh.engine.core.plan import StepResult
 from tokenmesh.engine.exec.compute_thread import ComputeThread, Skipped
+from tokenmesh.engine.plan import StepResult
 
 WAIT_S = 10.0
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
-from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.kv.block_pool import KvGroups
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams

@@ -6,9 +6,10 @@ import pytest
 
 from tokenmesh.engine.core.engine import Engine, EngineBroken
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.engine.core.plan import FinishedLaunch, Launch, StepPlan, StepResult
-from tokenmesh.engine.core.request import Request
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.runner import FinishedLaunch, Launch
 from tokenmesh.services.worker_svc.telemetry import record_spans, sampled
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.tokens import Delta

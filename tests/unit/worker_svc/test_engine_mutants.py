@@ -15,16 +15,15 @@ import pytest
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.kv_runner import KvRunner
 from tokenmesh.engine.core import engine as engine_module
-from tokenmesh.engine.core import in_flight, outputs
+from tokenmesh.engine.core import in_flight, outputs, speculating
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.row_table import RowTable
 from tokenmesh.engine.core.scheduler import Scheduler
+from tokenmesh.engine.core.speculating import Speculating
 from tokenmesh.engine.kv.block_tables import BlockTables
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.kv.saved_states import SavedStates
-from tokenmesh.engine.speculate import speculating
-from tokenmesh.engine.speculate.speculating import Speculating
 
 MAX_SCHEDULES = 1500
 

@@ -8,9 +8,10 @@ import pytest
 from tests.simulation.virtual_time import VirtualClock, virtual_time
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.engine.core.plan import Launch, StepPlan, StepResult
-from tokenmesh.engine.core.request import Request, Status
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.request.request import Request, Status
+from tokenmesh.engine.runner import Launch
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.tokens import Delta
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.worker_svc.test_scheduler import Bench, with_settings
-from tokenmesh.engine.core.queues import RecentUse
-from tokenmesh.engine.core.request import Request, Status, TenantShare
+from tokenmesh.engine.core.recent_use import RecentUse
 from tokenmesh.engine.core.sharing import split
+from tokenmesh.engine.request.request import Request, Status
+from tokenmesh.engine.request.spec import TenantShare
 
 MakeRequest = Callable[..., Request]
 FLOOD = TenantShare("flood")

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.plan import StepPlan, StepResult
-from tokenmesh.engine.core.request import (
-    Request,
-    RequestSpec,
-    StreamKey,
-    TenantShare,
-)
 from tokenmesh.engine.core.sim import (
     SimLaunch,
     SimRunner,
     SimVocabulary,
     sim_pooled,
+)
+from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import (
+    RequestSpec,
+    StreamKey,
+    TenantShare,
 )
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokenmesh.engine.core.request import Request
 from tokenmesh.engine.kv.block_pool import (
     HASH_BYTES,
     BlockPool,
     KvGroups,
 )
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.request.request import Request
 from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem

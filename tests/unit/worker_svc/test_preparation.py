@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.worker_svc.conftest import MakeRequest
-from tokenmesh.engine.core.request import Request
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.engine.grammar.matcher import Grammar, Matcher
+from tokenmesh.engine.request.request import Request
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import SimModel

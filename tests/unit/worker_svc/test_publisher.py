@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.engine.core.request import StreamKey
+from tokenmesh.engine.request.spec import StreamKey
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.publisher import Publisher
 from tokenmesh.services.worker_svc.streams import WorkerStreams

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmesh.engine.core.repetition import ends_in_loop
+from tokenmesh.engine.request.repetition import ends_in_loop
 from tokenmesh.shared.messages.sampling import RepetitionRule
 
 RULES = st.builds(

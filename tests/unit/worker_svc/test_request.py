@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.engine.core.request import Ending, Request
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import Ending
 from tokenmesh.shared.messages.sampling import RepetitionRule
 
 MakeRequest = Callable[..., Request]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tests.fakes.engine_schedules import Schedule
 from tokenmesh.engine.core import engine as engine_module
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.engine.kv.block_pool import KvGroups
-from tokenmesh.engine.kv.cache_changes import BlockChange
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.kv_runner import KvRunner
-from tokenmesh.engine.kv.prefix_cache import has_prefix_cache, make_cache
+from tokenmesh.engine.kv.make_cache import has_prefix_cache, make_cache
 from tokenmesh.engine.kv.saved_states import SavedStates, StateBorders
 from tokenmesh.shared.config.worker import WorkerSettings
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.engine.core.plan import StepPlan
-from tokenmesh.engine.core.request import Request, Status
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.kv.block_pool import KvGroups
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.plan import StepPlan
+from tokenmesh.engine.request.request import Request, Status
 from tokenmesh.shared.config.worker import WorkerSettings
 
 MakeRequest = Callable[..., Request]

@@ -5,7 +5,8 @@ from random import Random
 from tests.fakes.drafts import DiceProposer
 from tests.fakes.kv_runner import VOCAB, KvRunner
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams

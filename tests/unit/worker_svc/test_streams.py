@@ -3,8 +3,12 @@
 import pytest
 
 from tokenmesh.engine.core.outputs import EngineStats
-from tokenmesh.engine.core.request import NO_TENANT, StreamKey, TenantShare
 from tokenmesh.engine.exec.kv_bytes import KvBytes
+from tokenmesh.engine.request.spec import (
+    NO_TENANT,
+    StreamKey,
+    TenantShare,
+)
 from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.streams import GatewayWatch, WorkerStream, WorkerStreams

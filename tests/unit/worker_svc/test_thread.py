@@ -10,8 +10,9 @@ import pytest
 
 from tokenmesh.engine.core.engine import ABORTED, Engine, EngineBroken
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.engine.core.request import Request, StreamKey
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import StreamKey
 from tokenmesh.services.worker_svc.thread import Add, End, EngineThread, Perform, Stop
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Overloaded

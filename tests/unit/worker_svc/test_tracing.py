@@ -8,8 +8,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.request import Request
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
+from tokenmesh.engine.request.request import Request
 from tokenmesh.services.worker_svc.telemetry import record_spans
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.config.worker import WorkerSettings

@@ -9,7 +9,11 @@ number in a step.
 
 from collections import defaultdict
 
-from tokenmesh.engine.core.request import NO_TURNS, Request, TurnCount
+from tokenmesh.engine.request.request import (
+    NO_TURNS,
+    Request,
+    TurnCount,
+)
 
 _NEVER = -1
 

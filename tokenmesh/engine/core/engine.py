@@ -20,13 +20,17 @@ from tokenmesh.engine.core.outputs import (
     stats_of,
     token_delta,
 )
-from tokenmesh.engine.core.plan import Runner, StepPlan, StepResult, depth_of
-from tokenmesh.engine.core.request import Ending, Request, Status, StreamKey
+from tokenmesh.engine.core.rate_meter import RateMeter
 from tokenmesh.engine.core.scheduler import Scheduler
-from tokenmesh.engine.core.timeline import Chunk, RateMeter, StepLog, TimelineStep
-from tokenmesh.engine.kv.cache_changes import BlockLog
-from tokenmesh.engine.kv.prefix_cache import make_cache
-from tokenmesh.engine.speculate.speculating import Proposer, check_drafts
+from tokenmesh.engine.core.speculating import Proposer, check_drafts
+from tokenmesh.engine.core.step_log import StepLog, TimelineStep
+from tokenmesh.engine.kv.block_log import BlockLog
+from tokenmesh.engine.kv.make_cache import make_cache
+from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.request.request import Request, Status
+from tokenmesh.engine.request.spec import Ending, StreamKey
+from tokenmesh.engine.request.timeline import Chunk
+from tokenmesh.engine.runner import Runner, depth_of
 from tokenmesh.shared.clock import monotonic_s, now_ns, perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError

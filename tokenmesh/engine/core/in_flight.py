@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tokenmesh.engine.core.plan import Launch, StepPlan
-from tokenmesh.engine.core.request import Request
 from tokenmesh.engine.core.row_table import RowTable
-from tokenmesh.engine.kv.cache_changes import Registered
-from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.kv.prefix_cache import PrefixCache, Registered
+from tokenmesh.engine.plan import StepPlan
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.runner import Launch
 
 
 class StepNotes(msgspec.Struct):

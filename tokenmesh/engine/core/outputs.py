@@ -7,12 +7,15 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.engine.core.plan import StepResult
-from tokenmesh.engine.core.request import Ending, Request
+from tokenmesh.engine.core.rate_meter import RateMeter
 from tokenmesh.engine.core.scheduler import Scheduler
-from tokenmesh.engine.core.timeline import RateMeter, TimelineStep
+from tokenmesh.engine.core.step_log import TimelineStep
+from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.engine.kv.block_pool import BlockPool
-from tokenmesh.engine.kv.cache_changes import BlockChange, RouteChange
+from tokenmesh.engine.kv.route_ledger import RouteChange
+from tokenmesh.engine.plan import StepResult
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import Ending
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId
 from tokenmesh.shared.messages.failed import Failed, to_failed

@@ -1,9 +1,9 @@
 """Row table: which request holds which row, and which request a token of an older step is for."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
-from tokenmesh.engine.core.plan import NewRow, StepPlan
-from tokenmesh.engine.core.request import NO_ROW, Request
+from tokenmesh.engine.plan import StepPlan
+from tokenmesh.engine.request.request import NO_ROW, Request
 
 Drawn = tuple[list[Request | None], set[int], list[int] | None]
 """Of the tokens of a step: their requests, in the order of the rows; rows that may be at their end
@@ -102,61 +102,3 @@ class RowTable:
     def expect_no_late(self) -> None:
         """All steps that were in flight when a row was lost have landed, or failed."""
         self._late.clear()
-
-
-def new_row_of(request: Request) -> NewRow:
-    """What the runner needs to know of a request that was given a row."""
-    return NewRow(
-        row=request.place.row,
-        token_ids=list(request.token_ids),
-        num_prompt=request.num_prompt,
-        sampling=request.spec.sampling,
-        media=request.spec.media,
-        wants_prompt_logprobs=request.output.wants_prompt_logprobs,
-        embeddings=request.spec.embeddings,
-        grammar=request.spec.grammar,
-        state=request.kv.began_with.slot if request.kv.began_with is not None else None,
-        pooling=request.spec.pooling,
-        type_ids=request.spec.type_ids,
-        adapter=request.spec.adapter,
-    )
-
-
-class EndDetector:
-    """Finds draws that may end a stream, without visiting each stream. May find too many rows,
-    never too few."""
-
-    def __init__(self) -> None:
-        self._num_stopped_by: dict[int, int] = {}
-        """By token id: streams that it may stop."""
-        self._rows: set[int] = set()
-        """Those whose every draw may be the last."""
-
-    def join(self, request: Request) -> None:
-        """A request has got a row."""
-        counts = self._num_stopped_by
-        for token in request.spec.stop_ids:
-            counts[token] = counts.get(token, 0) + 1
-        if request.spec.sampling.repetition is not None:
-            self._rows.add(request.place.row)
-
-    def leave(self, request: Request) -> None:
-        """It is about to lose the row."""
-        counts = self._num_stopped_by
-        for token in request.spec.stop_ids:
-            counts[token] -= 1
-            if not counts[token]:
-                del counts[token]
-        self._rows.discard(request.place.row)
-
-    def expect_end(self, request: Request) -> None:
-        """What it draws next may make it as long as it may get."""
-        self._rows.add(request.place.row)
-
-    def rows(self, rows: Collection[int], ids: Sequence[int]) -> set[int]:
-        """Of tokens drawn, one by each of these rows: the rows that may be at their end."""
-        found = {row for row in self._rows if row in rows} if self._rows else set()
-        stops = self._num_stopped_by
-        if not stops.keys().isdisjoint(ids):
-            found.update(row for row, token in zip(rows, ids, strict=True) if token in stops)
-        return found

@@ -9,24 +9,26 @@ Streams that decode are many and seldom need anything, so nothing here looks at 
 from collections.abc import Mapping
 from itertools import count
 
+from tokenmesh.engine.core.admission import fits_step, new_row_of
+from tokenmesh.engine.core.block_reclaimer import BlockReclaimer
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
+from tokenmesh.engine.core.end_detector import EndDetector
 from tokenmesh.engine.core.in_flight import StepNotes
-from tokenmesh.engine.core.plan import ScheduledRow, StepPlan, single_ids
-from tokenmesh.engine.core.queues import (
-    BlockReclaimer,
-    RecentUse,
-    ServiceQueue,
-    WaitingRequests,
-    fits_step,
-    service_order,
-)
-from tokenmesh.engine.core.request import Request, Status
-from tokenmesh.engine.core.row_table import Drawn, EndDetector, RowTable, new_row_of
+from tokenmesh.engine.core.recent_use import RecentUse
+from tokenmesh.engine.core.row_table import Drawn, RowTable
+from tokenmesh.engine.core.service_queue import ServiceQueue, service_order
 from tokenmesh.engine.core.sharing import Sharing
+from tokenmesh.engine.core.speculating import Proposer, Speculating
+from tokenmesh.engine.core.waiting import WaitingRequests
 from tokenmesh.engine.kv.block_tables import BlockTables, Hits
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.media_facts import ends_outside
-from tokenmesh.engine.speculate.speculating import Proposer, Speculating
+from tokenmesh.engine.plan import (
+    ScheduledRow,
+    StepPlan,
+    single_ids,
+)
+from tokenmesh.engine.request.request import Request, Status
 from tokenmesh.shared.config.worker import WorkerSettings
 
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.engine.core.queues import RecentUse, ServiceQueue, WaitingRequests
-from tokenmesh.engine.core.request import Request, TenantShare
+from tokenmesh.engine.core.recent_use import RecentUse
 from tokenmesh.engine.core.row_table import RowTable
+from tokenmesh.engine.core.service_queue import ServiceQueue
+from tokenmesh.engine.core.waiting import WaitingRequests
 from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
 from tokenmesh.engine.kv.block_tables import Hits, held_by
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import TenantShare
 
 Amount = Callable[[Request], int]
 """What a running request holds of something that is scarce."""

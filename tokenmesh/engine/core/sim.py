@@ -18,7 +18,7 @@ from typing import Final
 import xxhash
 
 from tokenmesh.engine.adapters.matrices import AdapterMatrices
-from tokenmesh.engine.core.plan import (
+from tokenmesh.engine.plan import (
     NewRow,
     ScheduledRow,
     StepPlan,

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from tokenmesh.engine.core.plan import StepResult
+from tokenmesh.engine.plan import StepResult
 from tokenmesh.shared.errors import TokenMeshError
 
 

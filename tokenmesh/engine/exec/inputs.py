@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenmesh.engine.core.plan import ScheduledRow
 from tokenmesh.engine.exec.media import step_media
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.layers.step import NO_MEDIA, HostStep, Patch, StepMedia
+from tokenmesh.engine.plan import ScheduledRow
 from tokenmesh.engine.sampling.logprobs import PromptSpan
 from tokenmesh.kernels.lora import AdapterRows
 

@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow, ScheduledRow, StepPlan, StepResult
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.engine.exec.inputs import adapter_rows
 from tokenmesh.engine.exec.media import step_media
@@ -17,6 +16,12 @@ from tokenmesh.engine.layers.step import HostStep, Patch, Step
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.pooling.api import PoolModel
 from tokenmesh.engine.models.pooling.heads import Kept, LabelHead, PoolHead
+from tokenmesh.engine.plan import (
+    NewRow,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+)
 from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
 

@@ -3,10 +3,14 @@
 from collections.abc import Callable
 from typing import Final
 
-from tokenmesh.engine.core.plan import NewRow, ScheduledRow, StepPlan
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.plan import (
+    NewRow,
+    ScheduledRow,
+    StepPlan,
+)
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.sampling import SamplingParams
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmesh.engine.core.plan import NewRow, ScheduledRow, within_vocabulary
 from tokenmesh.engine.exec.media import (
     MediaPatch,
     PositionsOf,
@@ -17,8 +16,10 @@ from tokenmesh.engine.exec.media import (
     positions_of_prompt,
     states_of,
 )
+from tokenmesh.engine.exec.placeholders import within_vocabulary
 from tokenmesh.engine.media_facts import MediaFacts
 from tokenmesh.engine.models.api import ModelFacts
+from tokenmesh.engine.plan import NewRow, ScheduledRow
 from tokenmesh.kernels.lora import LoraWeights
 
 _NO_BLOCKS: Final[list[int]] = []

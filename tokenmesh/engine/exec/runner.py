@@ -9,12 +9,13 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from tokenmesh.engine.core.plan import StepPlan, StepResult, within_vocabulary
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.engine.exec.inputs import Drafted, StepInputs, build_inputs
+from tokenmesh.engine.exec.placeholders import within_vocabulary
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.sampling.logprobs import prompt_logprobs
 from tokenmesh.engine.sampling.sampler import Draws, Sampler
 from tokenmesh.kernels import huge_pages

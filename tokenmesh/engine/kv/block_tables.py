@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from tokenmesh.engine.core.request import Request
 from tokenmesh.engine.kv.block_pool import NULL_BLOCK
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.request.request import Request
 
 Hits = list[list[int]]
 """Of each group: the first blocks of a table, null where a window group does not need them. All of

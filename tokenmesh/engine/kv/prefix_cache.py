@@ -10,11 +10,11 @@ ends at a saved state, and only blocks before one are reported. A model that kee
 states needs no blocks for a hit.
 """
 
-import logging
 from collections.abc import Iterable
 
-from tokenmesh.engine.core.plan import Runner
-from tokenmesh.engine.core.request import Request
+import msgspec
+
+from tokenmesh.engine.kv.block_log import BlockChange, BlockLog
 from tokenmesh.engine.kv.block_pool import (
     HASH_BYTES,
     NO_PARENT,
@@ -24,19 +24,22 @@ from tokenmesh.engine.kv.block_pool import (
     block_packer,
     digest,
 )
-from tokenmesh.engine.kv.cache_changes import (
-    BlockChange,
-    BlockLog,
-    Registered,
-    RouteChange,
-    RouteLedger,
-)
-from tokenmesh.engine.kv.saved_states import SavedState, SavedStates, StateBorders
-from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.engine.kv.route_ledger import RouteChange, RouteLedger
+from tokenmesh.engine.kv.saved_states import SavedStates
+from tokenmesh.engine.plan import SavedState
+from tokenmesh.engine.request.request import Request
 from tokenmesh.shared.hashing import extra_keys_for_block
 from tokenmesh.shared.tokens import BYTES_PER_ID, pack_ids
 
-logger = logging.getLogger(__name__)
+
+class Registered(msgspec.Struct, frozen=True, gc=False):
+    """A block that can be found although the step that fills it has not ended."""
+
+    row: int
+    """The row that fills it in that step."""
+    block: int
+    key: bytes
+    """Its hash, and its group's number if that is not the first."""
 
 
 class PrefixCache:
@@ -272,40 +275,3 @@ class PrefixCache:
                 )
             parent = digest(parent + block)
             hashes.append(parent)
-
-
-def has_prefix_cache(settings: WorkerSettings, runner: Runner) -> bool:
-    """Whether equal beginnings of prompts are computed once."""
-    can_share = runner.num_saved_states > 0 if runner.has_states else runner.has_pages
-    return settings.enable_prefix_caching and can_share
-
-
-def make_cache(
-    settings: WorkerSettings, runner: Runner, route_tokens: int, log: BlockLog | None
-) -> PrefixCache:
-    """The prefix cache and its pool. It is off where rows keep states and none can be saved, and
-    not indexed where a route block is not a whole number of blocks."""
-    size, num_slots = settings.block_size, runner.num_saved_states
-    enabled = has_prefix_cache(settings, runner)
-    if settings.enable_prefix_caching and runner.has_states and not enabled:
-        logger.info("no prefix cache: the model keeps states, and this worker cannot save any")
-    states = None
-    if enabled and runner.has_states:
-        borders = StateBorders.of(settings.mamba_block_size, size, num_slots)
-        states = SavedStates(num_slots, borders, needs_blocks=runner.has_pages)
-    groups = KvGroups.of(runner.windows, size, settings.max_num_batched_tokens)
-    indexed = route_tokens if route_tokens % size == 0 else 0
-    if enabled and route_tokens and not indexed:
-        logger.warning(
-            "the mesh cannot know which prompts are cached here: a route block of %d tokens "
-            "(tokenizer.route_block_tokens) is not a whole number of blocks of %d",
-            *(route_tokens, size),
-        )
-    return PrefixCache(
-        *(runner.num_blocks, groups),
-        enabled=enabled,
-        route_tokens=indexed,
-        log=log,
-        states=states,
-        kv_code=settings.kv_code,
-    )

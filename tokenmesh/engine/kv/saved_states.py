@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import Final, Self
 
+from tokenmesh.engine.plan import SavedState
+
 KERNEL_CHUNK: Final = 64
 """Tokens that kernels of the gated delta rule and of Mamba compute at a time."""
 
@@ -60,22 +62,6 @@ class StateBorders:
             return border - start
         on_grid = end // self.unit * self.unit
         return on_grid - start if start < on_grid and end < num_known else num_tokens
-
-
-@dataclass(slots=True, eq=False)
-class SavedState:
-    """The state of a row behind a full block."""
-
-    slot: int
-    row: int
-    """Whose state it is, in the step that saves it."""
-    hashes: list[bytes]
-    """Of all blocks before it. The last one is what it is found by."""
-
-    @property
-    def key(self) -> bytes:
-        """The hash of the last block."""
-        return self.hashes[-1]
 
 
 class SavedStates:

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.kernels.exponential_noise import exponential_noise, exponential_noise_of
 from tokenmesh.shared.messages.sampling import SamplingParams
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow, StepResult
 from tokenmesh.engine.layers.upload import upload
+from tokenmesh.engine.plan import NewRow, StepResult
 from tokenmesh.engine.sampling.grammars import GrammarState, StepGrammars
 from tokenmesh.kernels.grammar_mask import grammar_mask
 from tokenmesh.kernels.sample import HID_DEFECT, HID_NUMBER

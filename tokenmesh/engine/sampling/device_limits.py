@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.device_tables import (
     DeviceTables,
     Shape,

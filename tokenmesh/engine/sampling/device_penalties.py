@@ -4,7 +4,7 @@ from collections import Counter
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.device_tables import (
     DeviceTables,
     Shape,

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
 from tokenmesh.engine.layers.upload import upload
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.choice import GREEDY_BELOW, has_filter, signed64
 from tokenmesh.engine.sampling.device_grammars import (
     DeviceGrammars,

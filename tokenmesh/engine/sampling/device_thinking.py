@@ -8,7 +8,11 @@ from typing import Final
 
 import torch
 
-from tokenmesh.engine.core.plan import MAX_MARKER_IDS, MAX_OTHER_ENDS, NewRow
+from tokenmesh.engine.plan import (
+    MAX_MARKER_IDS,
+    MAX_OTHER_ENDS,
+    NewRow,
+)
 from tokenmesh.engine.sampling.device_tables import DeviceTables, Shape, Slots
 from tokenmesh.engine.sampling.thinking import ThinkingTracker
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
 from tokenmesh.engine.grammar.follower import Follower
 from tokenmesh.engine.grammar.matcher import GrammarFailed, Masks, num_words
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.kernels.grammar_mask import grammar_mask
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 
 
 class SamplerFeature(Protocol):

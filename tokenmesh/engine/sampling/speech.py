@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.shared.messages.sampling import SpeechRule
 
 _NEVER: Final = float("-inf")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from tokenmesh.engine.core.engine import ABORTED, EngineBroken
-from tokenmesh.engine.core.request import Ending, StreamKey
+from tokenmesh.engine.request.spec import Ending, StreamKey
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.services.worker_svc.admission import admit
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream

@@ -9,13 +9,10 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.engine.core.plan import (
-    MAX_MARKER_IDS,
-    MAX_OTHER_ENDS,
-    largest_text_id,
-)
-from tokenmesh.engine.core.request import (
-    Request,
+from tokenmesh.engine.exec.placeholders import largest_text_id
+from tokenmesh.engine.plan import MAX_MARKER_IDS, MAX_OTHER_ENDS
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import (
     RequestSpec,
     StreamKey,
     TenantShare,

@@ -10,9 +10,9 @@ from operator import itemgetter
 from typing import Final, Self
 
 from tokenmesh.engine.core.outputs import EngineStats
-from tokenmesh.engine.core.request import TenantShare
 from tokenmesh.engine.exec.kv_bytes import NO_BYTES, KvBytes
-from tokenmesh.engine.kv.prefix_cache import has_prefix_cache
+from tokenmesh.engine.kv.make_cache import has_prefix_cache
+from tokenmesh.engine.request.spec import TenantShare
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.shared.config.worker import WorkerSettings

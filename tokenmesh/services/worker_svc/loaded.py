@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from tokenmesh.engine.adapters.adapter import AdapterSource, SimAdapters
-from tokenmesh.engine.core.plan import Runner
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.engine.exec.kv_bytes import NO_BYTES, KvBytes
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
@@ -23,6 +22,7 @@ from tokenmesh.engine.models.pooling.kind import (
 )
 from tokenmesh.engine.models.raw_config import read_config
 from tokenmesh.engine.models.token_ids import read_eos
+from tokenmesh.engine.runner import Runner
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.model import ModelSettings

@@ -9,8 +9,8 @@ from functools import partial
 import msgspec
 
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.kv.cache_changes import BlockLog
-from tokenmesh.engine.kv.prefix_cache import has_prefix_cache
+from tokenmesh.engine.kv.block_log import BlockLog
+from tokenmesh.engine.kv.make_cache import has_prefix_cache
 from tokenmesh.engine.models.location import locate_tokenizer
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.adapters.actor import AdaptersActor

@@ -5,8 +5,8 @@ import asyncio
 import logging
 from dataclasses import dataclass, field, replace
 
-from tokenmesh.engine.core.request import Request
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
+from tokenmesh.engine.request.request import Request
 from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTurn
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.admission import check_embeddings

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tokenmesh.engine.core.outputs import EndedStream, StepOutput
-from tokenmesh.engine.core.request import Ending, StreamKey
+from tokenmesh.engine.request.spec import Ending, StreamKey
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.streams import WorkerStream, WorkerStreams

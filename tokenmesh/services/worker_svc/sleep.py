@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.request import Ending
+from tokenmesh.engine.request.spec import Ending
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.on_demand import LEVEL, LOOK_S, OnDemand
 from tokenmesh.services.worker_svc.streams import WorkerStreams

@@ -9,7 +9,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tokenmesh.engine.core.request import NO_TENANT, StreamKey, TenantShare
+from tokenmesh.engine.request.spec import (
+    NO_TENANT,
+    StreamKey,
+    TenantShare,
+)
 from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTurn
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings

@@ -9,8 +9,9 @@ from functools import lru_cache, partial
 from typing import Final
 
 from tokenmesh.engine.core.outputs import EndedStream, StepOutput
-from tokenmesh.engine.core.request import Request
-from tokenmesh.engine.core.timeline import Timeline, TimelineStep
+from tokenmesh.engine.core.step_log import TimelineStep
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.timeline import Timeline
 from tokenmesh.services.worker_svc.load import TOO_LONG, TOO_MANY, LoadBook
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics

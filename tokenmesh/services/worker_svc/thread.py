@@ -16,7 +16,8 @@ from typing import Any, Final, Protocol
 
 from tokenmesh.engine.core.engine import Engine, EngineBroken
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.engine.core.request import Ending, Request, StreamKey
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import Ending, StreamKey
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import Overloaded

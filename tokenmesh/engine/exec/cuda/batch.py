@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from tokenmesh.engine.core.plan import ScheduledRow
 from tokenmesh.engine.exec.cuda.rows import CudaRows, DeviceRow
 from tokenmesh.engine.exec.cuda.step_buffer import StepBuffer, fill
 from tokenmesh.engine.exec.media import step_media
 from tokenmesh.engine.layers.step import NO_MEDIA, Patch, StepMedia
+from tokenmesh.engine.plan import ScheduledRow
 from tokenmesh.kernels.lora import DeviceAdapterRows, LoraWeights
 
 _PADDING = -1

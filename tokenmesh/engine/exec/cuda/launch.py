@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Final, Self
 
-from tokenmesh.engine.core.plan import StepResult
 from tokenmesh.engine.exec.compute_thread import Skipped
 from tokenmesh.engine.exec.cuda.device import DeviceEvent
+from tokenmesh.engine.plan import StepResult
 from tokenmesh.shared.clock import monotonic_s
 
 POLL_S: Final = 0.0001

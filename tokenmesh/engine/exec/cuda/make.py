@@ -4,12 +4,16 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tokenmesh.engine.core.plan import NewRow, ScheduledRow, StepPlan
 from tokenmesh.engine.exec.cuda.device import TorchDevice
 from tokenmesh.engine.exec.cuda.rows import CudaLimits
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
 from tokenmesh.engine.models.api import LanguageModel, ModelFacts
 from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.plan import (
+    NewRow,
+    ScheduledRow,
+    StepPlan,
+)
 from tokenmesh.engine.sampling.device_sampler import DeviceSampler
 from tokenmesh.kernels.triton_start import CannotCompileError, start_triton
 from tokenmesh.shared.clock import perf_s

@@ -7,7 +7,6 @@ from typing import Final, Self
 
 import torch
 
-from tokenmesh.engine.core.plan import NewRow, ScheduledRow
 from tokenmesh.engine.exec.media import (
     MediaPatch,
     PositionsOf,
@@ -18,6 +17,7 @@ from tokenmesh.engine.exec.media import (
 from tokenmesh.engine.exec.rows import adapter_of
 from tokenmesh.engine.layers.upload import upload
 from tokenmesh.engine.models.api import ModelFacts
+from tokenmesh.engine.plan import NewRow, ScheduledRow
 from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.kernels.step_inputs import RowState
 from tokenmesh.shared.config.worker import WorkerSettings

@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 
-from tokenmesh.engine.core.plan import StepPlan, StepResult, within_vocabulary
 from tokenmesh.engine.exec.compute_thread import Skipped
 from tokenmesh.engine.exec.cuda.adapters import AdapterSlots
 from tokenmesh.engine.exec.cuda.answer import Answer
@@ -33,9 +32,11 @@ from tokenmesh.engine.exec.cuda.step_buffer import (
     apply_writes,
     pack_writes,
 )
+from tokenmesh.engine.exec.placeholders import within_vocabulary
 from tokenmesh.engine.layers.upload import upload
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.sampling.device_sampler import (
     DeviceDraws,
     DeviceSampler,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tokenmesh.engine.kv.cache_changes import (
+from tokenmesh.engine.kv.block_log import (
     BlockChange,
     RemovedBlocks,
     StoredBlocks,

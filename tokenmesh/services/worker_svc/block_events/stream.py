@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence, Sized
 from functools import partial
 from typing import get_args
 
-from tokenmesh.engine.kv.cache_changes import BlockChange
+from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.services.worker_svc.block_events.batches import Batches, ReplayBuffer
 from tokenmesh.services.worker_svc.block_events.held import HeldBlocks
 from tokenmesh.services.worker_svc.block_events.snapshots import Snapshots

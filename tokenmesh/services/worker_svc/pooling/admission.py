@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from tokenmesh.engine.core.request import Request, RequestSpec, StreamKey
 from tokenmesh.engine.models.pooling.facts import PoolingFacts
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey
 from tokenmesh.services.worker_svc.admission import (
     check_counters,
     check_ids,

@@ -14,7 +14,8 @@ import msgspec
 
 from tokenmesh.engine.core.engine import ABORTED
 from tokenmesh.engine.core.outputs import EndedStream
-from tokenmesh.engine.core.request import Ending, Request, StreamKey
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import Ending, StreamKey
 from tokenmesh.services.worker_svc.adapters.lease import AdapterTurn
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.services.worker_svc.admission import tenant_of

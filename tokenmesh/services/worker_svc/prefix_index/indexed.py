@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from tokenmesh.engine.kv.cache_changes import RouteChange
+from tokenmesh.engine.kv.route_ledger import RouteChange
 
 
 class IndexedBlocks:

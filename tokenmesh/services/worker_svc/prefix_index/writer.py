@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final, cast
 
-from tokenmesh.engine.kv.cache_changes import RouteChange
+from tokenmesh.engine.kv.route_ledger import RouteChange
 from tokenmesh.services.worker_svc.prefix_index.indexed import ExpiredReservations, IndexedBlocks
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.placement import PrefixIndexSettings

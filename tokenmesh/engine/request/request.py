@@ -8,45 +8,16 @@ written by `Scheduler` and its `RowTable`, `kv` by `BlockTables` and `PrefixCach
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final
 
-from tokenmesh.engine.adapters.matrices import AdapterMatrices
-from tokenmesh.engine.core.repetition import ends_in_loop
-from tokenmesh.engine.core.timeline import Timeline
-from tokenmesh.engine.grammar.matcher import Grammar
-from tokenmesh.engine.kv.saved_states import SavedState
-from tokenmesh.shared.hashing import Adapter, EmbedsKeys
-from tokenmesh.shared.ids import GatewayId, RequestId
-from tokenmesh.shared.messages.failed import Failed
-from tokenmesh.shared.messages.media import MediaItem
-from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
-from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
-from tokenmesh.shared.tensor_blob import TensorBlob
+from tokenmesh.engine.plan import SavedState
+from tokenmesh.engine.request.repetition import ends_in_loop
+from tokenmesh.engine.request.spec import Ending, RequestSpec
+from tokenmesh.engine.request.timeline import Timeline
+from tokenmesh.shared.messages.pooling import Pooled
+from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 NO_ROW: Final = -1
-
-
-class TenantShare(NamedTuple):
-    """A request's tenant. Rows, blocks and prefill are shared among tenants by weight."""
-
-    tenant: str = ""
-    weight: float = 1.0
-    """Its share, relative to the weights of the other tenants present."""
-    group: int = 0
-    """Its class: while it wants anything, tenants of greater classes receive nothing new."""
-
-
-NO_TENANT: Final = TenantShare()
-
-
-class StreamKey(NamedTuple):
-    """One attempt of one stream of one gateway process; of a Pool, one of its items."""
-
-    gateway: GatewayId
-    stream: int
-    attempt: int
-    item: int = 0
 
 
 class Status(Enum):
@@ -56,74 +27,6 @@ class Status(Enum):
     WAITING = auto()
     RUNNING = auto()
     ENDED = auto()
-
-
-@dataclass(slots=True, frozen=True)
-class Ending:
-    """Why a stream ended."""
-
-    reason: FinishReason
-    stop_token: int | None = None
-    """The id of `stop_token_ids` that ended it; None for an end-of-sequence token."""
-    error: Failed | None = None
-
-
-@dataclass(slots=True, frozen=True, eq=False)
-class RequestSpec:
-    """What was requested. Positions count from the first prompt token."""
-
-    key: StreamKey
-    request_id: RequestId
-    num_prompt: int
-    sampling: SamplingParams
-    eos_ids: frozenset[int] = frozenset()
-    media: list[MediaItem] = field(default_factory=list)
-    embeddings: dict[str, TensorBlob] = field(default_factory=dict)
-    embeds_keys: EmbedsKeys = field(default_factory=dict)
-    """Of media that are embeddings of a client, for the hashes of blocks."""
-    whole_runs: tuple[tuple[int, int], ...] = ()  # see MediaFacts.whole_runs
-    owner: TenantShare = NO_TENANT
-    priority: int = 0
-    """Among its tenant's requests."""
-    cache_salt: str | None = None
-    rope_boundary: int | None = None
-    """All keys of a sequence longer than this differ from those of shorter ones, so KV is computed
-    again where the request outgrows it; None: the model has no such length."""
-    route_head: bytes = b""
-    """What the chain of route hashes begins with; empty: the request is not in the index."""
-    route_salt: str | None = None
-    """The salt as the tokenizer hashed it."""
-    reservation: str = ""
-    """What its placement reserved on this worker."""
-    lora: Adapter | None = None
-    adapter: AdapterMatrices | None = None
-    traceparent: str | None = None
-    grammar: Grammar | None = None
-    pooling: PoolingParams | None = None
-    """Set: nothing is drawn; the request ends when its prompt is computed."""
-    type_ids: bytes = b""
-    """See `PoolItem.type_ids`."""
-    is_whole: bool = False
-    """Its tokens depend on later ones: the prompt is computed in one step, and nothing is kept."""
-    reads_all: bool = False
-    """Its answer needs the state of every token: nothing that is cached is skipped."""
-    refusal: Failed | None = None
-    """Why it cannot be served after all, found out after it was accepted."""
-    min_len: int = field(init=False)
-    """Prompt and output tokens."""
-    max_len: int = field(init=False)
-    stop_ids: frozenset[int] = field(init=False)
-    has_block_extras: bool = field(init=False)
-    """Whether hashes of blocks cover more than their tokens, on either side of the boundary."""
-
-    def __post_init__(self) -> None:
-        stops = frozenset(self.sampling.stop_token_ids)
-        ids = stops if self.sampling.ignores_eos else stops | self.eos_ids
-        object.__setattr__(self, "min_len", self.num_prompt + self.sampling.min_tokens)
-        object.__setattr__(self, "max_len", self.num_prompt + self.sampling.max_tokens)
-        object.__setattr__(self, "stop_ids", ids)
-        has_extras = bool(self.media or self.lora is not None or self.cache_salt is not None)
-        object.__setattr__(self, "has_block_extras", has_extras)
 
 
 @dataclass(slots=True, eq=False)

@@ -5,16 +5,15 @@ keeps per-row state (ids, block table, sampling state) and learns about changes 
 Decoding rows are named by number only, since each step has many of them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from tokenmesh.engine.adapters.matrices import AdapterMatrices
 from tokenmesh.engine.grammar.matcher import Grammar
-from tokenmesh.engine.kv.saved_states import SavedState
-from tokenmesh.shared.messages.media import REPLACE, MediaItem
+from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -22,6 +21,7 @@ from tokenmesh.shared.tensor_blob import TensorBlob
 
 MAX_MARKER_IDS: Final = 32
 """Tokens of a marker that begins or ends reasoning, see `ThinkingBudget`."""
+
 MAX_OTHER_ENDS: Final = 4
 """Further markers that end it."""
 
@@ -70,6 +70,22 @@ class ScheduledRow(msgspec.Struct, gc=False):
     draws the same token in its place; the first that differs ends them."""
     pools: bool = False
     """True when the last token of a pooled prompt is among those computed."""
+
+
+@dataclass(slots=True, eq=False)
+class SavedState:
+    """The state of a row behind a full block."""
+
+    slot: int
+    row: int
+    """Whose state it is, in the step that saves it."""
+    hashes: list[bytes]
+    """Of all blocks before it. The last one is what it is found by."""
+
+    @property
+    def key(self) -> bytes:
+        """The hash of the last block."""
+        return self.hashes[-1]
 
 
 class StepPlan(msgspec.Struct):
@@ -147,93 +163,3 @@ class StepResult(msgspec.Struct):
     """row -> why this request alone cannot go on (for example a media blob that expired)."""
     non_retryable: set[int] = set()
     """Those of `errors` whose own parameters are the reason: no other worker could go on."""
-
-
-class Launch(Protocol):
-    """A step on its way."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the step's end, at most so long; whether it has ended. Raises nothing."""
-
-    def result(self) -> StepResult:
-        """What came out, once the step has ended; blocks. Raises what the step raised."""
-
-
-class Runner(Protocol):
-    """One model on one device. All calls come from the engine thread.
-
-    Launches take effect one after the other, in their order: row changes, KV writes, draws. So a
-    row or a block that an earlier launch still uses may be given away in a later one.
-    """
-
-    num_blocks: int
-    """Size of the KV pool in blocks, the null block 0 included."""
-    windows: tuple[int | None, ...]
-    """Of each KV group, see `KvGroups`: None for the first, then one window for all others."""
-    has_states: bool
-    """Whether rows keep something that the blocks of a shared prefix do not bring."""
-    has_pages: bool
-    """Whether layers keep something in blocks."""
-    num_saved_states: int
-    """Slots for copies of what rows keep, see `SavedStates`; 0: it cannot be copied."""
-    has_own_device: bool
-    """Whether steps run on hardware that the engine thread does not need."""
-
-    def launch(self, plan: StepPlan) -> Launch:
-        """Queue a step behind those in flight and return at once. Raises nothing: `result` does.
-
-        The plan may want a token computed that a step in flight has yet to draw: whatever a row
-        drew last stays with the runner. A row that failed gets any token. A step that raises takes
-        those with it that were launched on top before its result was taken: they do nothing and
-        raise as well, since they rest on row changes that may not have happened.
-        """
-
-
-def depth_of(runner: Runner, async_scheduling: bool | None) -> int:
-    """Steps that may be in flight when another one is launched."""
-    is_async = runner.has_own_device if async_scheduling is None else async_scheduling
-    return 1 if is_async else 0
-
-
-class FinishedLaunch:
-    """A launch that had ended before it returned."""
-
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
-
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        return self._result
-
-
-def replaced_runs(media: Sequence[MediaItem]) -> list[tuple[int, int]]:
-    """Positions (first, end) whose ids are placeholders and embed nothing, in order."""
-    return [run for item in media if item.combine == REPLACE for run in item.runs()]
-
-
-def largest_text_id(token_ids: Sequence[int], media: Sequence[MediaItem]) -> int:
-    """The largest id that is embedded; -1 when there is none. The media are in order."""
-    largest, start = -1, 0
-    for first, end in replaced_runs(media):
-        largest = max(largest, max(token_ids[start:first], default=-1))
-        start = end
-    return max(largest, max(token_ids[start:], default=-1))
-
-
-def within_vocabulary(new: NewRow, vocab_size: int) -> NewRow:
-    """The same row without placeholders that are no token.
-
-    In their place is a token that the text has anyway, so that penalties count nothing new.
-    """
-    if not new.media or max(new.token_ids) < vocab_size:
-        return new
-    token_ids = list(new.token_ids)
-    inside = {position for run in replaced_runs(new.media) for position in range(*run)}
-    text = (token for position, token in enumerate(token_ids) if position not in inside)
-    known = next((token for token in text if token < vocab_size), 0)
-    for position in inside:
-        if token_ids[position] >= vocab_size:
-            token_ids[position] = known
-    return replace(new, token_ids=token_ids)

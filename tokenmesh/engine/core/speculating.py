@@ -7,14 +7,15 @@ continues with the next only where the draft was what it drew. Drafts change the
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tokenmesh.engine.core.block_reclaimer import BlockReclaimer
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
-from tokenmesh.engine.core.plan import Runner, ScheduledRow, StepPlan
-from tokenmesh.engine.core.queues import BlockReclaimer, service_order
-from tokenmesh.engine.core.request import Request
-from tokenmesh.engine.core.row_table import EndDetector
+from tokenmesh.engine.core.end_detector import EndDetector
+from tokenmesh.engine.core.service_queue import service_order
 from tokenmesh.engine.kv.block_tables import BlockTables
-from tokenmesh.engine.kv.cache_changes import Registered
-from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.kv.prefix_cache import PrefixCache, Registered
+from tokenmesh.engine.plan import ScheduledRow, StepPlan
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.runner import Runner
 from tokenmesh.shared.errors import ConfigError
 
 

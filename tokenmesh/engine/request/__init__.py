@@ -1,0 +1,1 @@
+"""What the engine knows about one stream, from its arrival to its end."""

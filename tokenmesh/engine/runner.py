@@ -1,0 +1,64 @@
+"""The door between the engine and what computes: a runner, and the launch of one plan."""
+
+from typing import Protocol
+
+from tokenmesh.engine.plan import StepPlan, StepResult
+
+
+class Launch(Protocol):
+    """A step on its way."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the step's end, at most so long; whether it has ended. Raises nothing."""
+
+    def result(self) -> StepResult:
+        """What came out, once the step has ended; blocks. Raises what the step raised."""
+
+
+class Runner(Protocol):
+    """One model on one device. All calls come from the engine thread.
+
+    Launches take effect one after the other, in their order: row changes, KV writes, draws. So a
+    row or a block that an earlier launch still uses may be given away in a later one.
+    """
+
+    num_blocks: int
+    """Size of the KV pool in blocks, the null block 0 included."""
+    windows: tuple[int | None, ...]
+    """Of each KV group, see `KvGroups`: None for the first, then one window for all others."""
+    has_states: bool
+    """Whether rows keep something that the blocks of a shared prefix do not bring."""
+    has_pages: bool
+    """Whether layers keep something in blocks."""
+    num_saved_states: int
+    """Slots for copies of what rows keep, see `SavedStates`; 0: it cannot be copied."""
+    has_own_device: bool
+    """Whether steps run on hardware that the engine thread does not need."""
+
+    def launch(self, plan: StepPlan) -> Launch:
+        """Queue a step behind those in flight and return at once. Raises nothing: `result` does.
+
+        The plan may want a token computed that a step in flight has yet to draw: whatever a row
+        drew last stays with the runner. A row that failed gets any token. A step that raises takes
+        those with it that were launched on top before its result was taken: they do nothing and
+        raise as well, since they rest on row changes that may not have happened.
+        """
+
+
+def depth_of(runner: Runner, async_scheduling: bool | None) -> int:
+    """Steps that may be in flight when another one is launched."""
+    is_async = runner.has_own_device if async_scheduling is None else async_scheduling
+    return 1 if is_async else 0
+
+
+class FinishedLaunch:
+    """A launch that had ended before it returned."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self._result

@@ -1,1 +1,0 @@
-"""Drafts of tokens, which one step verifies together."""
