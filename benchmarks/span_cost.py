@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from tokenmesh.services.gateway.operations.traces import TraceStore
+from tokenmesh.services.gateway.core.operations.traces import TraceStore
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.telemetry import Event, record_span, span, start_telemetry

@@ -3,7 +3,7 @@ import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join, relative } from "node:path";
 import { defineConfig } from "vite";
 
-const OUT = "../tokenmesh/services/gateway/operations/console/built";
+const OUT = "../tokenmesh/services/gateway/core/operations/console/built";
 const GATEWAY = "http://127.0.0.1:8000";
 const ROOTS = ["index.html", "package.json", "package-lock.json", "vite.config.js", "src", "public"];
 

@@ -18,9 +18,9 @@ from scripts.chart_page import chart_page
 from scripts.generated_files import ROOT, write_or_check
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS
 from tokenmesh.cli.vllm_flags import FIXED
-from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
-from tokenmesh.services.gateway.openai.sampling_fields import NotServed, SamplingFields, marked
-from tokenmesh.services.gateway.pooling import fields as pooling
+from tokenmesh.services.gateway.apis.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.apis.openai.sampling_fields import NotServed, SamplingFields, marked
+from tokenmesh.services.gateway.apis.pooling import fields as pooling
 from tokenmesh.shared.config.layers import Key, environment_name, fields, is_section
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
 from tokenmesh.shared.subject_table import SUBJECTS

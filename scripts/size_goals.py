@@ -15,26 +15,18 @@ GATEWAY: Final = Path("tokenmesh/services/gateway")
 GENERAL_KIND: Final = Path("tokenmesh/engine/models/tree")
 """Its own files; what pools, media and stored codes need of it is in folders below."""
 ADDED_SINCE: Final = (
-    "audio",
-    "batches",
-    "ollama",
-    "operations/adapter",
-    "operations/console",
-    "pooling",
-    "realtime/audio_config",
-    "realtime/item_transcript",
-    "realtime/speech_input",
-    "realtime/voice_activity",
-    "routes/audio",
-    "routes/batches",
-    "routes/console",
-    "routes/conversations",
-    "routes/document",
-    "routes/ollama",
-    "routes/pooling",
-    "routes/sagemaker",
-    "routes/scale_out",
-    "scale_out",
+    "apis/audio",
+    "apis/batches",
+    "apis/ollama",
+    "apis/operator",
+    "apis/pooling",
+    "apis/realtime/item_transcript",
+    "apis/realtime/speech_input",
+    "apis/sagemaker",
+    "apis/scale_out",
+    "core/operations/adapter",
+    "core/operations/console",
+    "document",
 )
 """Parts of the gateway that are younger than the goals."""
 PATH_TEST: Final = Path("tests/integration/test_path_length.py")

@@ -90,7 +90,7 @@ RULES: Final = {
         _is("re", *_SEARCHES),
         {
             "shared/errors.py": "the length of a message",
-            "services/gateway/pooling/moderations.py": "labels of a model",
+            "services/gateway/apis/pooling/moderations.py": "labels of a model",
             "services/tokenizer_svc/media/processor.py": "the text of one item, by the processor",
             "engine/adapters/": "a file of the operator",
             "engine/models/": "names of a checkpoint",
@@ -100,7 +100,7 @@ RULES: Final = {
     "JSON by the slower parser": Rule(
         _is("json", "loads", "load"),
         {
-            "services/gateway/openai/structured_limits.py": "max_grammar_bytes; in a thread",
+            "services/gateway/apis/openai/structured_limits.py": "max_grammar_bytes; in a thread",
             "services/gateway/parsers/tools/": "one value of a model's answer",
             "services/mm_encoder_svc/checkpoint.py": "a file of the operator",
             "services/tokenizer_svc/conversation.py": "in the rendering process, which is killed",
@@ -142,7 +142,7 @@ RULES: Final = {
     "compression": Rule(
         _named("compress", "decompress", "decompressobj"),
         {
-            "services/gateway/audio/segments.py": "the tokens of a clip",
+            "services/gateway/apis/audio/segments.py": "the tokens of a clip",
             "services/tokenizer_svc/actor.py": "PART_BYTES; in a thread",
             "services/tokenizer_svc/loading.py": "a file of the operator",
             "services/worker_svc/": "traces of a profile",

@@ -12,7 +12,7 @@ WRITTEN = [page for page in PAGES if "reference" not in page.parts]
 """All but the pages that scripts/generate_reference.py and benchmarks/write_page.py make."""
 
 ANCHOR = re.compile(r"`([\w/]+\.py):([A-Za-z_][\w.]*)`")
-"""As in `gateway/mesh/pipeline.py:run`, relative to tokenmesh/ or tokenmesh/services/."""
+"""As in `gateway/core/mesh/pipeline.py:run`, relative to tokenmesh/ or tokenmesh/services/."""
 METHODS = frozenset(("get", "post", "put", "delete", "websocket"))
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 MAX_LINE = 120

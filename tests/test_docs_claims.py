@@ -12,8 +12,8 @@ import pytest
 from tests.fakes.pages import ROOT, anchors, commands, on_every_page, prose, rows, spans
 from tokenmesh.cli.api import URL_VARIABLES
 from tokenmesh.engine.models.native.registry import FAMILIES, IMAGE_ARCHITECTURES
-from tokenmesh.services.gateway.http.errors import NotSupported, UnsupportedMediaType
-from tokenmesh.services.gateway.tenancy.tenant import QuotaExceeded, RateLimited
+from tokenmesh.services.gateway.core.http.errors import NotSupported, UnsupportedMediaType
+from tokenmesh.services.gateway.core.tenancy.tenant import QuotaExceeded, RateLimited
 from tokenmesh.shared import errors
 from tokenmesh.shared.config.layers import environment_name, field_at, fields
 from tokenmesh.shared.errors import TokenMeshError

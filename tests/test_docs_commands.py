@@ -20,7 +20,7 @@ from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.main import COMMANDS, WITH_SETTINGS, known_flags
 from tokenmesh.cli.main import run as run_command
 from tokenmesh.cli.vllm_flags import FIXED
-from tokenmesh.services.gateway.tenancy.auth import read_key_file
+from tokenmesh.services.gateway.core.tenancy.auth import read_key_file
 from tokenmesh.shared.config import load_settings
 from tokenmesh.shared.services import SERVICE_BY_NAME
 

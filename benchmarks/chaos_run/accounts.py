@@ -18,9 +18,9 @@ import msgspec
 
 from benchmarks.chaos_run.received import ReceivedResponse
 from tokenmesh.cli.bench.client import Target
-from tokenmesh.services.gateway.responses.event_log import tokens_of
-from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
-from tokenmesh.services.gateway.tenancy.usage import TenantUsage, UsageList
+from tokenmesh.services.gateway.apis.responses.event_log import tokens_of
+from tokenmesh.services.gateway.apis.responses.response_logs import ResponseLogs, open_journal
+from tokenmesh.services.gateway.core.tenancy.usage import TenantUsage, UsageList
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.ids import ResponseId

@@ -8,7 +8,7 @@ import msgspec
 
 from benchmarks.chaos_run.cluster import Cluster
 from tokenmesh.cli.bench.client import Target
-from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
+from tokenmesh.services.gateway.apis.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings

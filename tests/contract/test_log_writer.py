@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.responses.event_log import EventLog, read_log
-from tokenmesh.services.gateway.responses.log_writer import LateWriter, LogWriter
-from tokenmesh.services.gateway.responses.records import (
+from tokenmesh.services.gateway.apis.responses.event_log import EventLog, read_log
+from tokenmesh.services.gateway.apis.responses.log_writer import LateWriter, LogWriter
+from tokenmesh.services.gateway.apis.responses.records import (
     Adopted,
     Flushed,
     Record,
     ResponseBegun,
     ResponseEnded,
 )
-from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
+from tokenmesh.services.gateway.apis.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import Conflict, PayloadTooLarge, TokenMeshError, Unavailable

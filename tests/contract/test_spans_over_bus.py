@@ -2,8 +2,8 @@
 
 import asyncio
 
-from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access
+from tokenmesh.services.gateway.core.operations.traces import TraceStore
+from tokenmesh.services.gateway.core.tenancy.tenant import DEFAULT_TENANT, Access
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config.mesh import BusSettings, TelemetrySettings
 from tokenmesh.shared.ids import InstanceId

@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers import Server, bus_settings_of, make_nats
 from tokenmesh.cli.embedded.watch import StoreWatch
-from tokenmesh.services.gateway.responses.response_logs import open_journal
+from tokenmesh.services.gateway.apis.responses.response_logs import open_journal
 from tokenmesh.shared.bus.jetstream import JetStreamJournal
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config.responses import ResponseSettings

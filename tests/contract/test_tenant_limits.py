@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.servers import Server, redis_settings_of
-from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.usage import usage_of
-from tokenmesh.services.gateway.tenancy.admission import Admission
-from tokenmesh.services.gateway.tenancy.ledger import Ledger, TokenCounts, month_of
-from tokenmesh.services.gateway.tenancy.redis_state import (
+from tokenmesh.services.gateway.core.context import RequestContext
+from tokenmesh.services.gateway.core.generation.usage import usage_of
+from tokenmesh.services.gateway.core.tenancy.admission import Admission
+from tokenmesh.services.gateway.core.tenancy.ledger import Ledger, TokenCounts, month_of
+from tokenmesh.services.gateway.core.tenancy.redis_state import (
     Scripts,
     expiry_key,
     open_key,
     state_key,
     usage_key,
 )
-from tokenmesh.services.gateway.tenancy.tenant import (
+from tokenmesh.services.gateway.core.tenancy.tenant import (
     Access,
     LocalLimits,
     QuotaExceeded,

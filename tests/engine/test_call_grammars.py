@@ -11,7 +11,7 @@ from tokenmesh.engine.grammar.guidance_backend import GuidanceBackend
 from tokenmesh.engine.grammar.matcher import CannotCompile
 from tokenmesh.engine.grammar.token_table import TokenTable
 from tokenmesh.engine.grammar.xgrammar_backend import XGrammarBackend
-from tokenmesh.services.gateway.openai.tools import call_forms
+from tokenmesh.services.gateway.apis.openai.tools import call_forms
 from tokenmesh.services.gateway.parsers.registry import TOOLS
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 

@@ -13,7 +13,7 @@ from tokenmesh.engine.grammar.lark_terminals import TERMINALS
 from tokenmesh.engine.grammar.matcher import CannotCompile, Matcher, num_words
 from tokenmesh.engine.grammar.token_table import TokenTable
 from tokenmesh.engine.grammar.xgrammar_backend import XGrammarBackend
-from tokenmesh.services.gateway.openai.tools import named_call, required_calls
+from tokenmesh.services.gateway.apis.openai.tools import named_call, required_calls
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 

@@ -14,7 +14,7 @@ from msgspec import structs
 from tests.fakes.audio_models import streaming_checkpoint
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.recordings import tones
-from tokenmesh.services.gateway.audio.prompts import SpeechTask, part_of_speech, tokenized
+from tokenmesh.services.gateway.apis.audio.prompts import SpeechTask, part_of_speech, tokenized
 from tokenmesh.services.mm_encoder_svc.batcher import Features, StateLost
 from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
 from tokenmesh.services.mm_encoder_svc.speech_states import CausalStates, encode_part

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from tests.fakes.tokenizers import byte_level_bpe
 from tests.fakes.worker import FakeWorker, Script
 from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
+from tokenmesh.services.gateway.core.http.server import Server
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.services.tokenizer_svc.actor import with_prompt
 from tokenmesh.services.tokenizer_svc.text_encoder import TextEncoder
 from tokenmesh.services.tokenizer_svc.texts import TextBatch

@@ -17,8 +17,8 @@ from tests.fakes.key_file import key_entry
 from tests.fakes.small_mesh import SmallMesh
 from tests.fakes.worker_process import joined, worker_process
 from tokenmesh.engine.adapters.adapter import ReadAdapter, SimAdapters
-from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.operations.commands import AdapterCommands, Answers
+from tokenmesh.services.gateway.core.mesh.catalog import Catalog
+from tokenmesh.services.gateway.core.operations.commands import AdapterCommands, Answers
 from tokenmesh.shared.adapter_registry import AdapterRegistry
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.lora import LoraSettings

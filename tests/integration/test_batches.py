@@ -14,8 +14,8 @@ import pytest
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
+from tokenmesh.services.gateway.apis.batches.logs import BatchLogs, log_key
 from tokenmesh.services.gateway.app import make_batch_runner
-from tokenmesh.services.gateway.batches.logs import BatchLogs, log_key
 from tokenmesh.shared.bus.jetstream import JetStreamJournal
 from tokenmesh.shared.config.batches import BatchSettings
 from tokenmesh.shared.config.loader import changed

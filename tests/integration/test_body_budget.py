@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.services.gateway.http.body_budget import BodyBudget, Share
+from tokenmesh.services.gateway.core.http.body_budget import BodyBudget, Share
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 BUDGET = 256 * 1024

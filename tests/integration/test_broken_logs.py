@@ -11,14 +11,14 @@ import pytest
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.response_client import ResponseClient, output_text
-from tokenmesh.services.gateway.responses.records import (
+from tokenmesh.services.gateway.apis.responses.records import (
     Flushed,
     Record,
     ResponseBegun,
     encode_record,
     join_records,
 )
-from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
+from tokenmesh.services.gateway.apis.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import GatewayId, ResponseId

@@ -27,7 +27,7 @@ from tests.fakes.hostile_messages import COMMANDS
 from tests.fakes.hostile_texts import TEXTS
 from tests.fakes.mesh_process import MeshProcess, mesh_process
 from tests.fakes.schema_places import Places
-from tokenmesh.services.gateway.realtime.events import ClientEvent
+from tokenmesh.services.gateway.apis.realtime.events import ClientEvent
 from tokenmesh.shared import codec, messages
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings

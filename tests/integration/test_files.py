@@ -7,10 +7,10 @@ import openai
 import pytest
 
 from tests.fakes.back_end import BackEnd
-from tokenmesh.services.gateway.files import uploads
-from tokenmesh.services.gateway.files.contents import CHUNK_BYTES, PARTS, FileContents
-from tokenmesh.services.gateway.files.sweeper import FileSweeper
-from tokenmesh.services.gateway.files.uploads import data_key
+from tokenmesh.services.gateway.core.files import uploads
+from tokenmesh.services.gateway.core.files.contents import CHUNK_BYTES, PARTS, FileContents
+from tokenmesh.services.gateway.core.files.sweeper import FileSweeper
+from tokenmesh.services.gateway.core.files.uploads import data_key
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 SIZES = (1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, ignore_generate
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.mesh.session import SessionState
+from tokenmesh.services.gateway.core.mesh.session import SessionState
 from tokenmesh.shared.config.mesh import RedisSettings
 
 IDS = [5] * 200

@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.fakes.back_end import BackEnd
 from tests.fakes.service_mesh import running
 from tests.servers import free_port
-from tokenmesh.services.gateway.http.server import listen
+from tokenmesh.services.gateway.core.http.server import listen
 from tokenmesh.services.gateway.main import build
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings

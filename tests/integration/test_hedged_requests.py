@@ -13,8 +13,8 @@ from tests.fakes.back_end import FakeTokenizer
 from tests.fakes.cut_link import CutLink
 from tests.fakes.service_mesh import running
 from tests.servers import Server
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.core.mesh.held_prompts import HeldPrompts
 from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tests.fakes.small_mesh import SmallMesh
-from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.core.mesh.held_prompts import HeldPrompts
 from tokenmesh.services.tokenizer_svc.actor import with_prompt
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Envelope

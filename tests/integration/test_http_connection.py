@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.back_end import BackEnd, ignore_generate
-from tokenmesh.services.gateway.http.connection import HttpConnection
+from tokenmesh.services.gateway.core.http.connection import HttpConnection
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 Serving = Any

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.small_mesh import SmallMesh
-from tokenmesh.services.gateway.http import sse
+from tokenmesh.services.gateway.core.http import sse
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.core.mesh.held_prompts import HeldPrompts
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.bus.message_bus import MessageBus, connect

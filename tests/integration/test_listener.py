@@ -16,7 +16,7 @@ import pytest
 from tests.fakes import certificates
 from tests.fakes.back_end import BackEnd
 from tests.servers import free_port
-from tokenmesh.services.gateway.http.server import listen
+from tokenmesh.services.gateway.core.http.server import listen
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import ConfigError

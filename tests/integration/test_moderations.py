@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.pool_mesh import PoolMesh
-from tokenmesh.services.gateway.pooling.moderations import categories_of, result_of
+from tokenmesh.services.gateway.apis.pooling.moderations import categories_of, result_of
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.config.requests import PoolingSettings
 from tokenmesh.shared.errors import InvalidInput

@@ -27,9 +27,9 @@ from tests.fakes.models import randomized
 from tests.fakes.service_mesh import running
 from tests.fakes.stuck_encoder import stuck_encoder
 from tests.servers import Server, bus_settings_of, redis_settings_of
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
-from tokenmesh.services.gateway.mesh.waker import Waker
+from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.core.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.core.mesh.waker import Waker
 from tokenmesh.services.mm_encoder_svc.main import build as build_encoder
 from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
 from tokenmesh.services.worker_svc.main import build as build_worker

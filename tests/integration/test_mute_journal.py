@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.response_client import ResponseClient
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.responses.response_logs import open_journal
+from tokenmesh.services.gateway.apis.responses.response_logs import open_journal
 from tokenmesh.shared.bus.jetstream import JetStreamJournal
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.errors import Unavailable

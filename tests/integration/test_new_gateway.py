@@ -7,8 +7,8 @@ from websockets.asyncio.client import connect as connect_socket
 
 from tests.fakes.back_end import BackEnd
 from tokenmesh.services.gateway.app import make_app
+from tokenmesh.services.gateway.core.http.server import Server
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.server import Server
 from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.ids import GatewayId, new_instance_id
 from tokenmesh.shared.membership import Members, MembershipView

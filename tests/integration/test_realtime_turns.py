@@ -11,12 +11,12 @@ import websockets
 from tests.fakes.back_end import BackEnd
 from tests.fakes.recordings import tones
 from tests.integration.test_realtime import TEXT, talking
-from tokenmesh.services.gateway.realtime.item_transcript import (
+from tokenmesh.services.gateway.apis.realtime.item_transcript import (
     EVENT,
     FinishedTranscript,
     ItemTranscripts,
 )
-from tokenmesh.services.gateway.realtime.speech_input import SpeechInput
+from tokenmesh.services.gateway.apis.realtime.speech_input import SpeechInput
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 

@@ -20,8 +20,8 @@ from tests.fakes.response_client import (
 )
 from tests.fakes.small_mesh import SmallMesh
 from tests.servers import Server, bus_settings_of, redis_settings_of
-from tokenmesh.services.gateway.responses.records import Adopted
-from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
+from tokenmesh.services.gateway.apis.responses.records import Adopted
+from tokenmesh.services.gateway.apis.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.ids import ResponseId
 
 pytestmark = pytest.mark.timeout(90)

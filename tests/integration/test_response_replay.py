@@ -12,7 +12,7 @@ from tests.fakes.response_client import Event, ResponseClient, numbers
 from tests.fakes.tool_turns import OFFER, call, in_turns
 from tests.fakes.worker import CACHED_TOKENS
 from tests.servers import Server, bus_settings_of
-from tokenmesh.services.gateway.responses.records import (
+from tokenmesh.services.gateway.apis.responses.records import (
     CallBegun,
     Flushed,
     Record,
@@ -20,7 +20,7 @@ from tokenmesh.services.gateway.responses.records import (
     frames_of,
     join_records,
 )
-from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
+from tokenmesh.services.gateway.apis.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.ids import GatewayId, ResponseId
 from tokenmesh.shared.subjects import response_log

@@ -15,10 +15,10 @@ from websockets.exceptions import InvalidStatus
 
 from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
-from tokenmesh.services.gateway.routes import document
-from tokenmesh.services.gateway.tenancy.auth import OPEN_PATHS
-from tokenmesh.services.gateway.tenancy.reads import Reads
-from tokenmesh.services.gateway.tenancy.tenant import Tenant
+from tokenmesh.services.gateway import document
+from tokenmesh.services.gateway.core.tenancy.auth import OPEN_PATHS
+from tokenmesh.services.gateway.core.tenancy.reads import Reads
+from tokenmesh.services.gateway.core.tenancy.tenant import Tenant
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.errors import Overloaded

@@ -13,14 +13,14 @@ import pytest
 
 from tests.fakes.cut_link import CutLink
 from tests.servers import MAX_PAYLOAD_BYTES, Server, bus_settings_of, free_port, make_nats
-from tokenmesh.services.gateway.responses.records import (
+from tokenmesh.services.gateway.apis.responses.records import (
     Flushed,
     ResponseBegun,
     ResponseEnded,
     encode_record,
     join_records,
 )
-from tokenmesh.services.gateway.responses.response_logs import ResponseLogs, open_journal
+from tokenmesh.services.gateway.apis.responses.response_logs import ResponseLogs, open_journal
 from tokenmesh.shared.bus.message_bus import connect
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.responses import ResponseSettings

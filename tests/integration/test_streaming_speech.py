@@ -19,7 +19,7 @@ from tests.fakes.recordings import audio_file, tones
 from tests.fakes.speech_mesh import NAME, SpeechMesh
 from tests.integration.test_realtime_audio import COMPLETED, DELTA, RATE, pcm, talking
 from tests.servers import Server, bus_settings_of, redis_settings_of
-from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts
+from tokenmesh.services.gateway.apis.realtime.item_transcript import ItemTranscripts
 from tokenmesh.services.mm_encoder_svc.embeddings import EmbeddingCache
 from tokenmesh.services.mm_encoder_svc.speech_states import CausalStates
 from tokenmesh.services.tokenizer_svc.media.features import load_audio_features

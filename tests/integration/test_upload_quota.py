@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
 from tests.servers import Server, redis_settings_of
-from tokenmesh.services.gateway.tenancy.redis_state import ALL_TENANTS, upload_bytes_key
+from tokenmesh.services.gateway.core.tenancy.redis_state import ALL_TENANTS, upload_bytes_key
 from tokenmesh.shared.config.mesh import BusSettings
 
 KIB = 1024

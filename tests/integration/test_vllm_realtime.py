@@ -20,8 +20,8 @@ from tests.fakes.speech_mesh import NAME, SpeechMesh
 from tests.fakes.whisper import whisper
 from tests.integration.test_realtime_audio import pcm
 from tests.servers import Server, bus_settings_of, redis_settings_of
-from tokenmesh.services.gateway.realtime.item_transcript import ItemTranscripts
-from tokenmesh.services.gateway.tenancy.admission import Admission
+from tokenmesh.services.gateway.apis.realtime.item_transcript import ItemTranscripts
+from tokenmesh.services.gateway.core.tenancy.admission import Admission
 from tokenmesh.shared.errors import InvalidInput
 
 pytestmark = [

@@ -13,7 +13,7 @@ from tests.simulation.network import Faults, Network
 from tests.simulation.virtual_time import EPOCH_S, VirtualClock, run_virtually, virtual_time
 from tests.simulation.world import CARD, VOCABULARY, Outcome, World, disturb
 from tokenmesh.engine.core.sim import prompt_key, sim_token
-from tokenmesh.services.gateway.generation.request import PromptJob
+from tokenmesh.services.gateway.core.generation.request import PromptJob
 from tokenmesh.shared.config import Settings, load_settings
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages.sampling import SamplingParams

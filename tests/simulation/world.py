@@ -10,9 +10,9 @@ from tests.simulation.network import Network, SimBus
 from tests.simulation.sim_host import SimHost
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
+from tokenmesh.services.gateway.core.generation.delivery import Inbox
+from tokenmesh.services.gateway.core.generation.request import PromptJob
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.generation.delivery import Inbox
-from tokenmesh.services.gateway.generation.request import PromptJob
 from tokenmesh.services.scheduler_svc.main import build as build_scheduler
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.intake import Identity

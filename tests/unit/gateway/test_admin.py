@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.operations.commands import Admin
+from tokenmesh.services.gateway.core.mesh.catalog import Catalog
+from tokenmesh.services.gateway.core.operations.commands import Admin
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from tokenmesh.services.gateway.anthropic.writer import (
+from tokenmesh.services.gateway.apis.anthropic.writer import (
     BlockEvent,
     ContentBlocks,
     MessagesWriter,
     collect,
     stop_of,
 )
-from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.generation.request import GenerationRequest, Head
-from tokenmesh.services.gateway.generation.usage import usage_of
-from tokenmesh.services.gateway.openai.translation import FieldNames
+from tokenmesh.services.gateway.apis.openai.translation import FieldNames
+from tokenmesh.services.gateway.core.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.core.generation.delivery import Delivery
+from tokenmesh.services.gateway.core.generation.request import GenerationRequest, Head
+from tokenmesh.services.gateway.core.generation.usage import usage_of
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,

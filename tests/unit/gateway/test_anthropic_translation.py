@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
-from tokenmesh.services.gateway.anthropic.translation import translate
-from tokenmesh.services.gateway.http.errors import invalid_fields
-from tokenmesh.services.gateway.openai.request import ChatRequest
-from tokenmesh.services.gateway.openai.translation import TranslatedChat
+from tokenmesh.services.gateway.apis.anthropic.request import CountTokensRequest, MessagesRequest
+from tokenmesh.services.gateway.apis.anthropic.translation import translate
+from tokenmesh.services.gateway.apis.openai.request import ChatRequest
+from tokenmesh.services.gateway.apis.openai.translation import TranslatedChat
+from tokenmesh.services.gateway.core.http.errors import invalid_fields
 from tokenmesh.shared.errors import FieldPath, InvalidInput, Overloaded, field_name
 
 Json = dict[str, Any]

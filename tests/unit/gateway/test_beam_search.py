@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.beam_reference import next_token, reference
-from tokenmesh.services.gateway.generation.request import BeamOptions
-from tokenmesh.services.gateway.mesh.beam_search import BeamSearch
+from tokenmesh.services.gateway.core.generation.request import BeamOptions
+from tokenmesh.services.gateway.core.mesh.beam_search import BeamSearch
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 ENDS = frozenset({0})

@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.batches.lines import split_lines
-from tokenmesh.services.gateway.http.body import check_bounds, check_bounds_now, parse_body
-from tokenmesh.services.gateway.http.fields import Bounded, Conversions
-from tokenmesh.services.gateway.openai.request import (
+from tokenmesh.services.gateway.apis.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.apis.batches.lines import split_lines
+from tokenmesh.services.gateway.apis.openai.request import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
 )
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.routes.openai import BatchChatRequest
+from tokenmesh.services.gateway.apis.openai.routes import BatchChatRequest
+from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.core.http.body import check_bounds, check_bounds_now, parse_body
+from tokenmesh.services.gateway.core.http.fields import Bounded, Conversions
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 

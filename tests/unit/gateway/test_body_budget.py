@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from starlette.types import Message
 
-from tokenmesh.services.gateway.http.body_budget import SHORT_BYTES, Body, BodyBudget
+from tokenmesh.services.gateway.core.http.body_budget import SHORT_BYTES, Body, BodyBudget
 from tokenmesh.shared.config.http import BodySettings
 from tokenmesh.shared.errors import Overloaded
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.mesh.liveness import Breaker
+from tokenmesh.services.gateway.core.mesh.liveness import Breaker
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import WorkerId
 

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import OpenVocabulary, byte_level_bpe
-from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
+from tokenmesh.services.gateway.core.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 from tokenmesh.services.gateway.parsers.reasoning import REASONING

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tokenmesh.services.gateway.mesh.catalog import WORKER, Catalog
+from tokenmesh.services.gateway.core.mesh.catalog import WORKER, Catalog
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.placement import SchedulerSettings

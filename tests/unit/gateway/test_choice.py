@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk, merge
+from tokenmesh.services.gateway.core.generation.choice import Choice, TextOptions
+from tokenmesh.services.gateway.core.generation.chunk import Output, OutputChunk, merge
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import StopStrings, Vocabulary
 

@@ -9,12 +9,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.unit.gateway.parsers.tool_formats import TOOLS, TYPICAL_CALLS, WRITERS
-from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk
-from tokenmesh.services.gateway.generation.request import ChunkOptions, Head
-from tokenmesh.services.gateway.openai.chat_writer import ChatStream, delta_of
-from tokenmesh.services.gateway.openai.completion_writer import CompletionStream
-from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
+from tokenmesh.services.gateway.apis.openai.chat_writer import ChatStream, delta_of
+from tokenmesh.services.gateway.apis.openai.completion_writer import CompletionStream
+from tokenmesh.services.gateway.apis.openai.response_parts import LogprobShapes
+from tokenmesh.services.gateway.core.generation.choice import Choice, TextOptions
+from tokenmesh.services.gateway.core.generation.chunk import Output, OutputChunk
+from tokenmesh.services.gateway.core.generation.request import ChunkOptions, Head
 from tokenmesh.services.gateway.parsers.parser import ParseContext, Parser
 from tokenmesh.services.gateway.parsers.reasoning import REASONING
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.request import ChunkOptions, Head
-from tokenmesh.services.gateway.generation.usage import usage_of
-from tokenmesh.services.gateway.http.sse import error_frames
-from tokenmesh.services.gateway.openai.chat_writer import ChatStream, call_id
-from tokenmesh.services.gateway.openai.completion_writer import CompletionStream
-from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
+from tokenmesh.services.gateway.apis.openai.chat_writer import ChatStream, call_id
+from tokenmesh.services.gateway.apis.openai.completion_writer import CompletionStream
+from tokenmesh.services.gateway.apis.openai.response_parts import LogprobShapes
+from tokenmesh.services.gateway.core.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.core.generation.request import ChunkOptions, Head
+from tokenmesh.services.gateway.core.generation.usage import usage_of
+from tokenmesh.services.gateway.core.http.sse import error_frames
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,

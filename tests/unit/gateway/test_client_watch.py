@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.gateway.http.response_sender import ClientWatch
+from tokenmesh.services.gateway.core.http.response_sender import ClientWatch
 from tokenmesh.shared.errors import Cancelled
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.operations.console import pages
-from tokenmesh.services.gateway.operations.console.pages import Page, asset_response
-from tokenmesh.services.gateway.operations.console.shapes import TokenRates
-from tokenmesh.services.gateway.operations.open_requests import WINDOW_S, OpenRequests
-from tokenmesh.services.gateway.tenancy.auth import OPEN_PATHS
-from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_ACCESS
+from tokenmesh.services.gateway.core.context import RequestContext
+from tokenmesh.services.gateway.core.operations.console import pages
+from tokenmesh.services.gateway.core.operations.console.pages import Page, asset_response
+from tokenmesh.services.gateway.core.operations.console.shapes import TokenRates
+from tokenmesh.services.gateway.core.operations.open_requests import WINDOW_S, OpenRequests
+from tokenmesh.services.gateway.core.tenancy.auth import OPEN_PATHS
+from tokenmesh.services.gateway.core.tenancy.tenant import DEFAULT_ACCESS
 from tokenmesh.shared.errors import NotFound
 from tokenmesh.shared.ids import InstanceId, RequestId
 from tokenmesh.shared.membership import Member

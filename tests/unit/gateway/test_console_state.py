@@ -7,15 +7,15 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.usage import Meters
-from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.mesh.session import SessionState
-from tokenmesh.services.gateway.mesh.streams import Streams
-from tokenmesh.services.gateway.operations.console.state import StateReader
-from tokenmesh.services.gateway.operations.open_requests import OpenRequests
-from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
+from tokenmesh.services.gateway.core.context import RequestContext
+from tokenmesh.services.gateway.core.generation.usage import Meters
+from tokenmesh.services.gateway.core.mesh.catalog import Catalog
+from tokenmesh.services.gateway.core.mesh.session import SessionState
+from tokenmesh.services.gateway.core.mesh.streams import Streams
+from tokenmesh.services.gateway.core.operations.console.state import StateReader
+from tokenmesh.services.gateway.core.operations.open_requests import OpenRequests
+from tokenmesh.services.gateway.core.operations.traces import TraceStore
+from tokenmesh.services.gateway.core.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -5,9 +5,9 @@ import hashlib
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tokenmesh.services.gateway.http.errors import error_body, field_path, invalid_fields
-from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.tenancy.auth import KeyRing, key_of
+from tokenmesh.services.gateway.core.http.errors import error_body, field_path, invalid_fields
+from tokenmesh.services.gateway.core.mesh.catalog import Catalog
+from tokenmesh.services.gateway.core.tenancy.auth import KeyRing, key_of
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenmesh.services.gateway.errors import error_response
+from tokenmesh.services.gateway.core.errors import error_response
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 
 

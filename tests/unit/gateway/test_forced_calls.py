@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tokenmesh.services.gateway.openai.tools import named_call, required_calls
+from tokenmesh.services.gateway.apis.openai.tools import named_call, required_calls
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
 
 TREE = ToolSchema(

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.anthropic.translation import translate
-from tokenmesh.services.gateway.http.errors import invalid_fields
-from tokenmesh.services.gateway.realtime.conversation import read_item
-from tokenmesh.services.gateway.realtime.events import decode_event, read_event
+from tokenmesh.services.gateway.apis.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.apis.anthropic.translation import translate
+from tokenmesh.services.gateway.apis.realtime.conversation import read_item
+from tokenmesh.services.gateway.apis.realtime.events import decode_event, read_event
+from tokenmesh.services.gateway.core.http.errors import invalid_fields
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tokenmesh.services.gateway.generation.chunk import Output
-from tokenmesh.services.gateway.generation.delivery import Inbox
+from tokenmesh.services.gateway.core.generation.chunk import Output
+from tokenmesh.services.gateway.core.generation.delivery import Inbox
 from tokenmesh.shared.errors import InvalidInput, Overloaded
 
 

@@ -6,13 +6,13 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
-from tokenmesh.services.gateway.generation.delivery import Inbox
-from tokenmesh.services.gateway.generation.request import Prompt
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.launcher import Launcher
-from tokenmesh.services.gateway.mesh.liveness import Breaker
-from tokenmesh.services.gateway.mesh.stages import Stages
-from tokenmesh.services.gateway.mesh.streams import Streams
+from tokenmesh.services.gateway.core.generation.delivery import Inbox
+from tokenmesh.services.gateway.core.generation.request import Prompt
+from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.core.mesh.launcher import Launcher
+from tokenmesh.services.gateway.core.mesh.liveness import Breaker
+from tokenmesh.services.gateway.core.mesh.stages import Stages
+from tokenmesh.services.gateway.core.mesh.streams import Streams
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.http.fields import Conversions
-from tokenmesh.services.gateway.openai.request import (
+from tokenmesh.services.gateway.apis.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.apis.openai.request import (
     ChatRequest,
     CompletionRequest,
     TokenizeRequest,
 )
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.routes.openai import BatchChatRequest
+from tokenmesh.services.gateway.apis.openai.routes import BatchChatRequest
+from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.core.http.fields import Conversions
 
 CHAT = [{"role": "user", "content": "Hi"}]
 BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [

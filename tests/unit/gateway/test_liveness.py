@@ -1,6 +1,6 @@
 """When a silent worker is pinged, and how long the answer may take."""
 
-from tokenmesh.services.gateway.mesh.liveness import LivenessTracker
+from tokenmesh.services.gateway.core.mesh.liveness import LivenessTracker
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.recent_most import RecentMost
 

@@ -12,11 +12,11 @@ from pydantic_core import from_json
 # Its imports define the models.
 import tokenmesh.services.gateway.app  # noqa: F401
 from tests.unit.gateway.test_body import parsed
-from tokenmesh.services.gateway.http import body as body_module
-from tokenmesh.services.gateway.http import long_strings
-from tokenmesh.services.gateway.http.errors import invalid_fields
-from tokenmesh.services.gateway.http.fields import Bounded, Conversions
-from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.apis.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.core.http import body as body_module
+from tokenmesh.services.gateway.core.http import long_strings
+from tokenmesh.services.gateway.core.http.errors import invalid_fields
+from tokenmesh.services.gateway.core.http.fields import Bounded, Conversions
 from tokenmesh.shared.errors import InvalidInput
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tokenmesh.services.gateway.http.event_loop import OneByOne
+from tokenmesh.services.gateway.core.http.event_loop import OneByOne
 
 
 async def test_one_runs_at_a_time_in_order_of_arrival() -> None:

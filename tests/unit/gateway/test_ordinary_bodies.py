@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from tokenmesh.services.gateway.anthropic.request import MessagesRequest
-from tokenmesh.services.gateway.http.body import parse_body
-from tokenmesh.services.gateway.http.fields import Bounded, Conversions
-from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
-from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.scale_out.derender_request import (
+from tokenmesh.services.gateway.apis.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.apis.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.apis.pooling.fields import EmbeddingRequest
+from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.apis.scale_out.derender_request import (
     DerenderChatRequest,
     DerenderCompletionRequest,
 )
-from tokenmesh.services.gateway.scale_out.generate_request import GenerateRequest
+from tokenmesh.services.gateway.apis.scale_out.generate_request import GenerateRequest
+from tokenmesh.services.gateway.core.http.body import parse_body
+from tokenmesh.services.gateway.core.http.fields import Bounded, Conversions
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 

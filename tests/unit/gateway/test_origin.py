@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.gateway.http.middleware import check_page
+from tokenmesh.services.gateway.core.http.middleware import check_page
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Forbidden
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tests.fakes.parsers import BracketParser
-from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk, merge
+from tokenmesh.services.gateway.core.generation.choice import Choice, TextOptions
+from tokenmesh.services.gateway.core.generation.chunk import Output, OutputChunk, merge
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,

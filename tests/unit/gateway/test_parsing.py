@@ -7,9 +7,9 @@ import pytest
 
 import tokenmesh.demo_model
 from tests.fakes.tokenizers import OpenVocabulary
-from tokenmesh.services.gateway.generation.parsing import Parsing, ReasoningBudget
-from tokenmesh.services.gateway.openai.chat_builder import family_of
-from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
+from tokenmesh.services.gateway.apis.openai.chat_builder import family_of
+from tokenmesh.services.gateway.apis.openai.tools import Mode, ToolUse
+from tokenmesh.services.gateway.core.generation.parsing import Parsing, ReasoningBudget
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.generation.delivery import Inbox
-from tokenmesh.services.gateway.generation.request import Prompt, PromptJob
-from tokenmesh.services.gateway.mesh.pipeline import Pipeline
-from tokenmesh.services.gateway.mesh.stages import Stages
+from tokenmesh.services.gateway.core.generation.delivery import Inbox
+from tokenmesh.services.gateway.core.generation.request import Prompt, PromptJob
+from tokenmesh.services.gateway.core.mesh.pipeline import Pipeline
+from tokenmesh.services.gateway.core.mesh.stages import Stages
 from tokenmesh.shared.errors import NotFound
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages import Placed

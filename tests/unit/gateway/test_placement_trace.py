@@ -9,10 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.gateway.test_pipeline import JOB
-from tokenmesh.services.gateway.generation.request import Prompt
-from tokenmesh.services.gateway.mesh import calls as calls_module
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls, card_attributes, trace_placement
-from tokenmesh.services.gateway.mesh.launcher import Launcher
+from tokenmesh.services.gateway.core.generation.request import Prompt
+from tokenmesh.services.gateway.core.mesh import calls as calls_module
+from tokenmesh.services.gateway.core.mesh.calls import (
+    ServiceCalls,
+    card_attributes,
+    trace_placement,
+)
+from tokenmesh.services.gateway.core.mesh.launcher import Launcher
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import WorkerId

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.routes.operation import readiness
+from tokenmesh.services.gateway.apis.operator.routes import readiness
+from tokenmesh.services.gateway.core.mesh.catalog import Catalog
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import tokenmesh.services.gateway.main  # noqa: F401  (defines every error of a gateway)
-from tokenmesh.services.gateway.realtime.errors import CODES, error_view
+from tokenmesh.services.gateway.apis.realtime.errors import CODES, error_view
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 
 

@@ -11,6 +11,13 @@ from hypothesis import strategies as st
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
+from tokenmesh.services.gateway.apis.realtime.conversation import (
+    Item,
+    RealtimeConversation,
+    read_item,
+)
+from tokenmesh.services.gateway.apis.realtime.events import Channel
+from tokenmesh.services.gateway.apis.realtime.response import ResponseOutput
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
@@ -18,9 +25,6 @@ from tokenmesh.services.gateway.parsers.parser import (
     Event,
     Reasoning,
 )
-from tokenmesh.services.gateway.realtime.conversation import Item, RealtimeConversation, read_item
-from tokenmesh.services.gateway.realtime.events import Channel
-from tokenmesh.services.gateway.realtime.response import ResponseOutput
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, Conflict, InvalidInput, NotFound
 

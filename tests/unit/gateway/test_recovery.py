@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, cast
 
-from tokenmesh.services.gateway.generation.delivery import Inbox
-from tokenmesh.services.gateway.mesh.liveness import Breaker
-from tokenmesh.services.gateway.mesh.recovery import StreamRecovery
-from tokenmesh.services.gateway.mesh.session import SessionState
-from tokenmesh.services.gateway.mesh.streams import Stream, Streams
+from tokenmesh.services.gateway.core.generation.delivery import Inbox
+from tokenmesh.services.gateway.core.mesh.liveness import Breaker
+from tokenmesh.services.gateway.core.mesh.recovery import StreamRecovery
+from tokenmesh.services.gateway.core.mesh.session import SessionState
+from tokenmesh.services.gateway.core.mesh.streams import Stream, Streams
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import DeadlineExceeded

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmesh.services.gateway.context import RequestContext
+from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.shared.ids import RequestId
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.mesh.retries import hedged_request, repeated_request
+from tokenmesh.services.gateway.core.mesh.retries import hedged_request, repeated_request
 from tokenmesh.shared.errors import InvalidInput, NoResponders, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import InstanceId
 from tokenmesh.shared.messages import Done, Message, Ping

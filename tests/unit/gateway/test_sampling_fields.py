@@ -3,17 +3,17 @@
 import msgspec
 import pytest
 
-from tokenmesh.services.gateway.openai.request import ChatRequest, CompletionRequest
-from tokenmesh.services.gateway.openai.sampling import to_sampling
-from tokenmesh.services.gateway.openai.sampling_checks import SamplingScope
-from tokenmesh.services.gateway.openai.sampling_fields import (
+from tokenmesh.services.gateway.apis.openai.request import ChatRequest, CompletionRequest
+from tokenmesh.services.gateway.apis.openai.sampling import to_sampling
+from tokenmesh.services.gateway.apis.openai.sampling_checks import SamplingScope
+from tokenmesh.services.gateway.apis.openai.sampling_fields import (
     SAMPLED,
     NotServed,
     SamplingFields,
     marked,
 )
-from tokenmesh.services.gateway.scale_out.generate_request import GenerateSampling
-from tokenmesh.services.gateway.scale_out.shapes import RenderedSampling
+from tokenmesh.services.gateway.apis.scale_out.generate_request import GenerateSampling
+from tokenmesh.services.gateway.apis.scale_out.shapes import RenderedSampling
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.messages.sampling import SamplingParams
 

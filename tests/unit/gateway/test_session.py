@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.mesh.session import Session, SessionState
+from tokenmesh.services.gateway.core.mesh.session import Session, SessionState
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, ProtocolError
 from tokenmesh.shared.ids import WorkerId

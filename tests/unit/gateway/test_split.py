@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.mesh.catalog import in_order
+from tokenmesh.services.gateway.core.mesh.catalog import in_order
 from tokenmesh.shared.config.gateway import GatewaySettings
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tokenmesh.services.gateway.audio.spoken_text import SpokenText, gap_between, spoken
+from tokenmesh.services.gateway.apis.audio.spoken_text import SpokenText, gap_between, spoken
 from tokenmesh.shared.messages.audio import SpeechFacts
 
 NAMES = {"en": "English", "zh": "Chinese"}

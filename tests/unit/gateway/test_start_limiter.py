@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tokenmesh.services.gateway.http.event_loop import StartLimiter
+from tokenmesh.services.gateway.core.http.event_loop import StartLimiter
 
 
 async def count_turns(turns: list[int]) -> None:

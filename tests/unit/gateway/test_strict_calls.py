@@ -12,9 +12,9 @@ import pytest
 import tokenmesh.demo_model
 from tests.fakes.tokenizers import OpenVocabulary
 from tests.unit.gateway.parsers.harness import parse
-from tokenmesh.services.gateway.openai.request import ChatRequest
-from tokenmesh.services.gateway.openai.structured_limits import check_structured
-from tokenmesh.services.gateway.openai.tools import (
+from tokenmesh.services.gateway.apis.openai.request import ChatRequest
+from tokenmesh.services.gateway.apis.openai.structured_limits import check_structured
+from tokenmesh.services.gateway.apis.openai.tools import (
     Mode,
     ToolUse,
     add_calls,

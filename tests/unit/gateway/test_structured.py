@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.openai.structured import (
+from tokenmesh.services.gateway.apis.openai.structured import (
     ResponseFormat,
     StructuredOutputs,
     read_structured,
 )
-from tokenmesh.services.gateway.openai.structured_limits import check_structured
+from tokenmesh.services.gateway.apis.openai.structured_limits import check_structured
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.structured import Structured

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from tokenmesh.services.gateway.extras.tensor_upload import read_tensor
+from tokenmesh.services.gateway.apis.openai.tensor_upload import read_tensor
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from tests.unit.gateway.test_pipeline import JOB
-from tokenmesh.services.gateway.generation.request import PromptJob
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.held_prompts import HeldPrompts
-from tokenmesh.services.gateway.mesh.launcher import Launcher
-from tokenmesh.services.gateway.mesh.stages import Stages, check_fits
-from tokenmesh.services.gateway.mesh.streams import Streams
+from tokenmesh.services.gateway.core.generation.request import PromptJob
+from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.core.mesh.held_prompts import HeldPrompts
+from tokenmesh.services.gateway.core.mesh.launcher import Launcher
+from tokenmesh.services.gateway.core.mesh.stages import Stages, check_fits
+from tokenmesh.services.gateway.core.mesh.streams import Streams
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import PayloadTooLarge, PromptTooLong
 from tokenmesh.shared.ids import GatewayId

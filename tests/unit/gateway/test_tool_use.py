@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.openai.request import ChatRequest
-from tokenmesh.services.gateway.openai.tools import ToolUse, read_tools
+from tokenmesh.services.gateway.apis.openai.request import ChatRequest
+from tokenmesh.services.gateway.apis.openai.tools import ToolUse, read_tools
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 

@@ -13,11 +13,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.context import RequestContext, attach
-from tokenmesh.services.gateway.operations.trace_views import TraceFilter
-from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.services.gateway.routes.operation import traces_router
-from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
+from tokenmesh.services.gateway.apis.operator.routes import traces_router
+from tokenmesh.services.gateway.core.context import RequestContext, attach
+from tokenmesh.services.gateway.core.operations.trace_views import TraceFilter
+from tokenmesh.services.gateway.core.operations.traces import TraceStore
+from tokenmesh.services.gateway.core.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.errors import NotFound, TokenMeshError
 from tokenmesh.shared.ids import RequestId

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.gateway.audio.clip_passes import Recording, RecordingCharges
-from tokenmesh.services.gateway.audio.prompts import SpeechTask
-from tokenmesh.services.gateway.audio.request import TranscriptionRequest, read_fields
-from tokenmesh.services.gateway.audio.segments import Transcript
-from tokenmesh.services.gateway.audio.transcriber import Transcriber
-from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.request import Head, PromptJob
-from tokenmesh.services.gateway.generation.usage import usage_of
-from tokenmesh.services.gateway.tenancy.tenant import DEFAULT_TENANT
+from tokenmesh.services.gateway.apis.audio.clip_passes import Recording, RecordingCharges
+from tokenmesh.services.gateway.apis.audio.prompts import SpeechTask
+from tokenmesh.services.gateway.apis.audio.request import TranscriptionRequest, read_fields
+from tokenmesh.services.gateway.apis.audio.segments import Transcript
+from tokenmesh.services.gateway.apis.audio.transcriber import Transcriber
+from tokenmesh.services.gateway.core.context import RequestContext
+from tokenmesh.services.gateway.core.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.core.generation.request import Head, PromptJob
+from tokenmesh.services.gateway.core.generation.usage import usage_of
+from tokenmesh.services.gateway.core.tenancy.tenant import DEFAULT_TENANT
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import BlobKey, ModelName, RequestId

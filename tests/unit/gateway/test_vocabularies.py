@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.services.gateway.mesh.calls import ServiceCalls
-from tokenmesh.services.gateway.mesh.vocabularies import Vocabularies
+from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.core.mesh.vocabularies import Vocabularies
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import NoResponders, ProtocolError
 from tokenmesh.shared.ids import ModelName

@@ -4,13 +4,13 @@ import numpy
 import pytest
 
 from tests.fakes.recordings import tones
-from tokenmesh.services.gateway.realtime.audio_input import (
+from tokenmesh.services.gateway.apis.realtime.audio_input import (
     InputBuffer,
     SpeechStarted,
     SpeechStopped,
     TurnDetection,
 )
-from tokenmesh.services.gateway.realtime.errors import EmptyBuffer
+from tokenmesh.services.gateway.apis.realtime.errors import EmptyBuffer
 from tokenmesh.shared.errors import InvalidInput
 
 RATE = 24000

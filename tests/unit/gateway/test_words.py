@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from transformers.models.whisper.tokenization_whisper import _collate_word_timestamps
 
 from tests.fakes.whisper import END, FIRST_TIME, whisper
-from tokenmesh.services.gateway.audio.segments import Transcript, words_of
+from tokenmesh.services.gateway.apis.audio.segments import Transcript, words_of
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.audio import AudioClip, SpeechFacts
 

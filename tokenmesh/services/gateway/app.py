@@ -9,47 +9,45 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tokenmesh
-from tokenmesh.services.gateway.anthropic.request import CountTokensRequest, MessagesRequest
-from tokenmesh.services.gateway.audio.request import TranscriptionRequest, TranslationRequest
-from tokenmesh.services.gateway.batches.logs import open_batch_journal
-from tokenmesh.services.gateway.batches.service import BatchRunner
-from tokenmesh.services.gateway.cohere.request import CohereChatRequest
-from tokenmesh.services.gateway.edge import Edge
-from tokenmesh.services.gateway.errors import install_error_handlers
-from tokenmesh.services.gateway.files.contents import open_file_journal
-from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.body import body_schema
-from tokenmesh.services.gateway.http.endpoint import Endpoint
-from tokenmesh.services.gateway.http.local_call import LocalCalls
-from tokenmesh.services.gateway.http.middleware import RootPath
-from tokenmesh.services.gateway.openai.request import (
+from tokenmesh.services.gateway import document
+from tokenmesh.services.gateway.apis.anthropic import routes as anthropic
+from tokenmesh.services.gateway.apis.anthropic.request import CountTokensRequest, MessagesRequest
+from tokenmesh.services.gateway.apis.audio.request import TranscriptionRequest, TranslationRequest
+from tokenmesh.services.gateway.apis.batches import routes as batches
+from tokenmesh.services.gateway.apis.batches.logs import open_batch_journal
+from tokenmesh.services.gateway.apis.batches.service import BatchRunner
+from tokenmesh.services.gateway.apis.cohere import routes as cohere
+from tokenmesh.services.gateway.apis.cohere.request import CohereChatRequest
+from tokenmesh.services.gateway.apis.files import routes as files
+from tokenmesh.services.gateway.apis.openai import routes as openai
+from tokenmesh.services.gateway.apis.openai import tokens
+from tokenmesh.services.gateway.apis.openai.request import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from tokenmesh.services.gateway.pooling.generative import GenerativeScoringRequest
-from tokenmesh.services.gateway.realtime.routes import realtime_router
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.response_logs import open_journal
-from tokenmesh.services.gateway.routes import (
-    admin,
-    anthropic,
-    batches,
-    cohere,
-    document,
-    files,
-    generative_scoring,
-    openai,
-    operation,
-    pooling,
-    responses,
-    sagemaker,
-    scale_out,
-    tokens,
-)
-from tokenmesh.services.gateway.routes.admitted import AdmittedRoutes
-from tokenmesh.services.gateway.tenancy.usage import usage_router
+from tokenmesh.services.gateway.apis.operator import admin
+from tokenmesh.services.gateway.apis.operator import routes as operation
+from tokenmesh.services.gateway.apis.pooling import generative_route as generative_scoring
+from tokenmesh.services.gateway.apis.pooling import routes as pooling
+from tokenmesh.services.gateway.apis.pooling.generative import GenerativeScoringRequest
+from tokenmesh.services.gateway.apis.realtime.routes import realtime_router
+from tokenmesh.services.gateway.apis.responses import routes as responses
+from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.apis.responses.response_logs import open_journal
+from tokenmesh.services.gateway.apis.sagemaker import routes as sagemaker
+from tokenmesh.services.gateway.apis.scale_out import routes as scale_out
+from tokenmesh.services.gateway.core.admitted import AdmittedRoutes
+from tokenmesh.services.gateway.core.errors import install_error_handlers
+from tokenmesh.services.gateway.core.files.contents import open_file_journal
+from tokenmesh.services.gateway.core.http.body import body_schema
+from tokenmesh.services.gateway.core.http.endpoint import Endpoint
+from tokenmesh.services.gateway.core.http.local_call import LocalCalls
+from tokenmesh.services.gateway.core.http.middleware import RootPath
+from tokenmesh.services.gateway.core.tenancy.usage import usage_router
+from tokenmesh.services.gateway.edge import Edge
+from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.mesh import ServiceSettings

@@ -9,13 +9,13 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.context import RequestContext, attach, check_request_id
 from tokenmesh.services.gateway.core.api_table import ApiTable
-from tokenmesh.services.gateway.errors import crash_response, error_response
-from tokenmesh.services.gateway.http.middleware import check_page
-from tokenmesh.services.gateway.http.response_sender import draining
-from tokenmesh.services.gateway.operations.open_requests import OpenRequests
-from tokenmesh.services.gateway.tenancy.auth import KeyRing, check_single, key_of
+from tokenmesh.services.gateway.core.context import RequestContext, attach, check_request_id
+from tokenmesh.services.gateway.core.errors import crash_response, error_response
+from tokenmesh.services.gateway.core.http.middleware import check_page
+from tokenmesh.services.gateway.core.http.response_sender import draining
+from tokenmesh.services.gateway.core.operations.open_requests import OpenRequests
+from tokenmesh.services.gateway.core.tenancy.auth import KeyRing, check_single, key_of
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import TokenMeshError

@@ -4,27 +4,30 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tokenmesh.services.gateway.apis.audio.service import Transcriptions
+from tokenmesh.services.gateway.apis.batches.service import BatchService
+from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilder
+from tokenmesh.services.gateway.apis.pooling.job import PoolBuilder
+from tokenmesh.services.gateway.apis.responses.service import Responses
+from tokenmesh.services.gateway.apis.scale_out.generate_response import (
+    AbortableResponse,
+    GenerateWriter,
+)
+from tokenmesh.services.gateway.apis.scale_out.scale_out import ScaleOut
 from tokenmesh.services.gateway.apis.table import APIS
-from tokenmesh.services.gateway.audio.service import Transcriptions
-from tokenmesh.services.gateway.batches.service import BatchService
 from tokenmesh.services.gateway.core.api import Api, Background
 from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.core.gateway_core import Core
-from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.mesh.catalog import ENCODER, WORKER
-from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.operations.commands import Admin
-from tokenmesh.services.gateway.operations.mesh_view import (
+from tokenmesh.services.gateway.core.generation.request import GenerationRequest
+from tokenmesh.services.gateway.core.mesh.catalog import ENCODER, WORKER
+from tokenmesh.services.gateway.core.operations.commands import Admin
+from tokenmesh.services.gateway.core.operations.mesh_view import (
     EngineMetrics,
     MeshView,
     measure_workers,
 )
-from tokenmesh.services.gateway.operations.traces import TraceStore
-from tokenmesh.services.gateway.pooling.job import PoolBuilder
-from tokenmesh.services.gateway.responses.service import Responses
-from tokenmesh.services.gateway.scale_out.generate_response import AbortableResponse, GenerateWriter
-from tokenmesh.services.gateway.scale_out.scale_out import ScaleOut
-from tokenmesh.services.gateway.tenancy.usage import UsageReader
+from tokenmesh.services.gateway.core.operations.traces import TraceStore
+from tokenmesh.services.gateway.core.tenancy.usage import UsageReader
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings

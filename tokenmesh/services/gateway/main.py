@@ -6,10 +6,10 @@ import sys
 from functools import partial
 
 from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
+from tokenmesh.services.gateway.core.http.event_loop import SWITCH_S
+from tokenmesh.services.gateway.core.http.server import Server
+from tokenmesh.services.gateway.core.mesh.unused_placements import UnusedPlacements
 from tokenmesh.services.gateway.gateway import Gateway
-from tokenmesh.services.gateway.http.event_loop import SWITCH_S
-from tokenmesh.services.gateway.http.server import Server
-from tokenmesh.services.gateway.mesh.unused_placements import UnusedPlacements
 from tokenmesh.shared.actor.actor import BackgroundTasks
 from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings

@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.gateway.parsers.harness import check_chunkings
 from tests.unit.gateway.parsers.tool_formats import TYPICAL_CALLS, calls_of, content_of
-from tokenmesh.services.gateway.openai.chat_builder import family_of
-from tokenmesh.services.gateway.openai.tools import Mode, ToolUse
+from tokenmesh.services.gateway.apis.openai.chat_builder import family_of
+from tokenmesh.services.gateway.apis.openai.tools import Mode, ToolUse
 from tokenmesh.services.gateway.parsers.parser import (
     CallBegin,
     Event,

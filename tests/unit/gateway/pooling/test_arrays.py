@@ -6,8 +6,8 @@ import numpy
 import pytest
 import torch
 
-from tokenmesh.services.gateway.pooling.arrays import cosines, max_sims, quantized, to_bytes
-from tokenmesh.services.gateway.pooling.fields import EmbedDtype
+from tokenmesh.services.gateway.apis.pooling.arrays import cosines, max_sims, quantized, to_bytes
+from tokenmesh.services.gateway.apis.pooling.fields import EmbedDtype
 from tokenmesh.shared.messages.pooling import Pooled
 
 TYPES: dict[EmbedDtype, torch.dtype] = {

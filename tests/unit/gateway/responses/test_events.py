@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tokenmesh.services.gateway.generation.chunk import OutputChunk, join_events
-from tokenmesh.services.gateway.generation.usage import (
+from tokenmesh.services.gateway.apis.responses.events import ResponseEvents
+from tokenmesh.services.gateway.apis.responses.output_items import Event
+from tokenmesh.services.gateway.apis.responses.shapes import usage_fields
+from tokenmesh.services.gateway.apis.responses.tools import ToolName
+from tokenmesh.services.gateway.core.generation.chunk import OutputChunk, join_events
+from tokenmesh.services.gateway.core.generation.usage import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Usage,
@@ -23,10 +27,6 @@ from tokenmesh.services.gateway.parsers.parser import (
     Reasoning,
 )
 from tokenmesh.services.gateway.parsers.parser import Event as ParserEvent
-from tokenmesh.services.gateway.responses.events import ResponseEvents
-from tokenmesh.services.gateway.responses.output_items import Event
-from tokenmesh.services.gateway.responses.shapes import usage_fields
-from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.errors import InvalidInput, Overloaded, Unavailable
 
 EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.responses.feed import Feed
-from tokenmesh.services.gateway.responses.records import Flushed, ResponseEnded
+from tokenmesh.services.gateway.apis.responses.feed import Feed
+from tokenmesh.services.gateway.apis.responses.records import Flushed, ResponseEnded
 from tokenmesh.shared.errors import Conflict
 
 ENDED = ResponseEnded(status="completed", response=b"{}", frames=[b"end"])

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.http.errors import invalid_fields
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.translation import translate
+from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.apis.responses.translation import translate
+from tokenmesh.services.gateway.core.http.errors import invalid_fields
 from tokenmesh.shared.errors import InvalidInput
 
 WORDS = [

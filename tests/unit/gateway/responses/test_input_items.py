@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.responses.items import input_items, page
-from tokenmesh.services.gateway.responses.records import ResponseBegun
+from tokenmesh.services.gateway.apis.responses.items import input_items, page
+from tokenmesh.services.gateway.apis.responses.records import ResponseBegun
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.ids import GatewayId, ModelName, ResponseId
 

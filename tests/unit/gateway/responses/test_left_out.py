@@ -2,9 +2,9 @@
 
 import pytest
 
-from tokenmesh.services.gateway.openai.tools import read_tools
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.translation import translate
+from tokenmesh.services.gateway.apis.openai.tools import read_tools
+from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.apis.responses.translation import translate
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.tools import ToolName, read_tools
-from tokenmesh.services.gateway.responses.translation import (
+from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.apis.responses.tools import ToolName, read_tools
+from tokenmesh.services.gateway.apis.responses.translation import (
     ResponsesTranslation,
     is_long,
     translate,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmesh.services.gateway.responses.records import (
+from tokenmesh.services.gateway.apis.responses.records import (
     Adopted,
     CallBegun,
     CallEnded,

@@ -6,15 +6,19 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.apis.responses.event_log import EventLog, Replay
+from tokenmesh.services.gateway.apis.responses.events import ResponseEvents
+from tokenmesh.services.gateway.apis.responses.log_writer import NoWriter
+from tokenmesh.services.gateway.apis.responses.mcp_servers import (
+    McpServers,
+    RequestedServer,
+    ToolFailed,
+)
+from tokenmesh.services.gateway.apis.responses.records import CallBegun, CallEnded, Flushed, Record
+from tokenmesh.services.gateway.apis.responses.response_plan import ToolCalls
+from tokenmesh.services.gateway.apis.responses.tools import Listings, ToolName
+from tokenmesh.services.gateway.core.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.parsers.parser import CallArguments, CallBegin
-from tokenmesh.services.gateway.responses.event_log import EventLog, Replay
-from tokenmesh.services.gateway.responses.events import ResponseEvents
-from tokenmesh.services.gateway.responses.log_writer import NoWriter
-from tokenmesh.services.gateway.responses.mcp_servers import McpServers, RequestedServer, ToolFailed
-from tokenmesh.services.gateway.responses.records import CallBegun, CallEnded, Flushed, Record
-from tokenmesh.services.gateway.responses.response_plan import ToolCalls
-from tokenmesh.services.gateway.responses.tools import Listings, ToolName
 from tokenmesh.shared.config.responses import McpServerSettings
 from tokenmesh.shared.errors import ProtocolError
 

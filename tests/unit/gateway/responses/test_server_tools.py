@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tokenmesh.services.gateway.responses.mcp_servers import RequestedServer
-from tokenmesh.services.gateway.responses.tools import server_tools
+from tokenmesh.services.gateway.apis.responses.mcp_servers import RequestedServer
+from tokenmesh.services.gateway.apis.responses.tools import server_tools
 from tokenmesh.shared.config.responses import McpServerSettings
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenmesh.services.gateway.core.api_table import ApiTable
-from tokenmesh.services.gateway.responses.output_items import (
+from tokenmesh.services.gateway.apis.responses.output_items import (
     EventRecorder,
     McpCallItem,
     OpenCustomCall,
@@ -17,9 +16,10 @@ from tokenmesh.services.gateway.responses.output_items import (
     OpenReasoning,
     add_listing,
 )
-from tokenmesh.services.gateway.responses.shapes import OutputItem
-from tokenmesh.services.gateway.responses.tools import ToolName
-from tokenmesh.services.gateway.routes.document import response_components
+from tokenmesh.services.gateway.apis.responses.shapes import OutputItem
+from tokenmesh.services.gateway.apis.responses.tools import ToolName
+from tokenmesh.services.gateway.core.api_table import ApiTable
+from tokenmesh.services.gateway.document import response_components
 
 NAME = ToolName("mcp", "shop", "buy")
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.back_end import eos_id, fake_tokenizer
-from tokenmesh.services.gateway.generation.choice import Choice, TextOptions
-from tokenmesh.services.gateway.generation.chunk import Output, OutputChunk
-from tokenmesh.services.gateway.openai.response_parts import LogprobShapes
+from tokenmesh.services.gateway.apis.openai.response_parts import LogprobShapes
+from tokenmesh.services.gateway.apis.responses.events import ResponseEvents
+from tokenmesh.services.gateway.apis.responses.output_items import Event
+from tokenmesh.services.gateway.apis.responses.tools import ToolName
+from tokenmesh.services.gateway.core.generation.choice import Choice, TextOptions
+from tokenmesh.services.gateway.core.generation.chunk import Output, OutputChunk
 from tokenmesh.services.gateway.parsers.parser import ParseContext, ToolSchema
 from tokenmesh.services.gateway.parsers.registry import ParserRegistry
-from tokenmesh.services.gateway.responses.events import ResponseEvents
-from tokenmesh.services.gateway.responses.output_items import Event
-from tokenmesh.services.gateway.responses.tools import ToolName
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.text import Vocabulary
 

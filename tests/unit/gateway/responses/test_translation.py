@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tokenmesh.services.gateway.http.errors import invalid_fields
-from tokenmesh.services.gateway.responses.request import ResponsesRequest
-from tokenmesh.services.gateway.responses.tools import ServerTool
-from tokenmesh.services.gateway.responses.translation import ResponsesTranslation, translate
+from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
+from tokenmesh.services.gateway.apis.responses.tools import ServerTool
+from tokenmesh.services.gateway.apis.responses.translation import ResponsesTranslation, translate
+from tokenmesh.services.gateway.core.http.errors import invalid_fields
 from tokenmesh.shared.errors import FieldPath, InvalidInput, TokenMeshError, field_name
 
 USER: Any = {"role": "user", "content": "Hi"}

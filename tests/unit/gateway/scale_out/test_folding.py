@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tokenmesh.services.gateway.http.sse import frame
-from tokenmesh.services.gateway.scale_out.derender_chunk import chunks_of, fold
+from tokenmesh.services.gateway.apis.scale_out.derender_chunk import chunks_of, fold
+from tokenmesh.services.gateway.core.http.sse import frame
 
 EMPTY: dict[str, Any] = {"id": "r", "choices": []}
 

@@ -3,8 +3,8 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tokenmesh.services.gateway.scale_out.derender_whole import read_logprobs
-from tokenmesh.services.gateway.scale_out.generate_response import prompt_tables, token_logprob
+from tokenmesh.services.gateway.apis.scale_out.derender_whole import read_logprobs
+from tokenmesh.services.gateway.apis.scale_out.generate_response import prompt_tables, token_logprob
 from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 

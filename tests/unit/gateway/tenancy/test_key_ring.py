@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmesh.services.gateway.tenancy.auth import KeyRing
-from tokenmesh.services.gateway.tenancy.ledger import month_of, seconds_left
+from tokenmesh.services.gateway.core.tenancy.auth import KeyRing
+from tokenmesh.services.gateway.core.tenancy.ledger import month_of, seconds_left
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import ConfigError, Unauthorized
 from tokenmesh.shared.metrics import Metrics

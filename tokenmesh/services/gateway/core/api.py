@@ -8,10 +8,10 @@ import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from tokenmesh.services.gateway.context import ErrorWriter
+from tokenmesh.services.gateway.core.context import ErrorWriter
 from tokenmesh.services.gateway.core.gateway_core import Core
-from tokenmesh.services.gateway.http import errors
-from tokenmesh.services.gateway.http.endpoint import Post
+from tokenmesh.services.gateway.core.http import errors
+from tokenmesh.services.gateway.core.http.endpoint import Post
 
 
 class AnswerKind(NamedTuple):

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tokenmesh.services.gateway.context import RequestContext
 from tokenmesh.services.gateway.core.api import AnswerKind, Api
-from tokenmesh.services.gateway.http.errors import write_error
+from tokenmesh.services.gateway.core.context import RequestContext
+from tokenmesh.services.gateway.core.http.errors import write_error
 from tokenmesh.shared.errors import TokenMeshError
 
 _OTHER: Final = AnswerKind("req")

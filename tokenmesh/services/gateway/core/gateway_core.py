@@ -3,33 +3,33 @@
 import asyncio
 from collections.abc import Callable
 
-from tokenmesh.services.gateway.context import RequestContext
-from tokenmesh.services.gateway.files.sweeper import FileSweeper
-from tokenmesh.services.gateway.files.uploads import Uploads
-from tokenmesh.services.gateway.generation.answer import (
-    BodyWriter,
-    GenerationResponse,
-    GenerationServices,
-)
-from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.generation.usage import Meters
-from tokenmesh.services.gateway.http.endpoint import Post
-from tokenmesh.services.gateway.http.response_sender import EVENTS_HEADERS
-from tokenmesh.services.gateway.mesh.client import MeshClient
-from tokenmesh.services.gateway.operations.adapters import Adapters
-from tokenmesh.services.gateway.operations.commands import AdapterCommands
-from tokenmesh.services.gateway.operations.mesh_view import LOAD_FORMAT, Headers, load_header
-from tokenmesh.services.gateway.operations.open_requests import OpenRequests
-from tokenmesh.services.gateway.pooling.dispatcher import PoolDispatcher
-from tokenmesh.services.gateway.pooling.job import PoolJob
-from tokenmesh.services.gateway.pooling.prompts import PoolTokenizer
-from tokenmesh.services.gateway.pooling.run import (
+from tokenmesh.services.gateway.apis.pooling.dispatcher import PoolDispatcher
+from tokenmesh.services.gateway.apis.pooling.job import PoolJob
+from tokenmesh.services.gateway.apis.pooling.prompts import PoolTokenizer
+from tokenmesh.services.gateway.apis.pooling.run import (
     Compute,
     PoolingResponse,
     PoolServices,
     answer_budget,
 )
-from tokenmesh.services.gateway.tenancy.tenancy import Tenancy
+from tokenmesh.services.gateway.core.context import RequestContext
+from tokenmesh.services.gateway.core.files.sweeper import FileSweeper
+from tokenmesh.services.gateway.core.files.uploads import Uploads
+from tokenmesh.services.gateway.core.generation.answer import (
+    BodyWriter,
+    GenerationResponse,
+    GenerationServices,
+)
+from tokenmesh.services.gateway.core.generation.request import GenerationRequest
+from tokenmesh.services.gateway.core.generation.usage import Meters
+from tokenmesh.services.gateway.core.http.endpoint import Post
+from tokenmesh.services.gateway.core.http.response_sender import EVENTS_HEADERS
+from tokenmesh.services.gateway.core.mesh.client import MeshClient
+from tokenmesh.services.gateway.core.operations.adapters import Adapters
+from tokenmesh.services.gateway.core.operations.commands import AdapterCommands
+from tokenmesh.services.gateway.core.operations.mesh_view import LOAD_FORMAT, Headers, load_header
+from tokenmesh.services.gateway.core.operations.open_requests import OpenRequests
+from tokenmesh.services.gateway.core.tenancy.tenancy import Tenancy
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config import Settings

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from tokenmesh.services.gateway.apis.ollama.writer import rfc3339
-from tokenmesh.services.gateway.mesh.catalog import Catalog
-from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.apis.openai.translation import Json
+from tokenmesh.services.gateway.core.mesh.catalog import Catalog
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.on_demand import NEVER
 from tokenmesh.shared.messages.beat import ModelCard

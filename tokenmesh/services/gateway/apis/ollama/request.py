@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from tokenmesh.services.gateway.http.fields import Bounded, Flag, Positive
+from tokenmesh.services.gateway.core.http.fields import Bounded, Flag, Positive
 from tokenmesh.shared.config.on_demand import NEVER, duration_s
 
 Think = Flag | Literal["low", "medium", "high", "max"]

@@ -34,21 +34,21 @@ from tokenmesh.services.gateway.apis.ollama.writer import (
     embed_one,
     rfc3339,
 )
-from tokenmesh.services.gateway.context import RequestContext, context_of
+from tokenmesh.services.gateway.apis.openai.chat_builder import build_chat
+from tokenmesh.services.gateway.apis.openai.completion_builder import build_completion
+from tokenmesh.services.gateway.apis.openai.former_fields import refuse_former_fields
+from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilder
+from tokenmesh.services.gateway.apis.openai.translation import Json, TranslatedChat, warn_unknown
+from tokenmesh.services.gateway.apis.pooling.fields import EmbeddingRequest
+from tokenmesh.services.gateway.apis.pooling.inputs import check_input
+from tokenmesh.services.gateway.apis.pooling.job import PoolBuilder, PoolJob
+from tokenmesh.services.gateway.core.context import RequestContext, context_of
 from tokenmesh.services.gateway.core.gateway_core import Core
-from tokenmesh.services.gateway.generation.request import GenerationRequest
-from tokenmesh.services.gateway.http.body import body_schema, read_json
-from tokenmesh.services.gateway.http.endpoint import Post
-from tokenmesh.services.gateway.http.errors import invalid
-from tokenmesh.services.gateway.http.sse import json_response
-from tokenmesh.services.gateway.openai.chat_builder import build_chat
-from tokenmesh.services.gateway.openai.completion_builder import build_completion
-from tokenmesh.services.gateway.openai.former_fields import refuse_former_fields
-from tokenmesh.services.gateway.openai.request_builder import RequestBuilder
-from tokenmesh.services.gateway.openai.translation import Json, TranslatedChat, warn_unknown
-from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
-from tokenmesh.services.gateway.pooling.inputs import check_input
-from tokenmesh.services.gateway.pooling.job import PoolBuilder, PoolJob
+from tokenmesh.services.gateway.core.generation.request import GenerationRequest
+from tokenmesh.services.gateway.core.http.body import body_schema, read_json
+from tokenmesh.services.gateway.core.http.endpoint import Post
+from tokenmesh.services.gateway.core.http.errors import invalid
+from tokenmesh.services.gateway.core.http.sse import json_response
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.telemetry import span

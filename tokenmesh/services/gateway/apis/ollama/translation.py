@@ -13,9 +13,8 @@ from tokenmesh.services.gateway.apis.ollama.request import (
     OllamaMessage,
 )
 from tokenmesh.services.gateway.apis.ollama.writer import INVALID_ARGUMENTS
-from tokenmesh.services.gateway.http.errors import NotSupported, invalid, invalid_fields
-from tokenmesh.services.gateway.openai.request import CompletionRequest, switch_thinking
-from tokenmesh.services.gateway.openai.translation import (
+from tokenmesh.services.gateway.apis.openai.request import CompletionRequest, switch_thinking
+from tokenmesh.services.gateway.apis.openai.translation import (
     ChatMessages,
     FieldNames,
     Json,
@@ -26,6 +25,7 @@ from tokenmesh.services.gateway.openai.translation import (
     schema_format,
     validate_chat,
 )
+from tokenmesh.services.gateway.core.http.errors import NotSupported, invalid, invalid_fields
 
 _OPTIONS: Final = {
     "temperature": "temperature",

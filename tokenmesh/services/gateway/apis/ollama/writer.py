@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import msgspec
 
-from tokenmesh.services.gateway.generation.chunk import OutputChunk
-from tokenmesh.services.gateway.generation.delivery import Delivery
-from tokenmesh.services.gateway.http.sse import encode_json
-from tokenmesh.services.gateway.openai.translation import Json
+from tokenmesh.services.gateway.apis.openai.translation import Json
+from tokenmesh.services.gateway.apis.pooling.fields import EmbeddingRequest
+from tokenmesh.services.gateway.apis.pooling.inputs import read_items
+from tokenmesh.services.gateway.apis.pooling.numbers import add_list, rows_of
+from tokenmesh.services.gateway.apis.pooling.run import NumbersBody, PoolRun
+from tokenmesh.services.gateway.core.generation.chunk import OutputChunk
+from tokenmesh.services.gateway.core.generation.delivery import Delivery
+from tokenmesh.services.gateway.core.http.sse import encode_json
 from tokenmesh.services.gateway.parsers.parser import CallBegin, Content, Reasoning
-from tokenmesh.services.gateway.pooling.fields import EmbeddingRequest
-from tokenmesh.services.gateway.pooling.inputs import read_items
-from tokenmesh.services.gateway.pooling.numbers import add_list, rows_of
-from tokenmesh.services.gateway.pooling.run import NumbersBody, PoolRun
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.messages.pooling import Pooled

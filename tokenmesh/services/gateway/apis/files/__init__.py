@@ -1,0 +1,1 @@
+"""The Files API of OpenAI: uploads of tenants."""

@@ -1,0 +1,1 @@
+"""The interface of SageMaker's containers."""

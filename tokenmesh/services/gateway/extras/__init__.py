@@ -1,1 +1,0 @@
-"""Less common ways to generate: beam search, batches of chats, tensors as prompts, SageMaker."""

@@ -1,1 +1,0 @@
-"""The HTTP routes of all APIs but Realtime: each gets what it needs from the Gateway."""
