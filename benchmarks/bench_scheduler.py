@@ -55,6 +55,8 @@ class IdleRunner:
     has_states = False
     has_pages = True
     num_saved_states = 0
+    takes_drafts = True
+    max_proposed = 0
     has_own_device = True
 
     def launch(self, plan: StepPlan) -> FinishedLaunch:

@@ -14,8 +14,9 @@ from tests.fakes.engine_driver import EngineDriver, Job, Outcome, greedy
 from tests.fakes.grammars import EOS, Grammars, json_schema, make_checkpoint
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.engine.core.admission import new_row_of
-from tokenmesh.engine.plan import ScheduledRow, StepPlan
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.proposing import RunnerDrafts
+from tokenmesh.engine.plan import StepPlan
 from tokenmesh.engine.request.request import Request
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -217,12 +218,16 @@ def test_models_whose_rows_keep_states_take_no_drafts(tiny: Tiny) -> None:
         driver.again(proposer=proposer_of([], []))
 
 
-def test_the_runner_for_gpus_refuses_drafts(tiny: Tiny) -> None:
+def test_an_engine_on_a_gpu_refuses_a_proposer_at_its_start(tiny: Tiny) -> None:
     with torch.inference_mode(), reference_layers():
         driver = CudaDriver(tiny("llama").directory)
-        request = driver.request(Job([5, 6, 7], greedy(4)))
-        request.place.row = 0
-        entry = ScheduledRow(0, 0, 3, [1], True, drafts=[8])
-        plan = StepPlan(0, new_rows=[new_row_of(request)], scheduled=[entry])
-        with pytest.raises(ConfigError, match="takes no drafts"):
-            driver.runner.carry_out(plan)
+        with pytest.raises(ConfigError, match="one token at a time"):
+            Engine(driver.runner, driver.settings, proposer=proposer_of([], []))
+
+
+def test_more_drafts_than_the_model_proposes_are_refused_at_the_start(
+    made: tuple[EngineDriver, list[Outcome]],
+) -> None:
+    driver, _ = made
+    with pytest.raises(ConfigError, match="proposes 0 at most"):
+        RunnerDrafts(driver.model.runner, max_rows=8, max_drafts=4)

@@ -28,6 +28,9 @@ class DiceProposer:
         self._vocab_size = vocab_size
         self._share_wrong = share_wrong
 
+    def forget(self, request: Request) -> None:
+        """Nothing is kept."""
+
     def propose(self, request: Request, limit: int) -> list[int]:
         rng = self._rng
         assert limit >= 1

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.engine.core.speculating import Proposer
+from tokenmesh.engine.core.proposing import Proposer
 from tokenmesh.engine.exec.build import build_runner
 from tokenmesh.engine.exec.loaded_model import RunnableModel
 from tokenmesh.engine.grammar.matcher import Grammar

@@ -19,6 +19,7 @@ from tests.fakes.kv_runner import (
     media_mark,
 )
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.proposing import RunnerDrafts
 from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
 from tokenmesh.engine.kv.block_tables import held_by
@@ -215,19 +216,13 @@ class Schedule:
         has_windows: bool = False,
         has_states: bool = False,
         has_drafts: bool = False,
+        max_proposed: int = 0,
     ) -> None:
+        """max_proposed: drafts come from the runner."""
         rng = self._rng = Random(seed)
         self.settings = random_settings(rng, is_async)
-        num_saved, has_pages = 0, True
-        if has_states:
-            interval = rng.choice([1, 2, 4, 6])
-            self.settings = self.settings.model_copy(update={"mamba_block_size": interval})
-            num_saved, has_pages = rng.choice([1, 2, 3, 8]), rng.random() < 0.7
-        num_blocks = rng.randint(2, rng.choice([10, 20]))
-        windows: tuple[int | None, ...] = (None,)
-        if has_windows:
-            windows = (None, *[rng.randint(1, 12)] * rng.randint(1, 3))
-            num_blocks = rng.randint(6, 40)
+        num_saved, has_pages = self._keep_states() if has_states else (0, True)
+        num_blocks, windows = self._size_pool(has_windows)
         size, most = self.settings.block_size, self.settings.max_num_batched_tokens
         self.groups = KvGroups.of(windows, size, most)
         capacity = self.groups.longest(num_blocks - 1)
@@ -243,12 +238,40 @@ class Schedule:
         chances = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
         dice = Random(seed + 1)
         self.runner = KvRunner(
-            self.settings, num_blocks, dice, *chances, boundary, windows, num_saved, has_pages
+            self.settings,
+            num_blocks,
+            dice,
+            *chances,
+            boundary,
+            windows,
+            num_saved,
+            has_pages,
+            max_proposed,
         )
         self.proposer = self._make_proposer(seed) if has_drafts else None
-        self.engine = Engine(self.runner, self.settings, proposer=self.proposer)
+        self.runner_drafts = self._take_runner_drafts() if max_proposed else None
+        proposer = self.proposer or self.runner_drafts
+        self.engine = Engine(self.runner, self.settings, proposer=proposer)
         self._may_cancel = may_cancel
         self._added: list[Case] = []
+
+    def _size_pool(self, has_windows: bool) -> tuple[int, tuple[int | None, ...]]:
+        rng = self._rng
+        num_blocks = rng.randint(2, rng.choice([10, 20]))
+        if not has_windows:
+            return num_blocks, (None,)
+        windows = (None, *[rng.randint(1, 12)] * rng.randint(1, 3))
+        return rng.randint(6, 40), windows
+
+    def _keep_states(self) -> tuple[int, bool]:
+        """Slots for saved states, and whether layers keep pages too."""
+        interval = self._rng.choice([1, 2, 4, 6])
+        self.settings = self.settings.model_copy(update={"mamba_block_size": interval})
+        return self._rng.choice([1, 2, 3, 8]), self._rng.random() < 0.7
+
+    def _take_runner_drafts(self) -> RunnerDrafts:
+        max_rows, most = self._rng.choice([1, 3, 1000]), self.runner.max_proposed
+        return RunnerDrafts(self.runner, max_rows, self._rng.randint(1, most))
 
     def _make_proposer(self, seed: int) -> DiceProposer:
         outputs = {case.request.key: endless(case) for case in self.cases}
@@ -284,6 +307,7 @@ class Schedule:
         assert not engine.has_work, "the schedule does not come to an end"
         for case in self.cases:
             self._check_outcome(case)
+        assert self.runner_drafts is None or not self.runner_drafts._by_request
         counts = Counter[str](case.finishes[0].finish or "" for case in self.cases)
         counts["preempted"] = sum(case.request.place.num_preemptions for case in self.cases)
         counts["cached"] = sum(case.request.place.num_cached or 0 for case in self.cases)

@@ -113,8 +113,11 @@ class KvRunner:
         windows: tuple[int | None, ...] = (None,),
         num_saved_states: int = 0,
         has_pages: bool = True,
+        max_proposed: int = 0,
     ) -> None:
         """num_saved_states: 0: rows keep no states."""
+        self.takes_drafts = num_saved_states == 0
+        self.max_proposed = max_proposed
         self.windows = windows
         self.has_states = num_saved_states > 0
         self.has_pages = has_pages
@@ -320,4 +323,21 @@ class KvRunner:
                 result.tokens[entry.row] = drawn[: num_right + 1]
                 row.tokens += drawn[: num_right + 1]
                 row.num_computed += num_right
+                if entry.num_proposed:
+                    context = contexts[entry.row][num_right]
+                    result.drafts[entry.row] = self._propose(row, context, entry.num_proposed)
         return result
+
+    def _propose(self, row: KvRow, context: Cells, count: int) -> list[int]:
+        """What the row would draw next, often cut, spoiled or nonsense."""
+        assert 0 < count <= self.max_proposed
+        cells, drafts = list(context), list[int]()
+        if len(cells) != len(row.tokens) - 1:
+            return drafts  # a window group has lost something
+        while len(drafts) < count and self._rng.random() < 0.8:
+            token = (row.tokens + drafts)[len(cells)]
+            cells.append(cell_after(cells[-1], token, media_mark(row.new.media, len(cells))))
+            drafts.append(draw_from(cells))
+        if drafts and self._rng.random() < 0.2:
+            drafts[self._rng.randrange(len(drafts))] = self._rng.randrange(VOCAB)
+        return drafts

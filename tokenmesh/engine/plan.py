@@ -68,6 +68,9 @@ class ScheduledRow(msgspec.Struct, gc=False):
     drafts: list[int] = []
     """Predicted tokens after the last known one; only where `samples`. Each is kept if the row
     draws the same token in its place; the first that differs ends them."""
+    num_proposed: int = 0
+    """How many tokens the runner's own drafter proposes after what the row draws; only where
+    `samples`, and no more than `Runner.max_proposed`."""
     pools: bool = False
     """True when the last token of a pooled prompt is among those computed."""
 
@@ -147,6 +150,10 @@ class StepResult(msgspec.Struct):
     tokens: dict[int, list[int]] = {}
     """row -> the ids that it drew, for each that decodes or has `samples` set and did not fail: one
     more than there were drafts before the first wrong one. They may go on past the stream's end."""
+    drafts: dict[int, list[int]] = {}
+    """row -> what the runner's drafter proposes after the last of `tokens`, at most `num_proposed`
+    ids; shorter or left out where it does not know. They are used in the row's next step or not at
+    all, so a wrong or missing one costs time and never changes a token."""
     logprobs: dict[int, list[TokenLogprobs]] = {}
     """Of all drawn tokens, by row, where they were requested."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

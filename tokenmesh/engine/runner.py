@@ -32,6 +32,11 @@ class Runner(Protocol):
     """Whether layers keep something in blocks."""
     num_saved_states: int
     """Slots for copies of what rows keep, see `SavedStates`; 0: it cannot be copied."""
+    takes_drafts: bool
+    """Whether a plan may have `ScheduledRow.drafts`; the engine checks it once, at its start."""
+    max_proposed: int
+    """Most tokens that its own drafter proposes for a row in a step, see `StepResult.drafts`; 0: it
+    has none."""
     has_own_device: bool
     """Whether steps run on hardware that the engine thread does not need."""
 

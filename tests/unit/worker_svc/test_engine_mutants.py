@@ -18,6 +18,7 @@ from tokenmesh.engine.core import engine as engine_module
 from tokenmesh.engine.core import in_flight, outputs, speculating
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.proposing import RunnerDrafts
 from tokenmesh.engine.core.row_table import RowTable
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.core.speculating import Speculating
@@ -40,6 +41,7 @@ class Mutant(NamedTuple):
     """Whether keys change past a length, as those of longrope do."""
     has_states: bool = False
     has_drafts: bool = False
+    max_proposed: int = 0
     first: int = 0
     """Where to begin: hundreds of schedules before it notice nothing."""
 
@@ -194,6 +196,9 @@ MUTANTS = {
         has_boundary=True,
         has_drafts=True,
     ),
+    "drafts of the runner outlive their stream": Mutant(
+        RunnerDrafts, "forget", "self._by_request.pop(request, None)", "pass", max_proposed=3
+    ),
     "a device that does not keep the order": Mutant(
         KvRunner, "run_until", "self._queue.popleft()", "self._queue.pop()"
     ),
@@ -232,6 +237,7 @@ def test_a_planted_bug_is_noticed(
                 has_boundary=mutant.has_boundary,
                 has_states=mutant.has_states,
                 has_drafts=mutant.has_drafts,
+                max_proposed=mutant.max_proposed,
             ).run()
         except Exception:
             return

@@ -38,6 +38,8 @@ class Laboratory:
     has_states = False
     has_pages = True
     num_saved_states = 0
+    takes_drafts = True
+    max_proposed = 0
     has_own_device = True
 
     def __init__(self, clock: VirtualClock) -> None:

@@ -137,3 +137,26 @@ def test_drafts_change_no_token(
     kinds = (*EVENTS, "drafts", "right drafts", "crossed")
     assert min(counts[kind] for kind in kinds) > 0
     assert counts["right drafts"] > 200
+
+
+@pytest.mark.parametrize("trouble", [0.0, 0.15])
+@rounds("chunk", 1, 25)
+def test_drafts_of_the_runner_change_no_token_and_none_is_kept(
+    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    counts: Counter[str] = Counter()
+    first = 11_000_000 + SCHEDULES_PER_TEST * chunk
+    for seed in range(first, first + SCHEDULES_PER_TEST):
+        schedule = Schedule(
+            seed,
+            trouble,
+            is_async=seed % 3 > 0,
+            has_tenants=seed % 4 > 2,
+            has_boundary=seed % 5 == 0,
+            has_windows=seed % 2 > 0,
+            max_proposed=1 + seed % 7,
+        )
+        counts += schedule.run()
+    assert min(counts[kind] for kind in EVENTS) > 0
+    assert counts["right drafts"] > 100

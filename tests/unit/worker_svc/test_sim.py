@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.fakes.drafts import DiceProposer
 from tests.simulation.virtual_time import virtual_time
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.proposing import Proposer
 from tokenmesh.engine.core.sim import (
     SimRunner,
     SimVocabulary,
     prompt_key,
     sim_token,
 )
-from tokenmesh.engine.core.speculating import Proposer
 from tokenmesh.engine.request.request import Request
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.sampling import SamplingParams

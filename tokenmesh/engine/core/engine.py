@@ -20,9 +20,9 @@ from tokenmesh.engine.core.outputs import (
     stats_of,
     token_delta,
 )
+from tokenmesh.engine.core.proposing import Proposer, check_drafts
 from tokenmesh.engine.core.rate_meter import RateMeter
 from tokenmesh.engine.core.scheduler import Scheduler
-from tokenmesh.engine.core.speculating import Proposer, check_drafts
 from tokenmesh.engine.core.step_log import StepLog, TimelineStep
 from tokenmesh.engine.kv.block_log import BlockLog
 from tokenmesh.engine.kv.make_cache import make_cache
@@ -198,6 +198,8 @@ class Engine:
             if (owner := self._scheduler.rows.owner(row, step.plan.step)) is not None:
                 owner.output.alignment = states
         owners, ends, ids = self._scheduler.draw(step.plan.step, result.tokens)
+        if result.drafts:
+            self._scheduler.note_drafts(step.plan.step, result.drafts)
         self._publish_pooled(step.plan.step, result, ended_ns)
         # a request draws its first token in the step that computes the last of its prompt
         special = {*ends, *result.logprobs, *starts}

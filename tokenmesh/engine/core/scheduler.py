@@ -14,11 +14,12 @@ from tokenmesh.engine.core.block_reclaimer import BlockReclaimer
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
 from tokenmesh.engine.core.end_detector import EndDetector
 from tokenmesh.engine.core.in_flight import StepNotes
+from tokenmesh.engine.core.proposing import Proposer
 from tokenmesh.engine.core.recent_use import RecentUse
 from tokenmesh.engine.core.row_table import Drawn, RowTable
 from tokenmesh.engine.core.service_queue import ServiceQueue, service_order
 from tokenmesh.engine.core.sharing import Sharing
-from tokenmesh.engine.core.speculating import Proposer, Speculating
+from tokenmesh.engine.core.speculating import Speculating
 from tokenmesh.engine.core.waiting import WaitingRequests
 from tokenmesh.engine.kv.block_tables import BlockTables, Hits
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
@@ -98,6 +99,7 @@ class Scheduler:
             self.num_queued_tokens -= request.backlog
             self._waiting.remove(request)
         request.place.status = Status.ENDED
+        self._speculating.forget(request)
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to wait; all it knows will be computed again."""
@@ -153,6 +155,13 @@ class Scheduler:
                 # the latest step computes this token: the block's content is known now
                 registered += register(request, length - 1, length)
         return owners, ends, ids
+
+    def note_drafts(self, step: int, drafts: Mapping[int, list[int]]) -> None:
+        """What the runner proposes after the tokens of that step, by row; they are appended."""
+        for row, ids in drafts.items():
+            request = self.rows.owner(row, step)
+            if request is not None:
+                self._speculating.note(request, ids)
 
     def _decode(self, plan: StepPlan) -> None:
         """Every decoding request computes its next token."""
@@ -230,6 +239,7 @@ class Scheduler:
                 self._ends.expect_end(request)
         row = ScheduledRow(request.place.row, start, num_tokens, new_blocks, is_last and not pools)
         row.new_windowed, row.pools = self._tables.take_new(request), is_last and pools
+        row.num_proposed = self._speculating.num_proposed if row.samples else 0
         return row
 
     def _admit(self, plan: StepPlan, budget: int) -> None:

@@ -168,6 +168,8 @@ class SimRunner:
         self.has_states = False
         self.has_pages = True
         self.num_saved_states = 0
+        self.takes_drafts = True
+        self.max_proposed = 0
         self.has_own_device = True
         self.num_blocks = settings.num_gpu_blocks_override or settings.sim_num_blocks
         self._vocabulary = vocabulary

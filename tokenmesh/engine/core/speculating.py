@@ -5,39 +5,16 @@ continues with the next only where the draft was what it drew. Drafts change the
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from tokenmesh.engine.core.block_reclaimer import BlockReclaimer
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
 from tokenmesh.engine.core.end_detector import EndDetector
+from tokenmesh.engine.core.proposing import Proposer, RunnerDrafts
 from tokenmesh.engine.core.service_queue import service_order
 from tokenmesh.engine.kv.block_tables import BlockTables
 from tokenmesh.engine.kv.prefix_cache import PrefixCache, Registered
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.engine.request.request import Request
-from tokenmesh.engine.runner import Runner
-from tokenmesh.shared.errors import ConfigError
-
-
-class Proposer(Protocol):
-    max_rows: int
-    """With more running requests than this, all of them decode without drafts."""
-    max_drafts: int
-    """Of one row in one step."""
-
-    def propose(self, request: Request, limit: int) -> list[int]:
-        """At most `limit` ids of the vocabulary that may follow the known tokens, in order.
-
-        Asked once for each row and step that has room for any; `limit` is at least 1.
-        """
-
-
-def check_drafts(runner: Runner, proposer: Proposer | None) -> None:
-    """Raises ConfigError where a model cannot take drafts."""
-    if proposer is not None and runner.has_states:
-        raise ConfigError(
-            "no drafts: a rejected draft would corrupt the states of this model's rows"
-        )
 
 
 class Speculating:
@@ -49,12 +26,20 @@ class Speculating:
     """
 
     def __init__(
-        self, proposer: Proposer | None, wheel: DecodeWheel, tables: BlockTables,
-        cache: PrefixCache, ends: EndDetector, room: BlockReclaimer,
-    ) -> None:  # fmt: skip
+        self,
+        proposer: Proposer | None,
+        wheel: DecodeWheel,
+        tables: BlockTables,
+        cache: PrefixCache,
+        ends: EndDetector,
+        room: BlockReclaimer,
+    ) -> None:
         self._proposer = proposer
         self.is_on = proposer is not None
         """Whether there may be members: the rest need not be called else."""
+        self._runner_drafts = proposer if isinstance(proposer, RunnerDrafts) else None
+        self.num_proposed = self._runner_drafts.max_drafts if self._runner_drafts else 0
+        """Of what is planned for rows that draw, see `ScheduledRow`."""
         self._pool = cache.pool
         self._tables = tables
         self._cache = cache
@@ -112,6 +97,7 @@ class Speculating:
             length = request.num_known
             windowed = self._tables.take_new(request)
             entry = ScheduledRow(request.place.row, length - 1, 1, new_blocks, True, windowed)
+            entry.num_proposed = self.num_proposed
             plan.scheduled.append(entry)
             self._entries.append((request, entry))
             registered += self._cache.register(request, length - 1, length)
@@ -145,6 +131,16 @@ class Speculating:
                 self._wheel.advance(request, request.num_known - 1 - first)
                 self._cache.register(request, first, request.num_known - 1)
         return set(tokens)
+
+    def note(self, request: Request, drafts: list[int]) -> None:
+        """What the runner's drafter proposes after the tokens of a step that has landed."""
+        if self._runner_drafts is not None:
+            self._runner_drafts.note(request, drafts)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        if self._proposer is not None:
+            self._proposer.forget(request)
 
     def _landed(self) -> list[Request]:
         return [each for each in self._wheel.held() if each.num_known > each.num_computed]

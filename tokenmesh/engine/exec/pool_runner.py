@@ -35,6 +35,8 @@ class PoolRunner:
     def __init__(self, model: PoolModel, store: KvStore, rows: HostRows, *, is_async: bool) -> None:
         """is_async: launches return at once, and a separate thread carries them out."""
         self.has_own_device = False
+        self.takes_drafts = False
+        self.max_proposed = 0
         self.num_blocks = store.num_blocks
         self.windows = store.grouping.windows
         self.has_states = store.has_states

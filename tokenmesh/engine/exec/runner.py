@@ -71,6 +71,9 @@ class TorchRunner:
     ) -> None:
         """is_async: launches return at once, and a separate thread carries them out."""
         self.has_own_device = False
+        # nothing takes a rejected draft out of a state again
+        self.takes_drafts = not store.has_states
+        self.max_proposed = 0
         self.num_blocks = store.num_blocks
         self.windows = store.grouping.windows
         self.has_states = store.has_states

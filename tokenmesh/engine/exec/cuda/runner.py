@@ -45,7 +45,6 @@ from tokenmesh.engine.sampling.device_sampler import (
 from tokenmesh.kernels.lora import DeviceAdapterRows
 from tokenmesh.kernels.post_update import post_update
 from tokenmesh.kernels.step_inputs import RowState, StepTensors
-from tokenmesh.shared.errors import ConfigError
 
 
 class CudaRunner:
@@ -60,6 +59,8 @@ class CudaRunner:
         limits: CudaLimits,
     ) -> None:
         self.has_own_device = True
+        self.takes_drafts = False
+        self.max_proposed = 0
         self.num_blocks = store.num_blocks
         self.windows = store.grouping.windows
         self.has_states = store.has_states
@@ -151,8 +152,7 @@ class CudaRunner:
             for group, block in enumerate(blocks, start=1):
                 rows.append_blocks(number, [block], group)
         for entry in plan.scheduled:
-            if entry.drafts:
-                raise ConfigError("the runner for GPUs takes no drafts")
+            assert not entry.drafts, "it takes none"
             rows.schedule(entry)
         sampler.apply()
         return make_batch(rows.advance(plan.decodes) + plan.scheduled, rows)

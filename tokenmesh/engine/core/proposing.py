@@ -1,0 +1,68 @@
+"""Where drafts come from: proposers on the host, and what the runner's own drafter answered."""
+
+from typing import Protocol
+
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.runner import Runner
+from tokenmesh.shared.errors import ConfigError
+
+
+class Proposer(Protocol):
+    """Guesses what streams go on with. Wrong guesses cost time and change no token.
+
+    The engine thread makes all calls, between two launches, so what they take is added to each
+    step: a call may neither block nor wait. No step is in flight that draws for the request.
+    """
+
+    max_rows: int
+    """With more running requests than this, all of them decode without drafts."""
+    max_drafts: int
+    """Of one row in one step."""
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        """At most `limit` ids of the vocabulary that may follow the known tokens, in order.
+
+        Asked once for each row and step that has room for any; `limit` is at least 1.
+        """
+
+    def forget(self, request: Request) -> None:
+        """The request has ended: drop what is kept of it. It may never have been asked for."""
+
+
+class RunnerDrafts:
+    """Implements `Proposer` with `StepResult.drafts`: those of the step that drew last."""
+
+    def __init__(self, runner: Runner, max_rows: int, max_drafts: int) -> None:
+        """Raises ConfigError where the runner's drafter proposes fewer."""
+        if max_drafts > runner.max_proposed:
+            raise ConfigError(
+                f"{max_drafts} drafts are wanted, and the model's drafter proposes "
+                f"{runner.max_proposed} at most"
+            )
+        self.max_rows = max_rows
+        self.max_drafts = max_drafts
+        self._by_request: dict[Request, tuple[int, list[int]]] = {}
+        """What was proposed, and how many tokens the request knew then."""
+
+    def note(self, request: Request, drafts: list[int]) -> None:
+        """A step has landed, and its tokens are known: what may follow them."""
+        self._by_request[request] = request.num_known, drafts
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        num_known, drafts = self._by_request.pop(request, (0, []))
+        # others were drawn since where the request was preempted
+        return drafts[:limit] if num_known == request.num_known else []
+
+    def forget(self, request: Request) -> None:
+        self._by_request.pop(request, None)
+
+
+def check_drafts(runner: Runner, proposer: Proposer | None) -> None:
+    """Raises ConfigError where a runner cannot verify drafts."""
+    if proposer is None or runner.takes_drafts:
+        return
+    if runner.has_states:
+        reason = "a rejected draft would corrupt the states of this model's rows"
+    else:
+        reason = "the runner for this model and device computes one token at a time"
+    raise ConfigError(f"no drafts: {reason}")
