@@ -32,7 +32,7 @@ COMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
     "tests.kernels.test_dispatch": ("tokenmesh.kernels.",),
     # Their callers name the module.
     "tokenmesh.services.gateway.parsers.registry": (),
-    "tokenmesh.services.worker_svc.grammar.lean_import": (),
+    "tokenmesh.engine.grammar.lean_import": (),
     "tokenmesh.shared.parent_death": (),
     # Modules of other projects.
     "tests.engine.test_formats_by_library": (),
