@@ -22,7 +22,7 @@ return 1
 
 
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the latest command about a name was."""
+    """The latest command about a name."""
 
     version: int
     """Milliseconds since 1970; the highest counts."""

@@ -1,4 +1,4 @@
-"""What glibc's allocator does with memory that is freed."""
+"""Makes glibc's allocator return freed memory to the system."""
 
 import ctypes
 from typing import Final

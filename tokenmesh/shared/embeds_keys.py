@@ -1,4 +1,4 @@
-"""What a client's embeddings add to the hashes of blocks, next to what shared/hashing.py does."""
+"""Adds a client's embeddings to the hashes of blocks, next to what shared/hashing.py does."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from tokenmesh.shared.tensor_blob import TensorBlob
 def embeds_keys(
     media: Sequence[MediaItem], tensors: Mapping[str, TensorBlob], block_size: int
 ) -> dict[int, list[ExtraKey]]:
-    """Of the embeddings among media, whose tensors are by their content hash.
+    """Return keys by the number of the block; `tensors` are by the content hash of an item.
 
     Each block has the hash of its own rows: tensors that begin alike share their first blocks.
     """

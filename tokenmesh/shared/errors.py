@@ -32,7 +32,7 @@ _MAX_MESSAGE: Final = 4096
 _MAX_PARAM: Final = 256
 """Characters."""
 _ADDRESS: Final = re.compile(r" (?:at|@) 0x[0-9A-Fa-f]{6,16}\b")
-"""Of an object in memory, as Python and FFmpeg print it: it would help an attacker."""
+"""The address of an object in memory, as Python and FFmpeg print it: it would help an attacker."""
 
 FieldPath = tuple[str | int, ...]
 """Where a field is in a request's body: names of fields and positions in lists."""

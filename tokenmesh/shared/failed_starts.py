@@ -38,7 +38,7 @@ class FailedStarts:
         }
 
     def are_many(self, service: str, model: ModelName, now: float) -> bool:
-        """Whether the service has failed to load the model so often that it will fail again."""
+        """Return whether loads of the model have failed so often that the next will fail."""
         ends = (at_s for last, at_s in self._lives.values() if _loads(last, service, model))
         return sum(now - at_s < _FAILED_START_MEMORY_S for at_s in ends) >= _MAX_FAILED_STARTS
 

@@ -34,12 +34,12 @@ NO_KEYS: Final[EmbedsKeys] = MappingProxyType({})
 
 
 class Adapter(NamedTuple):
-    """Which adapter computes a block."""
+    """The adapter with which a block was computed."""
 
     name: str
     content_hash: str = ""
-    """Of its weights: another one under the same name has other KV. Empty in route hashes, which
-    are made where weights are not known and only guess what a worker holds."""
+    """The hash of its weights: another adapter under the same name has other KV. Empty in route
+    hashes, which are made where weights are not known and only guess what a worker holds."""
 
 
 def route_scope(model: str, fingerprint: str, block_size: int) -> bytes:
@@ -63,7 +63,7 @@ def extra_keys_for_block(
     kv_code: str = "",
     embeds: EmbedsKeys = NO_KEYS,
 ) -> bytes:
-    """What the block of positions [start, end) holds besides its ids; empty for most blocks.
+    """Return what the block of positions [start, end) holds besides its ids; empty for most blocks.
 
     Tagged and length-prefixed, so that no two different sets of extras give the same bytes.
     """

@@ -7,7 +7,7 @@ from typing import Final, NewType
 import xxhash
 
 RequestId = NewType("RequestId", str)
-"""What a user sees and can trace: `chatcmpl-...`, `cmpl-...` or the client's own."""
+"""The id that a user sees and can trace: `chatcmpl-...`, `cmpl-...` or the client's own."""
 
 ResponseId = NewType("ResponseId", str)
 """`resp_...`: holds no dots, so it is one subject token."""
@@ -88,7 +88,7 @@ def new_turn() -> str:
 
 
 def new_blob_key(prefix: str) -> BlobKey:
-    """Of a blob that is stored once, and not found by its content."""
+    """Return a key for a blob that is stored once, and not found by its content."""
     return BlobKey(f"{prefix}:{secrets.token_hex(16)}")
 
 

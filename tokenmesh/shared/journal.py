@@ -46,7 +46,7 @@ class Journal(Protocol):
 
     @property
     def max_entry_bytes(self) -> int:
-        """What one entry may hold."""
+        """The size of the largest entry that is taken."""
 
     async def append(self, key: str, data: bytes, after: int) -> int:
         """Add an entry right after the one numbered `after` (0: the log is empty); its number.

@@ -1,4 +1,4 @@
-"""How a process stops and reports that it runs: signals, exit codes, systemd's notify protocol."""
+"""Stops a process and reports that it runs: signals, exit codes, systemd's notify protocol."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from tokenmesh.shared.config.environment import NotifyTarget, notify_target
 
 
 class ExitCode(IntEnum):
-    """How a service ends, as its parent sees it."""
+    """Exit codes of a service; its parent starts it again or gives up by them."""
 
     CLEAN = 0
     CRASHED = 1
@@ -47,7 +47,10 @@ class StopSignals:
         self.first.set()
 
     def stop(self, reason: str) -> None:
-        """What a signal does; also for stopping a service that runs inside a test."""
+        """Drain; the second time, stop at once.
+
+        Signals call this, and tests of a service in their process.
+        """
         if self._is_signalled:
             logger.warning("%s again: stopping at once", reason)
             self.second.set()

@@ -27,7 +27,7 @@ class LostLives:
         return None if found is None else found[0]
 
     def is_any_since(self, service: str, time_s: float) -> bool:
-        """Whether a process of the service was lost that was still heard at that time or later."""
+        """Return whether a process was lost that was still heard at that time or later."""
         return any(
             last.service == service and seen_s >= time_s for last, seen_s in self._lives.values()
         )

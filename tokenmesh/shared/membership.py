@@ -1,4 +1,4 @@
-"""Which instances are alive: the last heartbeat of each.
+"""Knows which instances are alive, by the last heartbeat of each.
 
 `MembershipView` is plain bookkeeping; `Members` feeds it from the bus. An instance is dead when
 its last heartbeat has `leaving` or when it missed several of its own intervals.
@@ -90,7 +90,7 @@ class Member:
 
     @property
     def takes_requests(self) -> bool:
-        """Of a worker: whether it is awake, or woken by a request."""
+        """True for a worker that is awake, or that a request wakes."""
         load = self.beat.load
         is_awake = load is None or load.sleep_level == 0
         return is_awake or any(card.on_demand for card in self.beat.models)
@@ -177,7 +177,7 @@ class MembershipView:
         return [each for each in members if each.beat.starts and each.beat.service == service]
 
     def is_starting(self, service: str, now: float, model: ModelName | None = None) -> bool:
-        """Whether an instance of the service will soon answer, for a model if one is named.
+        """Return whether an instance of the service will soon answer, for a model if one is named.
 
         Not one that starts again and again: that would have no end.
         """
@@ -186,11 +186,11 @@ class MembershipView:
         return any(not self._failed.are_many(service, name, now) for name in asked)
 
     def lost(self, instance_id: InstanceId, epoch: int) -> Heartbeat | None:
-        """What a life said last that has ended without a farewell, as far as can be seen."""
+        """Return the last heartbeat of a life that seems to have ended without a farewell."""
         return self._lost.last_beat(instance_id, epoch)
 
     def misses_any(self, service: str, since_s: float, now: float, outage_s: float = 0.0) -> bool:
-        """Whether an instance of the service that lived at a time, or later, may have died."""
+        """Return whether an instance that lived at `since_s`, or later, may have died."""
         members = self.service(service)
         interval_s = max((each.beat.interval_s for each in members), default=1.0)
         return len(self.heard(service, now, outage_s)) < len(members) or self._lost.is_any_since(
@@ -217,7 +217,7 @@ class MembershipView:
 
 
 def _was_away(last: Member, now: float) -> bool:
-    """Whether an instance could not answer when its last heartbeat before the one of `now` came."""
+    """Return whether an instance could not answer at its last heartbeat before that of `now`."""
     return bool(last.beat.starts) or now - last.last_seen > _ABSENT_BEATS * last.beat.interval_s
 
 
@@ -253,7 +253,7 @@ class Foreigners:
         self._last: dict[InstanceId, tuple[Heartbeat, float]] = {}
 
     def note(self, beat: Heartbeat, now: float) -> bool:
-        """Whether the instance is new; false also when there are too many."""
+        """Note a heartbeat; True for an instance that is new and not one too many."""
         is_known = beat.instance_id in self._last
         if not is_known and len(self.all(now)) >= self._limit:
             return False
@@ -309,12 +309,12 @@ class Members:
         return self.view.starting(service)
 
     def is_starting(self, service: str, model: ModelName | None = None) -> bool:
-        """Whether an instance of the service will soon answer, for a model if one is named."""
+        """Return whether an instance will soon answer, for a model if one is named."""
         self._expire()
         return self.view.is_starting(service, monotonic_s(), model)
 
     def lost(self, instance_id: InstanceId, epoch: int) -> Heartbeat | None:
-        """What a life said last that has ended without a farewell, as far as can be seen."""
+        """Return the last heartbeat of a life that seems to have ended without a farewell."""
         self._expire()
         return self.view.lost(instance_id, epoch)
 
@@ -326,7 +326,7 @@ class Members:
         return next(filter(None, reasons), None)
 
     def misses_any(self, service: str, since_s: float) -> bool:
-        """Whether an instance of the service that lived at a time, or later, may have died."""
+        """Return whether an instance that lived at `since_s`, or later, may have died."""
         now = self._expire()
         return self.view.misses_any(service, since_s, now, self._gap.outage_s(now))
 

@@ -14,7 +14,7 @@ SERVED_FILES: Final = (
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"),
     "*.safetensors*",
 )
-"""What all services together read of a model in the hub."""
+"""The files of a model in the hub that some service reads."""
 _CONFIG: Final = "config.json"
 _THINKERS: Final = {
     "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
@@ -27,12 +27,13 @@ _SENTENCE_CONFIGS: Final = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Of sentence-transformers' older releases all but the first; in the order of its search."""
+"""All but the first are of older releases of sentence-transformers, which searches in this
+order."""
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 def is_omni(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a model with a talker."""
+    """Return whether a config.json is that of a model with a talker, which is not served."""
     return config.get("model_type") in _THINKERS
 
 
@@ -59,7 +60,7 @@ def sentence_config_path(directory: Path) -> Path | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name can only be that of a repository in the hub."""
+    """Return whether a name can only be that of a repository in the hub."""
     is_local = Path(name).expanduser().exists() or name.startswith(".")
     return not is_local and "/" in name and _HUB_ID.fullmatch(name) is not None
 

@@ -13,7 +13,7 @@ _LONGEST: Final = max(map(len, _HEADS))
 
 
 def placeholder_problem(path: Path) -> str | None:
-    """What the file is instead of a model's, and what to do; None: nothing of the kind."""
+    """Return what the file is instead of a model's, and what to do; None: no such thing."""
     try:
         with path.open("rb") as file:
             head = file.read(_LONGEST + 16).lstrip().lower()

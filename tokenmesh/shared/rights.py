@@ -1,4 +1,4 @@
-"""What each user of NATS and Redis may do: permissions from the table of subjects, and ACLs.
+"""Says what each user of NATS and Redis may do: permissions from the table of subjects, and ACLs.
 
 A user is a service, `up`, which waits for services and watches the store of JetStream, or
 `events`, which subscribes to block events from outside. `tokenmesh up` configures its servers with

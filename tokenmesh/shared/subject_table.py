@@ -28,7 +28,7 @@ class Subject:
     queue: str = ""
     """Name of the queue group: one of its members gets each message."""
     is_ours: bool = True
-    """Whether what travels is a message of `shared/messages`."""
+    """False where the payload is not a message of `shared/messages`."""
 
     @property
     def wildcard(self) -> str:

@@ -8,7 +8,7 @@ _LEAST: Final = 0.01
 _MOST: Final = 100.0
 _ROUNDING: Final = 1 + 1e-9
 MUCH_LESS: Final = 0.5
-"""Of what another tenant has had, by weight."""
+"""A tenant has had much less than another below this share of what that one has had, by weight."""
 
 
 def bounded_weight(weight: float) -> float:
@@ -18,7 +18,8 @@ def bounded_weight(weight: float) -> float:
 
 
 def is_within_share(load: WorkerLoad, tenant: str, weight: float, num_streams: int) -> bool:
-    """Whether a tenant may have that many streams on a worker although it is full of others'.
+    """Return whether a tenant may have that many streams on a worker although it is full of
+    others'.
 
     One that has had much less than another lately may have more than its share of this moment. The
     engine then makes room for them. A worker of an older version, which does not report the tenants

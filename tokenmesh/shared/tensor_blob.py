@@ -55,7 +55,7 @@ class TensorBlob(msgspec.Struct, frozen=True):
 
 
 def decode(blob: bytes) -> TensorBlob:
-    """What `TensorBlob.encode` made, without copying the elements. Raises ProtocolError."""
+    """Read what `TensorBlob.encode` made, without copying the elements. Raises ProtocolError."""
     start = len(MAGIC) + _LENGTH.size
     if len(blob) < start or not blob.startswith(MAGIC):
         raise ProtocolError("these bytes are not a tensor blob")
@@ -107,7 +107,7 @@ def encode_named(tensors: Mapping[str, TensorBlob]) -> bytes:
 
 
 def decode_named(blob: bytes) -> dict[str, TensorBlob]:
-    """What `encode_named` made, without copying the elements. Raises ProtocolError."""
+    """Read what `encode_named` made, without copying the elements. Raises ProtocolError."""
     start = len(NAMED_MAGIC) + _LENGTH.size
     if len(blob) < start or not blob.startswith(NAMED_MAGIC):
         raise ProtocolError("these bytes are not a blob of named tensors")

@@ -65,7 +65,7 @@ class TensorEntry:
     """As the format spells it: F32, F16, BF16, I8, ..."""
     shape: tuple[int, ...]
     offset: int
-    """Of the first byte, from the start of the file."""
+    """Where its first byte is, from the start of the file."""
     num_bytes: int
 
 

@@ -33,5 +33,4 @@ def split_ids(data: bytes) -> Iterator[tuple[bytes]]:
 
 
 def count_ids(data: bytes) -> int:
-    """How many ids `data` holds."""
     return len(data) // BYTES_PER_ID

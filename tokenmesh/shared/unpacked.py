@@ -25,7 +25,7 @@ MADE_BY: Final = {"made_by": "tokenmesh"}
 """In tokenizer_config.json: the tokenizer is whole, and read as it is written."""
 
 _DIGEST: Final = "[0-9a-f]" * 16
-"""How the name of a directory ends."""
+"""The end of a directory's name, as a glob pattern."""
 
 logger = logging.getLogger(__name__)
 

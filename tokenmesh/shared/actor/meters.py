@@ -1,4 +1,4 @@
-"""What an actor did, counted twice: for Prometheus, and as plain numbers for NATS micro."""
+"""Counts what an actor did, twice: for Prometheus, and as plain numbers for NATS micro."""
 
 from functools import lru_cache
 
@@ -18,9 +18,9 @@ class ActorCounts(msgspec.Struct):
     received: int = 0
     answered: int = 0
     failed: int = 0
-    """Of the answers: Failed."""
+    """The answers that were Failed."""
     refused: int = 0
-    """Of the failed: because the mailbox was full."""
+    """The failed requests that found the mailbox full."""
     unsent: int = 0
     """Answers that the bus would not take."""
     busy_s: float = 0.0

@@ -62,7 +62,7 @@ async def _ignore_turn(_turn: str) -> None:
 
 
 _SOLE_S: Final = 5.0
-"""How long a sole turn waits for the requests before it, and how long it lasts at most."""
+"""A sole turn waits so long for the requests before it, and lasts so long at most."""
 
 
 class ActorRuntime:
@@ -106,7 +106,7 @@ class ActorRuntime:
 
     @property
     def counts(self) -> ActorCounts:
-        """What the actor did so far."""
+        """The actor's counts since its start."""
         return self._meters.counts
 
     @property

@@ -1,4 +1,4 @@
-"""What services need from a message bus; `bus/message_bus.py` implements it.
+"""The interface of the message bus that services use; `bus/message_bus.py` implements it.
 
 Code above the bus sees decoded messages and `Headers`. Bytes, the syntax of subjects and
 reconnects stay below.
@@ -16,7 +16,7 @@ from tokenmesh.shared.messages import Message, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """What is sent with every message."""
+    """Metadata that is sent with every message."""
 
     deadline_s: float | None = None
     """Absolute, wall clock (`clock.now_s`); in a received message by the receiver's clock."""
@@ -52,7 +52,7 @@ class Bus(Protocol):
 
     @property
     def max_message_bytes(self) -> int:
-        """Of an encoded message; a larger one is refused before it is sent."""
+        """The largest encoded message; a larger one is refused before it is sent."""
 
     async def request(
         self,

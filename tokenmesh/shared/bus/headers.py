@@ -40,7 +40,7 @@ def pack(headers: Headers) -> dict[str, str]:
 
 
 def unpack(packed: Mapping[str, str] | None) -> Headers:
-    """What `pack` made; a message may have no headers. Raises ProtocolError."""
+    """Read what `pack` made; a message may have no headers. Raises ProtocolError."""
     if not packed:
         return _NONE
     schema = packed.get(_SCHEMA, SCHEMA)
@@ -106,7 +106,7 @@ class SenderClocks:
         self._senders: OrderedDict[str, _Sender] = OrderedDict()
 
     def offset_s(self, sender: str, sent_s: float, wall_s: float, now: float) -> float:
-        """What to add to the sender's times; `wall_s` is our wall time, `now` monotonic."""
+        """Return what to add to the sender's times; `wall_s` is our wall time, `now` monotonic."""
         delay_s = wall_s - sent_s
         known = self._senders.get(sender)
         if known is None:

@@ -83,11 +83,11 @@ class StreamSpec:
     max_age_s: float
     max_bytes: int
     setting: str
-    """What `max_bytes` follows."""
+    """The setting that `max_bytes` follows."""
     max_entry_bytes: int
     replicas: int = 1
     refuses_when_full: bool = False
-    """Whether an entry beyond `max_bytes` is refused; else the oldest entries are removed."""
+    """True: an entry beyond `max_bytes` is refused; else the oldest entries are removed."""
 
     def config(self) -> dict[str, Any]:
         return {
@@ -330,7 +330,7 @@ class _NotRetryable(Unavailable):
 
 
 def _has_quorum(cluster: dict[str, Any]) -> bool:
-    """Whether a stream's leader has heard from most replicas so lately that there is no other."""
+    """Return whether the leader has heard from most replicas so lately that there is no other."""
     replicas = cluster.get("replicas") or ()
     heard = sum(
         not each.get("offline") and each.get("active", inf) < _HEARD_S * 1e9 for each in replicas

@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 _HEADER_ROOM_BYTES: Final = 4096
 """The server counts headers into its max_payload."""
 _MAX_UNREAD_ANSWERS: Final = 64
-"""Of one `converse`; only keep-alives can be more than one, and a newer one replaces an older."""
+"""Answers of one `converse` that may wait; only keep-alives can be more than one, and a newer one
+replaces an older."""
 
 _Answer = asyncio.Future[bytes | None]
 
@@ -100,7 +101,7 @@ class MessageBus(Bus):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server can be reached right now."""
+        """True while the server can be reached."""
         return self._link.is_connected
 
     @property

@@ -283,5 +283,5 @@ class FastClient(Client):
 
 
 def _is_subject(text: str) -> bool:
-    """Whether it has no space or line break, which would end it in a command."""
+    """Return whether it has no space or line break, which would end it in a command."""
     return text.isprintable() and " " not in text and bool(text)

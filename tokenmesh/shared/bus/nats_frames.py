@@ -12,9 +12,10 @@ from typing import Any, Final, Protocol
 import nats.errors
 
 MAX_LINE_BYTES: Final = 64 * 1024
-"""Of a line, such as the INFO of a large cluster. nats-py reads at most 32 KiB of the first one."""
+"""The longest line, such as the INFO of a large cluster. nats-py reads at most 32 KiB of the first
+one."""
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
-"""Of a message. A server by default gives up a client for which it holds more."""
+"""The largest message. A server by default gives up a client for which it holds more."""
 
 _CRLF: Final = b"\r\n"
 _VERSION: Final = "NATS/1.0"
@@ -34,14 +35,14 @@ class Packet:
 
 
 class MalformedFrame(nats.errors.ProtocolError):
-    """What was received is not the protocol of NATS; the client connects again."""
+    """Raised where what was received is not the protocol of NATS; the client connects again."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class FrameReader(Protocol):
-    """What reacts to frames; the methods of nats-py's client, and `take` for messages."""
+    """Reacts to frames: the methods of nats-py's client, and `take` for messages."""
 
     def take(
         self, subject: bytes, sid: int, reply: bytes, head: bytes, payload: bytes

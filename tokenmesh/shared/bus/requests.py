@@ -62,7 +62,7 @@ class PendingRequests(Generic[AnswerT]):
 
 
 def has_no_responders(packet: Packet) -> bool:
-    """Whether the server reports that nothing is subscribed to the request's subject."""
+    """Return whether the server reports that nothing is subscribed to the request's subject."""
     return packet.headers is not None and packet.headers.get(_STATUS) == _NO_RESPONDERS
 
 

@@ -21,7 +21,7 @@ MODEL_FILE: Final = "model.bin"
 _VERSION: Final = 6
 """Since CTranslate2 2; Whisper came with 3."""
 _MOST_VARIABLES: Final = 1 << 16
-"""Of the largest Whisper there are 1,300."""
+"""The largest Whisper has 1,300."""
 _MOST_NAME_BYTES: Final = 256
 _MOST_DIMENSIONS: Final = 4
 _TYPES: Final = (("F32", 4), ("I8", 1), ("I16", 2), ("I32", 4), ("F16", 2), ("BF16", 2))
@@ -35,7 +35,7 @@ class Ct2Variable:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    """Of its first byte, from the start of the file."""
+    """Where its first byte is, from the start of the file."""
     num_bytes: int
 
 
@@ -47,7 +47,7 @@ class Ct2File:
     specification: str
     """The kind of the model, such as WhisperSpec."""
     revision: int
-    """Of the specification."""
+    """The revision of the specification that the file follows."""
     variables: Mapping[str, Ct2Variable]
     """By name and by alias."""
     aliases: Mapping[str, str]

@@ -61,19 +61,19 @@ class WhisperTensors:
             raise file.error(f"variable encoder/conv1/weight has shape {list(conv)}")
         self.mel_bins = conv[1]
         self.float_type = self._variable("decoder/layer_norm/gamma").dtype
-        """Of the norms; what quantized weights become."""
+        """The type of the norms; quantized weights become it."""
         if self.float_type not in FLOATS:
             raise file.error(f"variable decoder/layer_norm/gamma is of type {self.float_type}")
 
     def heads(self, part: str) -> int:
-        """Of the encoder's or the decoder's attention."""
+        """Return the number of heads of the encoder's or the decoder's attention."""
         found = self._number(f"{part}/num_heads")
         if found < 1 or self.hidden % found:
             raise self.file.error(f"{part}/num_heads is {found} for {self.hidden} columns")
         return found
 
     def layers(self, part: str) -> int:
-        """How many there are; one that is missing is noticed when its tensors are."""
+        """Return the number of layers; one that is missing is noticed when its tensors are."""
         start = f"{part}/layer_"
         numbers = {
             int(number)
@@ -89,7 +89,7 @@ class WhisperTensors:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the output layer is the embedding."""
+        """True where the output layer is the embedding."""
         name = "decoder/projection/weight"
         return self.file.aliases.get(name) == "decoder/embeddings/weight"
 
@@ -189,7 +189,10 @@ class WhisperTensors:
                 yield MadeTensor(own, dtype, (rows, *shape[1:]), pieces)
 
     def _scale(self, name: str, variable: Ct2Variable) -> "np.ndarray[Any, Any]":
-        """Of each row, float32. Raises CheckpointError for a format that is not known."""
+        """Return the scale of each row, float32.
+
+        Raises CheckpointError for a format that is not known.
+        """
         import numpy as np
 
         scale = self.file.variables.get(f"{name}_scale")

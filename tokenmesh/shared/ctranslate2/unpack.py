@@ -15,7 +15,7 @@ from tokenmesh.shared.unpacked import MADE_BY, Unpacking, write_objects, write_t
 _CONFIG: Final = "config.json"
 _EXTRACTOR: Final = "preprocessor_config.json"
 FILES: Final = (MODEL_FILE, _CONFIG, TOKENIZER, *VOCABULARIES, _EXTRACTOR)
-"""What such a directory holds."""
+"""The files that are read from such a directory."""
 _UNPACKING: Final = Unpacking("ctranslate2", layout=1)
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _KEYS: Final = ("suppress_ids", "suppress_ids_begin", "alignment_heads", "lang_ids")
@@ -25,7 +25,7 @@ _HOP: Final = 160
 
 
 def is_ctranslate2(directory: Path) -> bool:
-    """Whether a directory holds a model of CTranslate2, whose config.json names no model type."""
+    """Return whether a directory holds a model of CTranslate2: config.json names no model type."""
     if not (directory / MODEL_FILE).is_file():
         return False
     try:
@@ -36,7 +36,7 @@ def is_ctranslate2(directory: Path) -> bool:
 
 
 def is_whisper_config(directory: Path) -> bool:
-    """Whether config.json is that of a Whisper of CTranslate2, whose weights may be elsewhere."""
+    """Return whether config.json is a CTranslate2 Whisper's; its weights may be elsewhere."""
     try:
         config = _read_object(directory / _CONFIG)
     except CheckpointError:

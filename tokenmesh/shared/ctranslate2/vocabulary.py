@@ -27,7 +27,7 @@ _NO_TIMES: Final = "<|notimestamps|>"
 _NEEDED: Final = (END, _START, _TRANSLATE, _TRANSCRIBE, _PREVIOUS, _NO_TIMES)
 _LANGUAGE: Final = re.compile(r"<\|[a-z]{2,4}\|>")
 _MOST_BYTES: Final = 64 << 20
-"""Of a file; those of the largest Whisper have 3 MB."""
+"""The largest file; those of the largest Whisper have 3 MB."""
 _LAST_FIRST_TIME: Final = 50
 """A transcript begins within a second, in faster-whisper and in OpenAI's Whisper."""
 
@@ -39,7 +39,7 @@ class WhisperVocabulary:
     path: Path
     tokens: Sequence[str]
     ids: dict[str, int]
-    """Of special tokens."""
+    """The ids of special tokens, by their text."""
 
     @classmethod
     def read(cls, directory: Path, rows: int) -> "WhisperVocabulary":

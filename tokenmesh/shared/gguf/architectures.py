@@ -1,4 +1,4 @@
-"""What differs from one architecture of GGUF files to the next.
+"""Describes how one architecture of GGUF files differs from the next.
 
 Names of tensors and keys are those of llama.cpp's gguf-py (constants.py) and of its conversion.
 """
@@ -61,7 +61,7 @@ class Windows:
     """Layers that see the last tokens only."""
 
     period: int
-    """Of so many layers the last sees all; 0: none does."""
+    """The last of so many layers sees all tokens; 0: none does."""
     size: int | None = None
     """Where the file has no attention.sliding_window; None: then all layers see all."""
     plain_rope: bool = False
@@ -90,13 +90,13 @@ class Architecture:
     numbers: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)
     """The same of others, and what counts where the key is missing; None: an error."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Of config.json."""
+    """Keys of config.json that all models of the architecture share."""
     rope: Mapping[str, Any] = field(default_factory=dict)
-    """Of rope_parameters, where they are scaled."""
+    """Keys of rope_parameters, where they are scaled."""
     present: Mapping[str, str] = field(default_factory=dict)
     """Keys of config.json that say whether the first layer has a tensor."""
     may_turn_part: bool = False
-    """Of a head, as rope.dimension_count says."""
+    """True where only a part of a head turns, as rope.dimension_count says."""
     wide_layers: int = 0
     """A model of so many layers scales queries by hidden size over heads, not by a head's size."""
     windows: Windows | None = None
@@ -104,7 +104,7 @@ class Architecture:
     joins_experts: bool = False
     """All of a layer are one tensor, gate and up in turn; see joined.py."""
     with_experts: "Architecture | None" = None
-    """What it is where the file has experts."""
+    """The architecture that a file with experts has instead."""
 
 
 _QWEN_MOE: Final = ExpertNames(

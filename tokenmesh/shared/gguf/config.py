@@ -7,7 +7,7 @@ from tokenmesh.shared.gguf.metadata import GgufValues, error
 from tokenmesh.shared.gguf.rope import rope_parameters
 
 _SOFTMAX: Final = 1
-"""How llama.cpp numbers the function that makes weights of a router's logits."""
+"""llama.cpp's number for the function that makes weights of a router's logits."""
 
 
 def config_of(data: GgufValues, kind: Architecture) -> dict[str, Any]:

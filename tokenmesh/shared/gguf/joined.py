@@ -23,7 +23,7 @@ _BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def is_joined(name: str) -> bool:
-    """Whether a tensor is a part of one that is made here."""
+    """Return whether a tensor is a part of one that is made here."""
     return name.split(".")[-2] in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 

@@ -7,7 +7,7 @@ from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.gguf.reader import GgufFile
 
 _HARMLESS: Final = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
-"""What tensors tell as well, or what nothing depends on."""
+"""Keys that tensors tell as well, or that nothing depends on."""
 _NEUTRAL: Final[Mapping[str, object]] = {
     "attention.causal": True,
     "expert_weights_scale": 1.0,

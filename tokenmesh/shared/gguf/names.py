@@ -22,19 +22,19 @@ _IN_BLOCK: Final = {
 }
 """The router and the shared expert."""
 MAX_EXPERTS: Final = 4096
-"""Of a layer; each becomes several tensors."""
+"""The most experts of a layer; each becomes several tensors."""
 _SHARED_GATE: Final = "ffn_gate_inp_shexp"
 """A vector here, a matrix of one row in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What a tensor becomes in a checkpoint of transformers."""
+    """The tensors of a checkpoint of transformers that one tensor of the file becomes."""
 
     names: tuple[str, ...]
     """One; of a stack of experts one for each."""
     shape: tuple[int, ...]
-    """Of each."""
+    """The shape of each of them."""
 
 
 def stored_as(data: GgufValues, kind: Architecture, name: str) -> StoredTensor:

@@ -1,4 +1,4 @@
-"""How text is cut into words before pairs are merged, by `tokenizer.ggml.pre`.
+"""Cuts text into words before pairs are merged, as `tokenizer.ggml.pre` says.
 
 Expressions are those of the models' own tokenizer.json, which llama.cpp names by what it knows them
 from.

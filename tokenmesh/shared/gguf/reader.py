@@ -36,11 +36,11 @@ _ARRAY: Final = 9
 
 
 class BlockType(NamedTuple):
-    """How the elements of a tensor are stored."""
+    """A format in which the elements of a tensor are stored, block by block."""
 
     name: str
     elements: int
-    """Of a block."""
+    """Elements of a block."""
     size: int
     """Its bytes."""
 
@@ -78,7 +78,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     """As torch has it: the innermost dimension last."""
     offset: int
-    """Of its first byte, from the start of the file."""
+    """Where its first byte is, from the start of the file."""
     num_bytes: int
     path: Path
     """The file that it is in."""

@@ -13,7 +13,7 @@ ROPE_TENSORS: Final = frozenset({_LLAMA3_FACTORS, _LONG, _SHORT})
 
 
 def rope_parameters(data: GgufValues, rotated: int, max_position: int) -> dict[str, Any]:
-    """Of layers that see all tokens. rotated: numbers of a head that turn.
+    """Return rope_parameters for layers that see all tokens. rotated: numbers of a head that turn.
 
     Raises CheckpointError for a kind that is not known.
     """

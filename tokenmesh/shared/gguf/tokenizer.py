@@ -63,7 +63,7 @@ _STOPS: Final = frozenset(
 
 
 def token_ids(file: GgufFile) -> dict[str, Any]:
-    """Of config.json: with what a text begins, and all that end an answer."""
+    """Return keys of config.json: the id with which a text begins, and all that end an answer."""
     tokens, types = _tokens(file)
     found: dict[str, Any] = {}
     begin = _number(file, tokens, "bos")

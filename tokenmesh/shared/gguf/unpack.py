@@ -27,7 +27,7 @@ _PIECE_BYTES: Final = 16 << 20
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that says it is of this format."""
+    """Return whether a path is a file whose name ends in .gguf; its contents are not read."""
     return path.is_file() and path.suffix == ".gguf"
 
 

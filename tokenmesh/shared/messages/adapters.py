@@ -8,7 +8,7 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     name: str
     content_hash: str
-    """Of its matrices and scalings."""
+    """The hash of its matrices and scalings."""
     created_s: float = 0.0
     """When the worker read it, Unix seconds."""
     is_in_memory: bool = True

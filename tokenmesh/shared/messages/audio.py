@@ -10,7 +10,7 @@ from tokenmesh.shared.ids import BlobKey, ModelName, RequestId
 
 
 class SpeechFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a model is prompted to transcribe a clip; ids are token ids, -1 where there is none."""
+    """Facts that make prompts of transcripts; ids are token ids, -1 where there is none."""
 
     start_id: int
     """The first token of every prompt."""
@@ -39,16 +39,17 @@ class SpeechFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     rate: int = 16000
     """Samples a second."""
     max_previous_tokens: int = 223
-    """Of the text before the clip."""
+    """Tokens of the text before the clip that a prompt may repeat."""
     prompt_ids: list[int] = []
-    """Of every prompt, for a model whose recordings are added to all tokens, those of the output
-    included; empty: prompts are made of the ids above."""
+    """The prompt of a model whose recordings are added to all tokens, those of the output included;
+    empty: prompts are made of the ids above."""
     hidden_ids: list[int] = []
     """Drawn, but no text: of such a model, which draws one token for each part of a clip."""
     aligns: bool = False
-    """Whether the checkpoint names heads that follow the speech, which words' times come from."""
+    """True where the checkpoint names heads that follow the speech, which words' times come
+    from."""
     follows_speech: bool = False
-    """Whether speech can be transcribed in parts while it goes on (PrepareSpeech)."""
+    """True where speech can be transcribed in parts while it goes on (PrepareSpeech)."""
     embed_id: int = -1
     """The token that takes the embeddings of a clip, of a model that hears in chats: a tokenizer
     writes its prompts (SpeechAsk). -1: prompts are made of the ids above."""
@@ -60,11 +61,11 @@ class SpeechFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     marker: str = ""
     """Text of such a model's answers before the transcript."""
     is_framed: bool = False
-    """Whether its answers may be a sentence that quotes the transcript."""
+    """True where its answers may be a sentence that quotes the transcript."""
 
 
 class SpeechAsk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is wanted of a model that hears in chats, for which a tokenizer finds the words."""
+    """A request to a model that hears in chats, for which a tokenizer finds the words."""
 
     language: str = ""
     """Code of one of its languages."""
@@ -84,7 +85,7 @@ class PrepareAudio(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
     source: BlobKey
     """The file, or raw samples where `rate` is set."""
     rate: int = 0
-    """Of raw samples, 16 bits, little-endian, mono; 0: the blob is a file."""
+    """The sampling rate of raw samples, 16 bits, little-endian, mono; 0: the blob is a file."""
     first: int = 0
     """The first clip whose features are stored."""
     count: int = 1
@@ -111,7 +112,7 @@ class AudioPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     """The requested clips, in order."""
 
     duration_s: float
-    """Of the whole recording."""
+    """Seconds of the whole recording."""
     total: int
     """Clips of the whole recording."""
     clips: list[AudioClip]
@@ -138,7 +139,7 @@ class PrepareSpeech(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     follows: str = ""
     """`content_hash` of the part before; empty for the first one."""
     is_end: bool = False
-    """Whether the speech ends with these samples; silence follows them."""
+    """True where the speech ends with these samples; silence follows them."""
     tenant: str = ""
 
 

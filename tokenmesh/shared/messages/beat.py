@@ -43,36 +43,35 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapter: AdapterCard | None = None
     """The one that a request names; in no heartbeat."""
     takes_audio: bool = False
-    """Whether prompts may hold recordings; a model that only transcribes them takes none."""
+    """True where prompts may hold recordings; a model that only transcribes them takes none."""
     takes_adapters: bool = False
-    """Whether LoRA adapters can be loaded."""
+    """True where LoRA adapters can be loaded."""
     on_demand: bool = False
     """The worker sleeps when it has no requests, and is woken by the next one."""
     slots: str = ""
     """Workers on demand with the same value share a bound on how many are awake; empty: none."""
     weight_format: str = ""
-    """How its weights are kept: a method of quantization, or a type."""
+    """The format of its weights: a method of quantization, or a type."""
     host_kv_bytes: int = 0
-    """What the KV pool comes to take of host memory once all of it has been used; 0: it is on a
-    GPU."""
+    """Host memory that the KV pool takes once all of it has been used; 0: it is on a GPU."""
     only_transcribes: bool = False
     """The model answers nothing but recordings."""
     needs_encoder: bool = False
-    """Whether prompts may hold images, videos or recordings, which an encoder turns into
+    """True where prompts may hold images, videos or recordings, which an encoder turns into
     embeddings."""
     embeds_in_chunks: bool = False
-    """Whether a text that is longer than `max_model_len` is embedded in parts."""
+    """True where a text that is longer than `max_model_len` is embedded in parts."""
     max_embed_len: int = 0
     """Longest text that is embedded, tokens; 0: any in parts, else `max_model_len`."""
 
     @property
     def requested_name(self) -> str:
-        """What responses and accounts call the model: the adapter's name if there is one."""
+        """The name in responses and accounts: the adapter's if there is one."""
         return self.name if self.adapter is None else self.adapter.name
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the placement rule needs to know about a worker."""
+    """The state of a worker by which requests are placed."""
 
     running: int = 0
     waiting: int = 0
@@ -86,7 +85,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_s: float = 0.0
     """EWMA of a decode step's duration."""
     starting: int = 0
-    """Of the running and waiting streams, those before their first token."""
+    """Streams among the running and waiting ones that have no first token yet."""
     is_indexed: bool = False
     """The prefix index is current for the worker, reservations included."""
     sleep_level: int = 0
@@ -104,13 +103,13 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant_weight: float = 0.0
     """Sum of the weights of all tenants that have any; 0: not reported."""
     tenant_levels: dict[str, float] = {}
-    """What tenants have had of the worker lately, by weight; of the heaviest ones."""
+    """Use of the worker by its heaviest tenants lately, divided by their weights."""
     is_compiler_starting: bool = False
     """A stream with a grammar would wait for the worker's grammar libraries to load."""
     idle_s: float = 0.0
-    """Of a worker on demand: time without streams."""
+    """Seconds without streams; only of a worker on demand."""
     sleeps_in_s: float | None = None
-    """Of a worker on demand: when it sleeps if no request comes; None: not by itself."""
+    """Seconds until a worker on demand sleeps if no request comes; None: it does not by itself."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Beat", omit_defaults=True):

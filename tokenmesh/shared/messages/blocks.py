@@ -17,7 +17,7 @@ ExtraKind = Literal["lora", "salt", "media", "kv_dtype", "prompt_embeds"]
 
 
 class ExtraKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What distinguishes a block besides its token ids and its parent."""
+    """Distinguishes a block besides its token ids and its parent."""
 
     kind: ExtraKind
     """An adapter's name and, after an @, its content hash; a cache salt (first block only); the
@@ -34,9 +34,9 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     block_hashes: list[bytes]
     """16 bytes each: BLAKE2b of the parent's (zeros before the first block), ids and extra keys."""
     parent_block_hash: bytes | None = None
-    """Of the block before the first of these; None: that one begins a prompt."""
+    """The hash of the block before the first of these; None: that one begins a prompt."""
     token_ids: bytes
-    """Of all the blocks, packed as everywhere (`shared/tokens.py`)."""
+    """Ids of all the blocks, packed as everywhere (`shared/tokens.py`)."""
     block_size: int
     """Tokens of a block."""
     lora_name: str | None = None
@@ -63,7 +63,7 @@ BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class BlockEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What a worker's cache gained and lost, in order. Published, never answered."""
+    """Changes of a worker's cache, in order. Published, never answered."""
 
     worker_id: WorkerId
     epoch: int
@@ -78,12 +78,15 @@ class BlockEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 
 
 class BlocksHeld(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What a subscriber must have by now. Published at the start and every few seconds."""
+    """Tells a subscriber how many batches it must have by now.
+
+    Published at the start and every few seconds.
+    """
 
     worker_id: WorkerId
     epoch: int
     next_seq: int
-    """Of the next batch: all below it are out."""
+    """The number of the next batch: all below it are out."""
     model: ModelName
     block_size: int
     num_blocks: int

@@ -15,8 +15,8 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     level: int = 1
     """1: KV is freed and the weights leave the GPU. 2: the weights are freed everywhere."""
     mode: SleepMode = "abort"
-    """What becomes of running streams: ended with an error, or waited for. With idle, and while
-    any runs or is awaited, the answer is Failed."""
+    """Running streams are ended with an error (abort), or waited for. With idle, and while any runs
+    or is awaited, the answer is Failed."""
 
 
 class Slept(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

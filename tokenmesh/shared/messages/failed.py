@@ -17,7 +17,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     param: str | None = None
     retry_after_s: float | None = None
     path: errors.FieldPath = ()
-    """Of an InvalidInput, where `param` does not say the same."""
+    """The path of an InvalidInput's field, where `param` does not say the same."""
 
 
 def _subclasses(cls: type[errors.TokenMeshError]) -> list[type[errors.TokenMeshError]]:

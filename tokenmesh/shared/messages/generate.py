@@ -34,7 +34,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     route_head: bytes = b""
     """As the tokenizer gave it; empty: the stream's blocks are not in the prefix index."""
     reservation: str = ""
-    """What the placement reserved: given back at the first token."""
+    """The reservation of the placement: given back at the first token."""
     tenant: str = ""
     """Whose share of the worker it takes."""
     weight: float = 1.0

@@ -18,7 +18,7 @@ REPLACE: Final = "replace"
 ADD: Final = "add"
 
 EMBEDDINGS_PREFIX: Final = "emb:"
-"""Of the keys of blobs that encoders write."""
+"""Begins the keys of blobs that encoders write."""
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,12 +35,13 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     offset: int
     length: int
     pixels: BlobKey = BlobKey("")
-    """Of EMBEDS: a tensor blob, the embeddings themselves."""
+    """The blob with the embeddings themselves, for an item of kind EMBEDS."""
     embeddings: BlobKey | None = None
     """A tensor blob [num_embeddings, width]; set once the encoder has answered. The width is the
     model's hidden size, times 1 + the number of layers that are given more of it (deepstack)."""
     embeddings_check: str = ""
-    """Of that blob's bytes (`blobs.check_of`); empty where the encoder has not seen them."""
+    """The check of that blob's bytes (`blobs.check_of`); empty where the encoder has not seen
+    them."""
     features: BlobKey = BlobKey("")
     """A blob of named tensors (`tensor_blob.encode_named`): what the processor made of the item and
     the tower takes, such as `pixel_values`. The first dimension of each is that of a batch."""
@@ -54,7 +55,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     combine: str = REPLACE
     """REPLACE the embeddings of the tokens, or ADD to them."""
     follows: str | None = None
-    """Of a part of speech: `content_hash` of the part before, from whose state the tower goes on;
+    """For a part of speech: `content_hash` of the part before, from whose state the tower goes on;
     empty for the first part. None: the item is encoded alone."""
 
     @property
@@ -101,4 +102,4 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 
     items: list[MediaItem]
     cached: int = 0
-    """How many of them were not computed for this request."""
+    """The number of items that were not computed for this request."""

@@ -22,7 +22,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     exclude: list[WorkerId] = []
     """Workers that have failed, the last one to do so first: a wish, where there are others."""
     reservation: str = ""
-    """What an earlier placement of the same streams reserved: to be given back."""
+    """The reservation of an earlier placement of the same streams: to be given back."""
     tenant: str = ""
     """Whose turn it takes while it waits."""
     weight: float = 1.0
@@ -51,12 +51,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     running: int = 0
     kv_usage: float = 0.0
     matched_tokens: int = 0
-    """Of the prompt, in the worker's prefix cache by the index."""
+    """Tokens of the prompt that are in the worker's prefix cache by the index."""
     reserved_tokens: int = 0
     """Uncached prompt tokens that others had reserved on it."""
     cost_s: float = 0.0
-    """What was compared: the estimate, and what it costs others that the prompt is computed there;
-    0: the estimate alone."""
+    """The cost that was compared: the estimate, and what it costs others that the prompt is
+    computed there; 0: the estimate alone."""
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -53,7 +53,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tr
     cache_salt: str | None = None
     lora: str | None = None
     reservation: str = ""
-    """What the placement reserved: given back with the answer."""
+    """The reservation of the placement: given back with the answer."""
     tenant: str = ""
     """Whose share of the worker it takes."""
     weight: float = 1.0

@@ -21,7 +21,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     num_tokens: int
     """Reasoning tokens of the whole output and of the block that the prompt leaves open."""
     is_open: bool = False
-    """Whether the output begins with reasoning."""
+    """True where the output begins with reasoning."""
     num_spent: int = 0
     """Reasoning tokens that the prompt ends with."""
     start_ids: list[int] = []
@@ -33,7 +33,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SpeechRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which tokens a model of whisper's kind may draw; ids are token ids."""
+    """Tokens that a model of whisper's kind may not draw; ids are token ids."""
 
     suppress_ids: list[int] = []
     """Never."""

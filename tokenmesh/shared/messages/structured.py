@@ -8,7 +8,7 @@ StructuredKind = Literal["json", "json_object", "regex", "choice", "grammar", "s
 
 
 class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one function is called; special tokens are written by their names."""
+    """The form of a call of one function; special tokens are written by their names."""
 
     begin: str
     schema: str | None = None
@@ -45,6 +45,6 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     generated. Empty: from the first token on. Its writer knows whether the prompt is
     past reasoning already."""
     calls: CallForms | None = None
-    """What the model may write in place of the constrained text: it chooses."""
+    """Calls that the model may write in place of the constrained text: it chooses."""
     field: str = "structured_outputs"
     """The client's own name for it, for refusals."""

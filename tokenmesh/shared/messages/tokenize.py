@@ -51,7 +51,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     mm_processor_kwargs_json: bytes | None = None
     """Options of the processor of images in place of the model's own."""
     merges_system: bool = False
-    """Whether all system messages become the first one where the template takes none behind it."""
+    """True: all system messages become the first one where the template takes none behind it."""
 
 
 class HeldPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -71,7 +71,7 @@ class ReadPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
 
 
 class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What follows, at most `PROMPT_PART_BYTES`; empty behind the end."""
+    """A part of the answer, at most `PROMPT_PART_BYTES`; empty behind the end."""
 
     data: bytes
 
@@ -90,11 +90,12 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     lora: str | None = None
     return_token_strs: bool = False
     return_offsets: bool = False
-    """Whether to say where each token of a text is."""
+    """Asks for the place of each token in a text."""
     max_tokens: int | None = None
     """Ids of a longer prompt are not needed, see `Tokenized.too_many`; None: no limit."""
     context_tokens: int | None = None
-    """What the model can take: a text that has more for certain is refused before it is encoded."""
+    """The context of the model: a text that has more tokens for certain is refused before it is
+    encoded."""
     tenant: str = ""
     """Whose request it is: tenants take turns, and what a client calls its images is known to its
     tenant only."""
@@ -140,7 +141,8 @@ class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     """Keep at most this many tokens of each; -1 means the model's context length."""
     truncation_side: Literal["left", "right"] = "right"
     context_tokens: int | None = None
-    """What the model can take: a text that has more is refused, with its number as `param`."""
+    """The context of the model: a text that has more tokens is refused, with their number as
+    `param`."""
     tenant: str = ""
     """Whose request it is: tenants take turns."""
     max_text_tokens: int | None = None
@@ -202,13 +204,14 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     tool_call_parser: str = ""
     """Name of the parser that separates tool calls from content; empty: the model has none."""
     prompts: dict[str, str] = {}
-    """What sentence-transformers puts before a text, by the purpose of its embedding."""
+    """Texts that sentence-transformers puts before a text, by the purpose of its embedding."""
     speech: SpeechFacts | None = None
-    """How it transcribes recordings; None: it does not."""
+    """Facts for transcripts of recordings; None: it makes none."""
     reasoning_end: str = ""
-    """What the model writes when a budget of reasoning is spent; empty: the parser's marker."""
+    """The text that the model writes when a budget of reasoning is spent; empty: the parser's
+    marker."""
     detects_parsers: bool = False
-    """Whether the operator has named no parser, so that those above follow from the template."""
+    """True where the operator has named no parser, so that those above follow from the template."""
     padding_id: int | None = None
     """The token that fills up prompts; None: the tokenizer has none."""
 
@@ -224,16 +227,16 @@ class ReadTokenizer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_de
     offset: int = 0
     """Bytes of the text that are there already."""
     lean: bool = False
-    """Whether the text may come without what only turns text into ids; older tokenizers send all
-    of it."""
+    """True: the answer may leave out what only turns text into ids; older tokenizers send all of
+    it."""
 
 
 class TokenizerRead(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What follows, as much as fits a message."""
+    """A part of the text, as much as fits a message."""
 
     data: bytes
     num_bytes: int
-    """Of the whole text."""
+    """The size of the whole text."""
 
 
 class ReadTokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

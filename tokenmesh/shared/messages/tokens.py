@@ -26,7 +26,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one step added to one stream."""
+    """The tokens that one step added to one stream."""
 
     stream: int
     attempt: int

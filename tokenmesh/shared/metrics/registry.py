@@ -98,7 +98,10 @@ class Metrics:
         GCCollector(registry=self.registry)
 
     def families(self, name: str) -> Iterable[Family]:
-        """What was measured of one metric; nothing before it is made. Not for `watch`ed ones."""
+        """Yield the measured values of one metric; nothing before it is made.
+
+        Not for `watch`ed ones.
+        """
         made = self._made.get(name)
         return () if made is None else made.collect()
 
@@ -206,7 +209,7 @@ def join_samples(
     prefix: str,
     is_open: bool = False,
 ) -> bytes:
-    """What several processes have answered as one text, each metric with its head once.
+    """Join the answers of several processes to one text, each metric with its head once.
 
     `is_open`: for OpenMetrics, where the head of a counter has no suffix.
     """

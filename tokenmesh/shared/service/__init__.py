@@ -1,4 +1,4 @@
-"""What a process of the mesh is made of, apart from its actors. Start reading in run.py."""
+"""Makes a process of the mesh of actors. Start reading in run.py."""
 
 from tokenmesh.shared.service.mesh import Mesh
 from tokenmesh.shared.service.run import run_service, serve

@@ -144,7 +144,7 @@ class Mesh:
 
     @property
     def draining(self) -> bool:
-        """Whether the instance drains and should accept no new work."""
+        """True while the instance drains: it should accept no new work."""
         return self._heartbeats.is_draining
 
     async def listen(

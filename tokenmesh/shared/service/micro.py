@@ -22,15 +22,14 @@ _NS: Final = 1_000_000_000
 
 
 class Endpoint(Protocol):
-    """What the protocol reports about an actor; `ActorRuntime` has it."""
+    """The part of an actor that the protocol reports; `ActorRuntime` has it."""
 
     @property
     def name(self) -> str:
         """Class name of the actor."""
 
     @property
-    def counts(self) -> ActorCounts:
-        """What it did so far."""
+    def counts(self) -> ActorCounts: ...
 
     @property
     def listening(self) -> Sequence[tuple[str, str | None]]:

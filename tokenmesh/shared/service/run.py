@@ -51,7 +51,7 @@ class ProcessControl(Actor):
 
     @handles(ReadMetrics)
     async def read_metrics(self, message: ReadMetrics, context: Context) -> MetricsRead:
-        """What this process has measured of an engine; nothing where it has none."""
+        """Answer with the metrics of this process's engine; with nothing where it has none."""
         lines = await asyncio.to_thread(sample_lines, self._metrics, ENGINE_METRICS)
         return MetricsRead(lines=lines)
 

@@ -51,7 +51,6 @@ class Span:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the spans of this trace are recorded."""
         return self.flags[-1] in _SAMPLED_DIGITS
 
     def set_attribute(self, key: str, value: AttributeValue) -> None:

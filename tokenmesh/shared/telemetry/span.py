@@ -31,7 +31,7 @@ _PARENTS_CACHED: Final = 512
 _NS_PER_S: Final = 1_000_000_000
 
 _UNTRACED: Final = Span(_NO_TRACE, _NO_SPAN, "00")
-"""What a block gets that is in no trace while telemetry is off."""
+"""The span of a block that is in no trace, while telemetry is off."""
 _current: Final[ContextVar[Span | None]] = ContextVar("span", default=None)
 
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from tokenmesh.shared.text.vocabulary import REPLACEMENT, Vocabulary
 
 CONTEXT_TOKENS: Final = 5
-"""How many ids before the first one decide whether it starts with a space."""
+"""So many ids before the first one decide whether it starts with a space."""
 
 _MAX_HELD: Final = 8
 """No character has more tokens than this: longer garbage is passed on as U+FFFD."""
@@ -27,7 +27,7 @@ class Detokenizer(Protocol):
         """The text that these ids complete; may be empty."""
 
     def finish(self) -> str:
-        """What was held back, an incomplete character as U+FFFD."""
+        """Return what was held back, an incomplete character as U+FFFD."""
 
 
 def make_detokenizer(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Scan(NamedTuple):
-    """What a piece of text brought."""
+    """The result of the search in one piece of text."""
 
     text: str
     """May be passed on: no stop string can begin in it any more."""
@@ -99,7 +99,7 @@ class StopMatcher:
         return Scan(whole[:num_free])
 
     def finish(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """Return what was held back for a stop string that did not come."""
         held, self._held, self._state = self._held, "", 0
         return held
 

@@ -8,7 +8,7 @@ _ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def spells_half_of_a_pair(text: str, value: object) -> bool:
-    """Whether JSON holds half of a surrogate pair; `value` is what its `text` was parsed to."""
+    """Return whether JSON holds half of a surrogate pair; `value` is its parsed `text`."""
     if _ESCAPE.search(text) is None:
         return False
     try:

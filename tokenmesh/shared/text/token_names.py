@@ -31,7 +31,7 @@ class _Model(msgspec.Struct):
 
 
 class _Tokenizer(msgspec.Struct):
-    """What of a tokenizer.json turns ids into text."""
+    """The part of a tokenizer.json that turns ids into text."""
 
     model: _Model
     added_tokens: list[_Added] | None = None
@@ -82,7 +82,7 @@ class TokenNames:
         self.decoder = parsed.decoder
         """As in the file."""
         self.is_byte_level = _names_byte_level(parsed.decoder, parsed.pre_tokenizer)
-        """Whether the characters of a name stand for bytes, as GPT-2 spells them."""
+        """True where the characters of a name stand for bytes, as GPT-2 spells them."""
 
     def __len__(self) -> int:
         """One more than the largest id."""
@@ -95,7 +95,7 @@ class TokenNames:
         return self._spelled[self._starts[token_id] : self._starts[token_id + 1]].decode()
 
     def is_special(self, token_id: int) -> bool:
-        """Whether it stands for no text. The id has a token."""
+        """Return whether a token stands for no text. The id has a token."""
         return bool(self._flags[token_id] & _IS_SPECIAL)
 
 

@@ -71,7 +71,7 @@ class Vocabulary:
         return b"".join(map(byte_level_piece, names)).decode("utf-8", "replace")
 
     def has_markers(self, texts: Iterable[str]) -> bool:
-        """Whether `marker_ids` knows all of these."""
+        """Return whether `marker_ids` knows all of these."""
         return self._marker_ids.keys() >= {*texts}
 
     def marker_ids(self, text: str) -> list[int]:
