@@ -34,13 +34,13 @@ class ApiError(TokenMeshError):
 
 @dataclass(frozen=True)
 class ChatDelta:
-    """What one chunk of a streamed answer adds."""
+    """The part of an answer that one chunk of its stream adds."""
 
     request_id: str
     text: str = ""
     reasoning: str = ""
     num_tokens: int = 0
-    """Of the whole answer, on the last chunk."""
+    """Tokens of the whole answer, on the last chunk."""
 
 
 class GatewayClient:
@@ -85,7 +85,7 @@ class GatewayClient:
         return self._get("/mesh")
 
     def metrics(self) -> str | None:
-        """What Prometheus reads; None where the key may not."""
+        """Return the text of the gateway's metrics; None where the key may not read them."""
         with self._readable_errors():
             response = self._client.get("/metrics")
         return response.text if response.is_success else None

@@ -1,4 +1,4 @@
-"""What typer cannot do with a `vllm serve` line: argparse's habits, vLLM's flags, kind errors."""
+"""Reads a `vllm serve` line as typer cannot: argparse's habits, vLLM's flags, kind errors."""
 
 import json
 import logging
@@ -52,7 +52,7 @@ def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
 
 
 def join_values(words: Sequence[str]) -> list[str]:
-    """Of `bench`: `--goodput a b` as `--goodput a --goodput b`: vLLM's flags take several words."""
+    """Make `--goodput a --goodput b` of `--goodput a b`: vLLM's flags take several words."""
     joined: list[str] = []
     flag = ""
     for word in words:

@@ -35,13 +35,13 @@ class ChatHistory:
         self.model = model
         self.system: str | None = None
         self.request_id = ""
-        """Of the last answer; names its trace."""
+        """The id of the last answer, which names its trace."""
         self.speed = ""
-        """Of the last answer: tokens, tokens a second, time to the first."""
+        """Tokens of the last answer, tokens a second and the time to the first, as text."""
         self._api = api
         self._options = dict(options)
         self._images: list[dict[str, object]] = []
-        """Of the next message, as its content parts."""
+        """Images of the next message, as its content parts."""
         self._turns: list[dict[str, Any]] = []
 
     @property
@@ -153,7 +153,7 @@ _TYPES: Final = {
     "logprobs": bool,
     "top_logprobs": int,
 }
-"""Of fields of a chat. Others are left to the gateway, which knows them all."""
+"""Types of fields of a chat. Others are left to the gateway, which knows them all."""
 
 
 def _checked(field: str, value: object) -> object:

@@ -1,4 +1,4 @@
-"""What `tokenmesh up` serves without a model, and the models of `tokenmesh up --demo`."""
+"""Chooses the model of `tokenmesh up` without an argument, and the models of `--demo`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -49,7 +49,7 @@ def pull_missing(models: Sequence[ModelSettings], console: Console) -> bool:
 
 
 def unaccepted(model: CatalogModel) -> str:
-    """What is to be done about terms that were not accepted."""
+    """Say what is to be done about terms that were not accepted."""
     return (
         f"{model.full_name} is under the {model.licence}, {model.terms}: read them, and accept "
         f"them with `tokenmesh pull {model.name} --accept-terms`. Nothing was downloaded"
@@ -57,7 +57,7 @@ def unaccepted(model: CatalogModel) -> str:
 
 
 def hint(models: Sequence[ModelSettings]) -> str | None:
-    """What to say where the model in this package is served since no other is there."""
+    """Say how to get another model, where the one in this package is served."""
     if default_model() == DEFAULT or [model.model for model in models] != [str(DEMO_MODEL)]:
         return None
     model = CATALOG[DEFAULT]

@@ -235,7 +235,7 @@ FLAGS: Final = (
 )
 
 _VLLM_COUNTS: Final = {"gateway": "--api-server-count", "worker": "--data-parallel-size"}
-"""What vLLM calls the numbers of processes; its ranks of data parallelism are replicas."""
+"""vLLM's names for the numbers of processes; its ranks of data parallelism are replicas."""
 
 UP_FLAGS: Final = (
     *FLAGS,
@@ -332,7 +332,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
 
 
 def _metavar(annotation: object) -> str:
-    """What stands for the value in the help: the choices, or a letter for the type."""
+    """Return the placeholder of the value in the help: the choices, or a letter for the type."""
     kinds = [each for each in (get_args(annotation) or (annotation,)) if each is not type(None)]
     if all(isinstance(each, str) for each in kinds):
         return "|".join(map(str, kinds))

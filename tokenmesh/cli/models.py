@@ -188,7 +188,7 @@ def human_bytes(count: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago, in the largest unit that fits."""
+    """Write a past time as people say it, in the largest unit that fits."""
     for length, unit in _AGES:
         count = int(seconds // length)
         if count:

@@ -1,4 +1,4 @@
-"""What an index lists about a package: its page in the simple API, as JSON (PEP 691) or HTML."""
+"""Reads a package's files from its page in the simple API, as JSON (PEP 691) or HTML."""
 
 import json
 import re

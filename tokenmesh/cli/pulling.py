@@ -54,7 +54,7 @@ def pull_model(model: CatalogModel, console: Console) -> Path:
 
 
 def has_files(model: CatalogModel) -> bool:
-    """Whether a model was pulled, or a part of it."""
+    """Return whether a model was pulled, or a part of it."""
     return model.folder.exists() or _staging(model).exists()
 
 

@@ -12,7 +12,7 @@ _MODULE: Final = "tokenmesh.engine.models.quantization.write"
 
 
 class WeightFormat(StrEnum):
-    """What weights are rounded to."""
+    """The format to which weights are rounded."""
 
     INT8 = "int8"
     INT4 = "int4"
@@ -20,7 +20,7 @@ class WeightFormat(StrEnum):
 
 
 class RoundingMethod(StrEnum):
-    """How weights are rounded."""
+    """The method by which weights are rounded."""
 
     RTN = "rtn"
     GPTQ = "gptq"

@@ -27,7 +27,7 @@ class Counts:
     decode_tokens: int
     prefill_tokens: int
     requests: float | None = None
-    """Of the gateway that was read, as the two below; None: its metrics cannot be read."""
+    """Requests of the gateway that was read, as the two below; None: its metrics cannot be read."""
     errors: float = 0.0
     ttft: tuple[tuple[float, float], ...] = ()
     """Upper border in seconds and requests up to it, by border."""

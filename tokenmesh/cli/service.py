@@ -15,7 +15,7 @@ _CONFIG: Final = "--config"
 
 
 def is_plain(words: Sequence[str]) -> bool:
-    """Whether a command line is the one with which `up` starts a service."""
+    """Return whether a command line is the one with which `up` starts a service."""
     return len(words) == 4 and words[0] == "serve" and words[2] == _CONFIG
 
 

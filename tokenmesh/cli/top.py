@@ -24,7 +24,7 @@ _WORKER: Final = "worker"
 _LOAD: Final = ("run", "wait", "KV", "queued", "prefill/s", "step", "preempted", "hits")
 _RIGHT: Final = frozenset(_LOAD)
 _SORTS: Final = ("id", "running", "waiting", "kv_blocks_used")
-"""What the key `s` sorts workers by, in turn: by id, or by a field of their load."""
+"""The key `s` sorts workers by these in turn: by id, or by a field of their load."""
 Process = Mapping[str, Any]
 
 

@@ -30,7 +30,7 @@ _COLUMNS: Final[tuple[tuple[str, JustifyMethod], ...]] = (
 _INDENT: Final = "  "
 _STEPS_NAMED: Final = 3
 _LEAST_SHARE: Final = 0.005
-"""Of the whole time; a step that took less is not named."""
+"""A step that took less than this share of the whole time is not named."""
 _NS_PER_MS: Final = 1e6
 _HIDDEN: Final = ("tokenmesh.request_id", "request_id")
 _PREFIX: Final = "tokenmesh."

@@ -11,9 +11,9 @@ class Fixed(NamedTuple):
 
     meaning: str
     values: tuple[str, ...] | None = None
-    """What may stand behind it; None: nothing, it is a switch; empty: anything."""
+    """Values that may follow the flag; None: it is a switch; empty: anything."""
     warns: bool = False
-    """Whether taking it is worth a warning: what it asks for does not happen."""
+    """True where taking the flag needs a warning: what it asks for does not happen."""
 
 
 _ONE_DEVICE: Final = "a worker uses one device; --workers N starts N replicas"
@@ -154,7 +154,7 @@ ADVICE: Final = {
     "weight-transfer-config": "weights are read from a checkpoint; restart with the new one",
     "worker-extension-cls": "code of others does not run in workers; leave it out",
 }
-"""What to do instead, for the flags that people have in their scripts."""
+"""Advice for the flags that people have in their scripts."""
 
 _NOTHING_TO_DIVIDE: Final = "a model uses one device, so there is nothing to divide; leave it out"
 _CHOSEN: Final = "kernels are chosen by the device and the types; leave it out"
@@ -229,12 +229,12 @@ _REASONS: Final = {
         log-error-stack per-request-spec-decode-metrics
     """,
 }
-"""What to do about the rest, which change how vLLM works inside."""
+"""Advice for the rest, which change how vLLM works inside."""
 
 REFUSED: Final = ADVICE | {
     name: reason for reason, names in _REASONS.items() for name in names.split()
 }
-"""What to do instead of each flag that is not taken."""
+"""Advice for each flag that is not taken."""
 
 SHORT: Final = {
     "-tp": "tensor-parallel-size",

@@ -22,7 +22,7 @@ _DONE = b"[DONE]"
 
 
 class ChunkDelta(msgspec.Struct):
-    """What a chat chunk adds."""
+    """The part of an answer that a chat chunk adds."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -31,20 +31,20 @@ class ChunkDelta(msgspec.Struct):
 
 
 class LoggedToken(msgspec.Struct):
-    """Of a chat chunk's log-probabilities."""
+    """A token among a chat chunk's log-probabilities."""
 
     token: str
 
 
 class ChunkLogprobs(msgspec.Struct):
-    """Of a completion chunk (`tokens`) or a chat chunk (`content`)."""
+    """Log-probabilities of a completion chunk (`tokens`) or a chat chunk (`content`)."""
 
     tokens: list[str] = []
     content: list[LoggedToken] | None = None
 
 
 class ChunkChoice(msgspec.Struct):
-    """Of a chat chunk (`delta`) or a completion chunk (`text`)."""
+    """A choice of a chat chunk (`delta`) or a completion chunk (`text`)."""
 
     index: int = 0
     delta: ChunkDelta | None = None
@@ -54,7 +54,7 @@ class ChunkChoice(msgspec.Struct):
 
     @property
     def has_output(self) -> bool:
-        """Whether the chunk brings something that the model said."""
+        """Return whether the chunk has something that the model said: some only name a role."""
         delta = self.delta
         if delta is None:
             return bool(self.text)
@@ -63,7 +63,7 @@ class ChunkChoice(msgspec.Struct):
 
 
 class PromptDetails(msgspec.Struct):
-    """Of a prompt's tokens."""
+    """Details of a prompt's tokens in the usage."""
 
     cached_tokens: int = 0
 
@@ -91,7 +91,7 @@ _decode_chunk = msgspec.json.Decoder(StreamChunk).decode
 
 @dataclass(slots=True)
 class Reply:
-    """What came back; times are `perf_s` seconds."""
+    """The answer to one request as it came; times are `perf_s` seconds."""
 
     status: int = 0
     token_times: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Reply:
     is_done: bool = False
     """The stream ended as it should."""
     body: bytes = b""
-    """Of an answer without a stream."""
+    """The body of an answer without a stream."""
 
 
 class Connection(asyncio.Protocol):
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether another request can be sent."""
+        """True while another request can be sent over the connection."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def send(

@@ -30,7 +30,7 @@ class Outcome:
 
 
 _EARLY_S: Final = 0.001
-"""How much too early a timer of the event loop may be: no request is sent before it is due."""
+"""A timer of the event loop may be so much too early: no request is sent before it is due."""
 
 OnOutcome = Callable[[Outcome], None]
 
@@ -158,7 +158,7 @@ async def _transcribe(connection: Connection, request: bytes, outcome: Outcome) 
 
 
 def fault(reply: Reply, output_len: int | None) -> str | None:
-    """What is wrong with an answer that should bring exactly `output_len` tokens (None: any)."""
+    """Name what is wrong with an answer that should bring `output_len` tokens (None: any)."""
     if reply.status != 200:
         return f"http_{reply.status}"
     if reply.error is not None:

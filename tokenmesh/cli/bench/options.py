@@ -27,7 +27,7 @@ _PATH_ENDS: Final[dict[Endpoint, tuple[str, ...]]] = {
     "chat": ("chat/completions",),
     "transcriptions": ("transcriptions", "translations"),
 }
-"""What --endpoint may end with."""
+"""The ends of paths that --endpoint may have."""
 
 
 _GIVEN: Final = ("load", "api_key", "goals", "variants")

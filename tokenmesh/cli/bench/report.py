@@ -61,7 +61,7 @@ class Summary(TypedDict):
 
 
 def distribution(values_s: Sequence[float], ranks: Sequence[float] = PERCENTILES) -> Distribution:
-    """Of seconds, in milliseconds; zeros when there are none."""
+    """Summarize seconds, in milliseconds; zeros when there are none."""
     ordered = sorted(values_s)
     if not ordered:
         return Distribution(mean=0.0, max=0.0, percentiles={f"p{rank:g}": 0.0 for rank in ranks})
@@ -98,7 +98,7 @@ def _token_s(outcome: Outcome) -> float:
 
 
 def meets(outcome: Outcome, goals_ms: Mapping[str, float]) -> bool:
-    """Whether a request was answered right and each of its latencies is within its goal.
+    """Return whether a request was answered right and each of its latencies is within its goal.
 
     `goals_ms`: milliseconds by a name of METRICS; of `itl` the mean counts.
     """

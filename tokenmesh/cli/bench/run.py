@@ -24,7 +24,7 @@ from tokenmesh.cli.bench.workload import (
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """What is sent where, and how fast."""
+    """The settings of a run: what is sent where, and how fast."""
 
     base_url: str
     model: str | None

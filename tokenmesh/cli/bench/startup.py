@@ -1,4 +1,4 @@
-"""How long `tokenmesh up` takes until it is ready, and until it has answered."""
+"""Measures the time until `tokenmesh up` is ready, and until it has answered."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -20,7 +20,7 @@ _UNMEASURED: Final = ("request_rate", "base_url")
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What was found at one rate, as the history keeps it."""
+    """The result at one rate, as the history keeps it."""
 
     rate: float
     """Requests a second."""

@@ -1,4 +1,4 @@
-"""What to ask: random prompts of a chosen length, prompts from a JSON-lines file, or recordings."""
+"""Makes prompts: random ones of a chosen length, those of a JSON-lines file, or recordings."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """What all requests of a run have in common."""
+    """The fields that all requests of a run share."""
 
     model: str
     endpoint: Endpoint

@@ -26,7 +26,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """How to start a process; `command` holds no secrets: other users can read it."""
+    """Describes a process to start; `command` holds no secrets: other users can read it."""
 
     name: str
     command: tuple[str, ...]
@@ -38,8 +38,8 @@ class ChildSpec:
     model: str | None = None
     """The one that this process alone serves, where there are several."""
     greeting: bytes | None = None
-    """What a client writes to `port` so that a server which works answers with a line; None: it
-    is not probed."""
+    """The line that a client writes to `port`, to which a server that works answers with a line;
+    None: it is not probed."""
 
     @property
     def service(self) -> str:
@@ -48,7 +48,7 @@ class ChildSpec:
 
     @property
     def is_watched(self) -> bool:
-        """Whether it shows that it works, once it does."""
+        """True for a process that shows that it works, once it does."""
         return self.greeting is not None or SOCKET in self.environment
 
 
@@ -83,7 +83,7 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has started and has not been seen to end."""
+        """True for a process that has started and has not been seen to end."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:

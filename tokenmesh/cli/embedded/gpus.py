@@ -1,4 +1,4 @@
-"""Which GPU each process of an embedded mesh computes on: a worker and an encoder use one."""
+"""Assigns a GPU to each process of an embedded mesh that needs one: workers and encoders."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def visible_gpus(
 def assign_gpus(
     settings: Settings, num_workers: int, gpus: Sequence[str]
 ) -> dict[str, list[dict[str, str]]]:
-    """What is added to the environment of each process, by service.
+    """Return additions to the environment of each process, by service.
 
     Each process has a GPU of its own while there are enough, workers first; then they take turns.
     With fewer than two GPUs there is nothing to choose.
@@ -58,8 +58,7 @@ def assign_gpus(
 
 
 def overfull(settings: Settings, num_awake: int, gpus: Sequence[str]) -> str | None:
-    """What to say when `num_awake` workers that compute at a time want more memory than there is;
-    None: they do not."""
+    """Warn where `num_awake` workers that compute at a time want more memory than there is."""
     worker = settings.worker
     if not gpus or worker.device == "cpu" or worker.engine == "sim":
         return None

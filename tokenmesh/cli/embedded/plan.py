@@ -131,7 +131,7 @@ def warn_if_overfull(settings: Settings, screen: Screen) -> None:
 
 
 _FRONTEND: Final = ("tokenizer", "gateway")
-"""What runs where prompts are only rendered."""
+"""The services that are started where prompts are only rendered."""
 NOTIFY_SOCKET: Final = "notify"
 """The file name of the socket on which services report to `up`."""
 _PASSWORD_BYTES: Final = 24
@@ -139,7 +139,7 @@ _PASSWORD_BYTES: Final = 24
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """What to run, and the settings with which the services find each other."""
+    """The processes to start, and the settings with which the services find each other."""
 
     settings: Settings
     """Those of `up` itself; a service's file also has its user of each embedded server."""
@@ -153,7 +153,7 @@ class MeshPlan:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many processes each service has."""
+        """The number of processes of each service."""
         return dict(Counter(spec.service for spec in self.services))
 
 
@@ -203,7 +203,7 @@ def make_plan(settings: Settings, folder: Path, *, with_admin: bool = False) -> 
 
 
 def _slots(settings: Settings, folder: Path) -> dict[str, object]:
-    """What bounds the workers on demand that are awake, unless the settings name a directory."""
+    """Bound the workers on demand that are awake, unless the settings name a directory."""
     if settings.worker.on_demand.slots_dir is not None:
         return {}
     slots = folder / "awake"
@@ -257,7 +257,7 @@ def _services(
 
 
 def _takes_text_only(settings: Settings) -> bool:
-    """Whether no encoder could ever be asked, and none is wanted all the same."""
+    """Return whether no encoder could ever be asked, and the user wants none all the same."""
     return "encoders" not in settings.up.model_fields_set and all(
         model.language_model_only or is_gguf(Path(model.model).expanduser())
         for model in settings.models

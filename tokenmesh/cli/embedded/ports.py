@@ -38,7 +38,7 @@ def check_free(host: str, port: int, *, is_shared: bool = False) -> None:
 
 
 async def wait_accepting(port: int, timeout_s: float) -> bool:
-    """Whether the loopback port accepts connections before the time is over."""
+    """Return whether the loopback port accepts connections before the time is over."""
     give_up_s = monotonic_s() + timeout_s
     while monotonic_s() < give_up_s:
         try:

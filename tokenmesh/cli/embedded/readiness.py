@@ -82,7 +82,7 @@ def _all_alive(
 
 
 async def _all_ready(client: httpx.AsyncClient, num_gateways: int) -> bool:
-    """Whether so many gateways are ready; the kernel distributes the probes."""
+    """Return whether so many gateways are ready; the kernel distributes the probes."""
     ready: set[str] = set()
     for _ in range(_PROBES_PER_GATEWAY * num_gateways):
         gateway = await _probe_once(client)

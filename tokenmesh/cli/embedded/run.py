@@ -60,7 +60,7 @@ async def run_mesh(settings: Settings, screen: Screen, ready_fd: int | None = No
         plan = make_plan(settings, folder)
 
         def goes_on_without(spec: ChildSpec) -> bool:
-            """Whether the worker is of one model of several, of which another may still run."""
+            """Return whether a worker's model is one of several, of which another may run."""
             others = {each.model for each in plan.services} - {None, spec.model}
             failed = {each.model for each in supervisor.failed}
             return spec.model is not None and not settings.up.strict and bool(others - failed)
@@ -237,7 +237,7 @@ def _names(model: ModelSettings) -> str:
 
 
 def _sampling(model: ModelSettings) -> str:
-    """What the settings say about sampling; empty: nothing."""
+    """Return what the settings say about sampling; empty: nothing."""
     values = model.override_generation_config
     shown = ", ".join(f"{name} {value}" for name, value in values.items())
     return f"{model.name}: {shown}" if values else ""

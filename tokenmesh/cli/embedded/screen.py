@@ -30,7 +30,7 @@ class Line:
     text: str
     exception: str = ""
     progress: float | None = None
-    """How much of what the line is about is done, 0 to 1."""
+    """The share of the work that the line is about which is done, 0 to 1."""
 
 
 def parse_line(text: str) -> Line:
@@ -76,7 +76,7 @@ class Screen:
         self._counts: Mapping[str, int] = {}
         self._details: dict[str, str] = {}
         self._shares: dict[str, float | None] = {}
-        """How far a service has come with what its last line is about."""
+        """The progress of a service's last line, by the service."""
         self._live: Live | None = None
 
     def begin(self, wanted: Mapping[str, int]) -> None:

@@ -51,7 +51,7 @@ def parse_version(text: str) -> ServerVersion | None:
 
 
 def is_new_enough(version: ServerVersion, least: Sequence[str]) -> bool:
-    """Whether it is at least the named version of its line, or of a line newer than all of them."""
+    """Return whether it is the least version of its line or newer, or of a line newer than all."""
     named = [_named(each) for each in least]
     lines = {each.line: each for each in named if each.product == version.product}
     if version.line in lines:

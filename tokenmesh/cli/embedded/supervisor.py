@@ -23,7 +23,7 @@ class Death:
     tail: tuple[str, ...]
     """The last lines it wrote."""
     in_a_row: int = 1
-    """How often the child has died without `up.restart_reset_s` of life in between."""
+    """The number of deaths of the child without `up.restart_reset_s` of life in between."""
 
 
 OnRestart = Callable[[Death, float], None]
@@ -181,6 +181,6 @@ class ProcessSupervisor:
 
 
 def pause_s(limits: UpSettings, deaths: int) -> float:
-    """How long to wait after so many deaths in a row."""
+    """Return the seconds to wait after so many deaths in a row."""
     doublings = min(deaths - 1, _MAX_DOUBLINGS)
     return min(limits.restart_min_s * 2.0**doublings, limits.restart_max_s)

@@ -91,7 +91,7 @@ class StoreWatch:
 
 
 _LOOKS: Final = 10
-"""How often a child is looked at within the time that it may be silent."""
+"""A child is looked at so often within the time that it may be silent."""
 _SIGN_BYTES: Final = 256
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group of a datagram's sender, from the kernel."""
@@ -178,7 +178,7 @@ class ProcessWatch:
 
 
 async def _answers(port: int, greeting: bytes, timeout_s: float) -> bool:
-    """Whether a server sends a line in time."""
+    """Return whether a server sends a line in time."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(LOOPBACK, port)

@@ -15,14 +15,14 @@ _RETRY_AFTER_S = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """What a processor made of one item."""
+    """The features that a processor made of one item."""
 
     kind: str
     tensors: Mapping[str, TensorBlob]
     num_embeddings: int
-    """How many the prompt has places for."""
+    """The number of places for embeddings in the prompt."""
     part: tuple[str, str] | None = None
-    """Of a part of speech: the content hashes of the part before (empty: it is the first) and of
+    """For a part of speech, the content hashes of the part before (empty: it is the first) and of
     this one."""
 
     @property

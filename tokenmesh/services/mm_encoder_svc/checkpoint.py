@@ -52,7 +52,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def _has_tower(config: JsonObject) -> bool:
-    """Whether it describes an encoder of images, videos or sound next to a language model."""
+    """Return whether it describes an encoder of media next to a language model."""
     inner = config.get("vlm_config")
     inner = inner if isinstance(inner, dict) else config
     has_part = any(isinstance(inner.get(name), dict) for name in _TOWERS)

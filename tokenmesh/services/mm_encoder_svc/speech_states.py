@@ -16,7 +16,7 @@ from tokenmesh.services.mm_encoder_svc.batcher import StateLost
 
 @dataclass(frozen=True, slots=True)
 class CausalState:
-    """What transformers' causal tower returns besides its output."""
+    """The state that transformers' causal tower returns besides its output."""
 
     keys: Any
     """A DynamicCache."""

@@ -59,7 +59,7 @@ class Tower:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Of items that it encodes."""
+        """Kinds of items that it encodes."""
         return frozenset(self._methods)
 
     def check(self, features: Features) -> None:
@@ -250,7 +250,7 @@ def _stored(directory: Path) -> dict[str, Any]:
 
 
 def _hash(model: PreTrainedModel) -> xxhash.xxh3_128:
-    """Of the names and bytes of all weights."""
+    """Hash the names and bytes of all weights."""
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

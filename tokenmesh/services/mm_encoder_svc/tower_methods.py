@@ -1,4 +1,4 @@
-"""What computes the embeddings of each kind of item: a method of the checkpoint's class, or ours.
+"""Finds the method that embeds each kind of item: one of the checkpoint's class, or ours.
 
 Some classes of transformers compute them within their forward only; `_OWN` has these parts.
 """

@@ -51,7 +51,7 @@ class _TenantQueue:
         return is_there
 
     def turns(self, entry: QueueEntry) -> int:
-        """How many more turns it needs to pay for an entry; 0: the current turn is enough."""
+        """Return how many more turns it needs for an entry; 0: the current one is enough."""
         missing = entry.cost - self.credit
         if self.has_turn and missing <= 0:
             return 0

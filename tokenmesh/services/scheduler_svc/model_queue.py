@@ -41,7 +41,7 @@ class WaitingRequest:
     since_s: float
     placed: Placed | None = None
     was_tried: bool = False
-    """Whether no worker had room when it arrived."""
+    """True where no worker had room when it arrived."""
     is_placed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set_placed(self, placed: Placed) -> None:
@@ -99,7 +99,7 @@ class ModelQueue:
             self._order.remove(waiting.entry)
 
     def _forget(self, waiting: WaitingRequest) -> bool:
-        """Whether it was queued here: a request of an earlier queue may have an equal entry."""
+        """Remove it; False where it is in another queue, which may have an equal entry."""
         is_here = self._waiting.get(waiting.entry) is waiting
         if is_here:
             del self._waiting[waiting.entry]

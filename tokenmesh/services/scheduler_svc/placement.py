@@ -43,7 +43,7 @@ class Worker:
 
     @property
     def accepts_streams(self) -> bool:
-        """Whether it is neither draining nor asleep."""
+        """True where it is neither draining nor asleep."""
         return not self.draining and self.load.sleep_level == 0
 
 

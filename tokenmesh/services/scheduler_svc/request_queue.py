@@ -90,14 +90,14 @@ class RequestQueue:
         return queue.position(waiting) if queue is not None else 0
 
     def has_workers(self, request: Place) -> bool:
-        """Whether a live worker of the model, and with the adapter, accepts streams."""
+        """Return whether a live worker of the model, and with the adapter, accepts streams."""
         return any(
             worker.accepts_streams and (request.lora is None or worker.adapter(request) is not None)
             for worker in self._workers_of(request.model)
         )
 
     def is_asleep(self, model: ModelName) -> bool:
-        """Whether all workers of the model sleep, draining ones not counted."""
+        """Return whether all workers of the model sleep, draining ones not counted."""
         staying = [worker for worker in self._workers_of(model) if not worker.draining]
         return bool(staying) and not any(worker.accepts_streams for worker in staying)
 

@@ -153,7 +153,7 @@ def _any_of(texts: list[str]) -> re.Pattern[str]:
 
 
 def _alternatives(texts: set[str], depth: int) -> str:
-    """What the texts share is in the pattern once: the time does not grow with their number."""
+    """Write shared beginnings once: the time does not grow with the number of texts."""
     if depth == _MOST_DEPTH:
         return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
     by_first: dict[str, set[str]] = {}
@@ -246,7 +246,7 @@ def _replaced(message: JsonObject, table: Table) -> JsonObject:
 
 
 def _is_content(key: str, value: object) -> bool:
-    """Whether the value of a message's field is text that is replaced."""
+    """Return whether the value of a message's field is text that is replaced."""
     if key not in _FIELDS:
         return False
     return isinstance(value, str) or (key == "content" and isinstance(value, list))

@@ -16,7 +16,7 @@ from tokenmesh.shared.text.surrogates import spells_half_of_a_pair
 
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 _MAX_WARNINGS: Final = 16
-"""Of one conversation; a response shows no more."""
+"""The most warnings of one conversation; a response shows no more."""
 
 
 class UnusableMessages(Exception):
@@ -98,7 +98,7 @@ def _shape_content(
 
 
 def _is_text(content: object) -> bool:
-    """Whether it is a list of parts that are all text."""
+    """Return whether it is a list of parts that are all text."""
     return isinstance(content, list) and all(part["type"] == "text" for part in content)
 
 

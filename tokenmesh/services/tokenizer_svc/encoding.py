@@ -40,7 +40,7 @@ class Frame:
     """Empty for a single text."""
     after: Ids
     special_types: tuple[bytes, bytes, bytes]
-    """Of the three above."""
+    """The type ids of the three above."""
     first_type: int
     second_type: int
 
@@ -60,7 +60,7 @@ class Frame:
 
 
 def read_frame(tokenizer: Tokenizer, *, is_pair: bool, with_special: bool) -> Frame:
-    """How the tokenizer's post-processor puts texts together. Raises CheckpointError."""
+    """Find out how the tokenizer's post-processor puts texts together. Raises CheckpointError."""
     length = len(encode_texts(tokenizer, [_PROBE])[0])
     probe = (_PROBE, _PROBE) if is_pair else _PROBE
     (whole,) = tokenizer.encode_batch([probe], add_special_tokens=with_special)

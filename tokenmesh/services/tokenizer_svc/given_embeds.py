@@ -38,7 +38,7 @@ class EmbedsPart:
 
 
 def read_part(part: JsonObject, path: FieldPath) -> EmbedsPart:
-    """What the gateway has made of a part. Raises InvalidInput."""
+    """Read what the gateway has made of a part. Raises InvalidInput."""
     data, length = part.get("data"), part.get("length")
     if not isinstance(data, str) or not data.startswith(_SCHEME) or type(length) is not int:
         raise InvalidInput(

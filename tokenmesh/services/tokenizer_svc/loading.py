@@ -42,7 +42,7 @@ _SAMPLING_FIELDS = {
 """transformers' names -> ours (and vLLM's)."""
 
 PART_BYTES: Final = 1 << 20
-"""Of a tokenizer's text, in a message: well below the maximum size of one."""
+"""The part of a tokenizer's text in one message: well below the maximum size of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class LoadedTokenizer:
     """The tokenizer's text in parts of `PART_BYTES`, each compressed, for gateways of former
     versions: to write it anew would keep all threads waiting for some tenths of a second."""
     num_json_bytes: int
-    """Of that text."""
+    """The size of that text."""
     fingerprint: str
     length_bound: LengthBound | None
     vocab_size: int
@@ -75,14 +75,15 @@ class LoadedTokenizer:
     eos_token_ids: list[int]
     """Tokens that end an answer."""
     has_type_ids: bool
-    """Whether the model reads which text of a pair a token belongs to."""
+    """True where the model reads which text of a pair a token belongs to."""
     prompts: dict[str, str]
-    """What sentence-transformers puts before a text, by the purpose of its embedding."""
+    """Texts that sentence-transformers puts before a text, by the purpose of its embedding."""
     around_text: tuple[str, str] = ("", "")
-    """What the model's processor puts before and behind a text that it embeds."""
+    """Texts that the model's processor puts before and behind a text that it embeds."""
     padding_id: int | None = None
     score_template: ScoreTemplate | None = None
-    """What makes a prompt of a pair that is scored; None: the tokenizer's own form of a pair."""
+    """The template that makes a prompt of a pair that is scored; None: the tokenizer's own form of
+    a pair."""
 
 
 def load_model(settings: ModelSettings) -> LoadedTokenizer:

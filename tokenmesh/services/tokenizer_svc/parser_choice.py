@@ -93,7 +93,7 @@ class ParserNames:
     reasoning_end: str = ""
     """See `Described.reasoning_end`."""
     are_detected: bool = False
-    """Whether the settings name none."""
+    """True where the settings name none."""
 
 
 def choose_parsers(

@@ -21,9 +21,9 @@ class PromptIds:
     ids: list[int]
     stored: Sequence[StoredItem] = ()
     layout: EmbedsLayout | None = None
-    """Of the tensors; None: there are none."""
+    """The layout of the tensors; None: there are none."""
     text: str = ""
-    """What was encoded as a whole; empty: no text was."""
+    """The text that was encoded as a whole; empty: no text was."""
 
 
 class PromptText:
@@ -50,7 +50,7 @@ class PromptText:
     async def ids_by(
         self, work: Callable[[], list[int]], text: str, cost: int, message: Tokenize
     ) -> list[int]:
-        """What `work` gives for a text, unless that is too long for certain."""
+        """Return the ids that `work` gives for a text, unless that is too long for certain."""
         is_divided, is_cut = len(text) > PORTION_CHARS, message.truncate_prompt_tokens is not None
         if not is_cut:
             await self._check_length(text, message)

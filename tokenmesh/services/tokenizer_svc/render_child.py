@@ -62,8 +62,8 @@ _LOADED_AHEAD: Final = (
     *(codecs.lookup(name) for name in _CODECS),
     datetime.fromtimestamp(0),
 )
-"""What jinja2, str and datetime load lazily, the local time zone included: later no file can be
-opened."""
+"""Parts that jinja2, str and datetime load lazily, the local time zone included: later no file can
+be opened."""
 
 
 def render_job(job: RenderJob) -> RenderAnswer:
@@ -102,7 +102,7 @@ def _render(job: RenderJob, warnings: list[FieldWarning]) -> str:
 
 
 def _probe(template: ChatTemplate, job: RenderJob, messages: list[JsonObject]) -> str:
-    """What the template makes of other messages; empty where it refuses them."""
+    """Render other messages; empty where the template refuses them."""
     probe = msgspec.structs.replace(job, messages=messages)
     try:
         return _printed(template, job, shape_messages(probe, template.shape_of, []))

@@ -42,7 +42,7 @@ class RetrievalPrompts:
     """The prompts of one checkpoint."""
 
     around_text: tuple[str, str]
-    """What stands before and behind a text."""
+    """Texts that stand before and behind a text."""
     visual: str
     """The prompt of an image, with its placeholder."""
 

@@ -26,9 +26,10 @@ from tokenmesh.shared.tokens import pack_ids
 
 _KWARGS: Final = "chat_template_kwargs"
 _MOST_CHARS: Final = 1 << 24
-"""Of all pairs of a message: seconds of work."""
+"""The most characters of all pairs of a message: seconds of work."""
 _MOST_CUTS: Final = 8
-"""Of one text: a token may hold part of a character, so that one cut leaves a token too many."""
+"""The most cuts of one text: a token may hold part of a character, so that one cut leaves a token
+too many."""
 
 
 Render = Callable[[Tokenize, ChatPrompt, ChatInput], Awaitable[list[int]]]
@@ -53,7 +54,10 @@ class ScorePairs:
         self._render = render
 
     def takes(self, message: TokenizeTexts) -> bool:
-        """Whether a template writes its pairs. Raises InvalidInput for variables without one."""
+        """Return whether a template writes its pairs.
+
+        Raises InvalidInput for variables without one.
+        """
         if not message.pairs:
             return False
         if message.chat_template is None and self._template is None:

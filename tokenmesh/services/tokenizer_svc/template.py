@@ -40,7 +40,7 @@ class TemplateShape:
 
     @property
     def takes_strings(self) -> bool:
-        """Whether content may be a string."""
+        """True where content may be a string."""
         return self.tests_string or not self.wants_parts
 
 
@@ -172,7 +172,7 @@ class _Names:
         yield from branch.else_
 
     def _is_true(self, test: nodes.Node, role: str) -> bool | None:
-        """What a test says of messages of a role; None where it depends on something else."""
+        """Evaluate a test of messages of a role; None where it depends on something else."""
         if isinstance(test, nodes.Not):
             inner = self._is_true(test.node, role)
             return None if inner is None else not inner

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from tokenmesh.services.tokenizer_svc.encoding import encode_texts
 
 _SPACE: Final = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece writes this for a space."""
 _LETTERS: Final = r"A-Za-z0-9\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
-"""Which every version of Unicode calls letters and digits."""
+"""Letters and digits in every version of Unicode."""
 _VANISHING: Final = r"\u037a\ufc5e-\ufc63\ufe70-\ufe7f\uff9e\uff9f"
 """Letters of which NFKC makes a combining mark alone, which StripAccents deletes."""
 _WORD_CHAR: Final = rf"[^\W_{_VANISHING}]"
@@ -79,9 +79,9 @@ class Borders:
     """Finds the borders of one tokenizer; a border is the place of the character behind it."""
 
     drops_space: bool = False
-    """Whether the space is left out: the tokenizer puts one before each text."""
+    """True where the space is left out: the tokenizer puts one before each text."""
     has_marks: bool = False
-    """Whether there are borders at punctuation marks."""
+    """True where there are borders at punctuation marks."""
 
     def last(self, text: str, low: int, high: int) -> int | None:
         """The last border above `low` and up to `high`."""
@@ -180,7 +180,7 @@ def _by_settings(found: Any) -> Borders | None:
 
 
 def _may_prepend(added: list[Any], normalizers: list[Any]) -> bool:
-    """Whether a part gets as its first character the space that was left out before it."""
+    """Return whether a part gets as its first character the space that was left out before it."""
     if any(each.get("prepend", _SPACE) != _SPACE for each in normalizers):
         return False
     # Behind an added token, or before one, there would be a space more or less.
@@ -191,7 +191,7 @@ def _may_prepend(added: list[Any], normalizers: list[Any]) -> bool:
 
 
 def _keeps_edges(normalizers: list[Any], first: Any) -> bool:
-    """Whether the space before a part stays, or does not count."""
+    """Return whether the space before a part stays, or does not count."""
     if first is not None and first["type"] in _WORD_SPLITTERS:
         return True
     # Where each part gets a space before it, one that was dropped comes back.
@@ -212,7 +212,7 @@ def _parts(setting: Any, key: str) -> list[Any]:
 
 
 def _keeps_spaces(normalizer: dict[str, Any]) -> bool:
-    """Whether a normalizer changes each side of a border by itself."""
+    """Return whether a normalizer changes each side of a border by itself."""
     if normalizer["type"] != "Replace":
         return normalizer["type"] in _NORMALIZERS
     pattern, content = normalizer["pattern"], normalizer["content"]
@@ -235,7 +235,7 @@ def _has_space(text: str) -> bool:
 
 
 def _keeps_borders(token: Any) -> bool:
-    """Whether an added token never crosses a border or takes its space."""
+    """Return whether an added token never crosses a border or takes its space."""
     content = token["content"]
     if Borders(has_marks=True).all_in(content):
         return False
@@ -252,7 +252,7 @@ def _keeps_borders(token: Any) -> bool:
 
 
 def _is_known(part: Any) -> bool:
-    """Whether a step of a byte-level tokenizer is among those of which it is known."""
+    """Return whether a step of a byte-level tokenizer is among those that keep borders."""
     if part["type"] == "ByteLevel":
         return not part["add_prefix_space"]
     if part["type"] == "Digits":
@@ -301,12 +301,12 @@ def _splits_words(part: Any) -> bool:
 
 
 def _splits_further(part: Any) -> bool:
-    """Whether a step behind the first one changes each piece by itself."""
+    """Return whether a step behind the first one changes each piece by itself."""
     return part["type"] in _SPLIT_FURTHER and part.get("prepend_scheme") != "first"
 
 
 def _is_one_piece(parts: list[Any]) -> bool:
-    """Whether a text is one piece, as in SentencePiece's BPE."""
+    """Return whether a text is one piece, as in SentencePiece's BPE."""
     if not parts:
         return True
     (part,) = parts if len(parts) == 1 else (None,)
@@ -319,7 +319,7 @@ def _is_one_piece(parts: list[Any]) -> bool:
 
 
 def _has_no_inner_space(found: Any, normalizers: list[Any]) -> bool:
-    """Whether no token goes on over a space behind another character: so no merge does."""
+    """Return whether no token goes on over a space behind another character: so no merge does."""
     replaces = [each for each in normalizers if each["type"] == "Replace"]
     if any((each["pattern"], each["content"]) != ({"String": " "}, _SPACE) for each in replaces):
         return False

@@ -28,12 +28,12 @@ from tokenmesh.shared.allocator import trim_heap
 from tokenmesh.shared.errors import PayloadTooLarge
 
 PORTION_CHARS: Final = 1 << 15
-"""Of a portion, where there are borders."""
+"""Characters of a portion, where there are borders."""
 _MOST_RUN_BYTES: Final = 1 << 19
-"""Of a portion that has none inside, in UTF-8, since each may be a token. While the ids of so many
-tokens become a list, and the tokenizer's own are freed, other threads wait for 10 ms; for as many
-bytes in Chinese, 174,000 characters, 4 ms. A smaller bound would refuse a long prompt in Chinese
-where a tokenizer has borders at spaces only."""
+"""The most bytes of a portion that has no border inside, in UTF-8, since each may be a token. While
+the ids of so many tokens become a list, and the tokenizer's own are freed, other threads wait for
+10 ms; for as many bytes in Chinese, 174,000 characters, 4 ms. A smaller bound would refuse a long
+prompt in Chinese where a tokenizer has borders at spaces only."""
 _TRIMMED_CHARS: Final = 1 << 17
 """After a longer text the memory that the tokenizer has freed is given back to the system."""
 
@@ -50,7 +50,7 @@ class TextEncoder:
         self._frames: dict[tuple[bool, bool], Frame] = {}
 
     def frame(self, *, is_pair: bool, with_special: bool) -> Frame:
-        """What the tokenizer puts around texts. Raises CheckpointError."""
+        """Return what the tokenizer puts around texts. Raises CheckpointError."""
         key = is_pair, with_special
         frame = self._frames.get(key)
         if frame is None:
@@ -67,11 +67,11 @@ class TextEncoder:
         side: Side = "left",
         enough: int | None = None,
     ) -> tuple[Callable[[], Ids], int]:
-        """What gives the ids of a text, and how many characters could be encoded meanwhile.
+        """Return a call that gives the ids of a text, and its cost in encoded characters.
 
         Truncation to `max_tokens` keeps the added special tokens, as in transformers; `side` names
         the end that is cut off. `enough`: of a divided text that is not truncated, ids may be left
-        out at its end once there are more. What is returned raises PayloadTooLarge.
+        out at its end once there are more. The call raises PayloadTooLarge.
         """
         bare: Callable[[], Ids] | None = None
         cost = len(text)

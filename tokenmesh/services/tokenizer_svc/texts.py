@@ -71,7 +71,7 @@ class TextBatch:
             return await self._threads.run_text(message.tenant, num_ids, work)
 
     def check(self, message: TokenizeTexts) -> None:
-        """What is wrong before anything is encoded. Raises InvalidInput."""
+        """Refuse a wrong request before anything is encoded. Raises InvalidInput."""
         texts, pairs, limits = message.texts, message.pairs, self._limits
         if pairs and len(texts) not in (1, len(pairs)):
             raise ProtocolError(f"{len(texts)} texts do not make {len(pairs)} pairs")

@@ -22,7 +22,7 @@ class LengthBound:
 
     chars_per_token: int
     drops_spaces: bool = False
-    """Whether whitespace may be dropped; it is not counted then."""
+    """True where whitespace may be dropped; it is not counted then."""
 
     def least_tokens(self, text: str, limit: int) -> int:
         """A lower bound of the text's tokens; 0 if it may have `limit` or fewer."""
@@ -67,7 +67,7 @@ class _Effect:
     """Characters that are prepended."""
     strips: bool = False
     is_form: bool = False
-    """Whether it decomposes characters outside ASCII."""
+    """True where it decomposes characters outside ASCII."""
 
 
 def _effect(normalizer: Any) -> _Effect | None:

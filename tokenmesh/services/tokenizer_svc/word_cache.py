@@ -27,9 +27,9 @@ _LLAMA3: Final = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _PATTERNS: Final = frozenset((_LLAMA3, _LLAMA3.replace("{1,3}", "")))
-"""Of Llama 3 and Qwen 2. As in GPT-2's, which `tokenizers` has built in, no match goes on over a
-space behind another character, and nothing looks back: each such space begins a piece of a text
-whose ids depend on nothing else."""
+"""Patterns of Llama 3 and Qwen 2. As in GPT-2's, which `tokenizers` has built in, no match goes on
+over a space behind another character, and nothing looks back: each such space begins a piece of a
+text whose ids depend on nothing else."""
 _NORMALIZERS: Final = (None, {"type": "NFC"})
 """NFC composes a space with nothing."""
 _MOST_WORDS: Final = 1 << 15
@@ -57,7 +57,7 @@ _SAMPLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of a text."""
+    """The known ids of a text's pieces."""
 
     text: str
     parts: list[tuple[int, ...] | Ids]
@@ -69,7 +69,7 @@ class Found:
 
     @property
     def is_mostly_known(self) -> bool:
-        """Whether to encode the rest alone, with places, takes less than the whole text."""
+        """True where to encode the rest alone, with places, takes less than the whole text."""
         return self.num_unknown * _PLACES_COST <= len(self.text)
 
     @property
@@ -85,11 +85,12 @@ class WordCache:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: dict[str, tuple[int, ...]] = {}
-        """Of words, each with a space before it; their last characters are certainly not spaces."""
+        """Ids of words, each with a space before it; their last characters are certainly not
+        spaces."""
         self._turn = 0
 
     def work(self, text: str) -> tuple[Callable[[], Ids], int]:
-        """What gives the ids of a text, and how many characters could be encoded meanwhile.
+        """Return a call that gives the ids of a text, and its cost in encoded characters.
 
         A short text is looked up at once.
         """
@@ -200,7 +201,7 @@ def word_cache(tokenizer: Tokenizer, lean_json: bytes) -> WordCache | None:
 
 
 def _has_pieces(found: Any) -> bool:
-    """Whether the settings are among those of which it is known."""
+    """Return whether the settings are among those whose ids are made word by word."""
     model = found["model"]
     affixes = (model.get("continuing_subword_prefix"), model.get("end_of_word_suffix"))
     if model["type"] != "BPE" or any(affixes) or model.get("dropout"):
@@ -236,12 +237,12 @@ def _splits_at_spaces(pre_tokenizer: Any) -> bool:
 
 
 def _ends_piece(word: str) -> bool:
-    """Whether its last character is not a space for any tokenizer."""
+    """Return whether its last character is not a space for any tokenizer."""
     last = word[-1:]
     return "!" <= last <= "~" or last.isalnum()
 
 
 def _is_word(piece: str) -> bool:
-    """Whether the cache may keep it: a space and one word."""
+    """Return whether the cache may keep it: a space and one word."""
     is_short = len(piece) <= _MOST_WORD_CHARS
     return is_short and piece.startswith(" ") and " " not in piece[1:] and _ends_piece(piece[1:])

@@ -190,7 +190,7 @@ class IndexedPlacement:
 
 
 def _is_corrupted(scores: Sequence[CandidateScore]) -> bool:
-    """Whether a reservation is larger than any that a scheduler makes, or below zero by as much."""
+    """Return whether a reservation is beyond what schedulers make, above or below zero."""
     return any(
         abs(score.reserved_tokens) > _MAX_TOKENS or abs(score.reserved_streams) > _MAX_STREAMS
         for score in scores

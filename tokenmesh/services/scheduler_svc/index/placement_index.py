@@ -40,7 +40,7 @@ class CandidateLoad(NamedTuple):
     num_room: int
     """Streams that it may hold."""
     is_indexed: bool
-    """Whether it writes to the index. If not, it never releases reservations."""
+    """True where it writes to the index. If not, it never releases reservations."""
 
 
 class CandidateScore(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,4 +1,4 @@
-"""How a model that takes recordings in prompts is asked for a transcript.
+"""Asks models that take recordings in prompts for a transcript.
 
 The questions are those of the families' own processors in transformers
 (`apply_transcription_request`), of Mistral's tokenizers for Voxtral, and for Qwen3-Omni, which has
@@ -38,7 +38,7 @@ _OF_VOXTRAL: Final = _named("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt"
 _OF_FUN_ASR: Final = {"zh": "中文", "en": "英文", "ja": "日文"}
 """The names that its prompts hold."""
 _CLIP_S: Final = 30.0
-"""What these models are trained on."""
+"""The length of recordings on which these models are trained."""
 _CLIP_OF_VOXTRAL_S: Final = 1800.0
 """It hears half an hour at once."""
 _PROMPT_KEY: Final = "default_transcription_prompt"
@@ -47,17 +47,17 @@ _TRANSCRIBE: Final = "[TRANSCRIBE]"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a clip's prompt is made of: messages for the chat template, or the text itself."""
+    """The prompt of a clip: messages for the chat template, or the text itself."""
 
     messages: list[JsonObject] = field(default_factory=list)
     continues: bool = False
-    """Whether the answer goes on with the last message."""
+    """True where the answer goes on with the last message."""
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How one family is asked."""
+    """The questions that one family understands."""
 
     write: Callable[[SpeechAsk, LoadedTokenizer], Question]
     languages: Mapping[str, str]
@@ -70,7 +70,7 @@ class Asking:
     marker: str = ""
     """Stands in answers before the transcript."""
     is_framed: bool = False
-    """Whether answers may be a sentence that quotes the transcript."""
+    """True where answers may be a sentence that quotes the transcript."""
 
 
 def _user(*parts: JsonObject) -> JsonObject:

@@ -31,13 +31,16 @@ from tokenmesh.shared.telemetry.span import span
 _CHILD: Final = "tokenmesh.services.tokenizer_svc.media.audio_child"
 _FEATURES: Final = "audio:"
 _MAX_CLIPS: Final = 64
-"""Of one message."""
+"""The most clips of one message."""
 _MAX_NUMBER: Final = 1 << 40
-"""Of samples and tokens."""
+"""The most samples or tokens that a message may state."""
 
 
 class AudioPreparer:
-    """Of one model. Files are read in processes that are killed when late; tenants take turns."""
+    """Prepares recordings for one model.
+
+    Files are read in processes that are killed when late; tenants take turns.
+    """
 
     def __init__(
         self, limits: MediaSettings, blobs: Blobs, checkpoint: Path, window_s: float

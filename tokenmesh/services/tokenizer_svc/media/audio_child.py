@@ -43,16 +43,16 @@ class AudioJob(msgspec.Struct, frozen=True):
     first: int
     count: int
     rate: int = 0
-    """Of raw samples, 16-bit little-endian mono; 0: `data` is a file."""
+    """The rate of raw samples, 16-bit little-endian mono; 0: `data` is a file."""
     part: SpeechPart | None = None
-    """Of speech that goes on, in place of clips."""
+    """The part of speech that goes on, in place of clips."""
 
 
 class Clip(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     content_hash: str
-    """Of the samples and the extractor's options."""
+    """The hash of the samples and the extractor's options."""
     features: bytes
     """A blob of named tensors: `input_features` [1, bins, frames], or those of a recording in a
     prompt."""
@@ -67,7 +67,7 @@ class Clips(msgspec.Struct, frozen=True):
     clips: list[Clip]
     """None of speech that does not fill one more token."""
     next_sample: int = 0
-    """Of speech that goes on: the first one that the next part needs."""
+    """The first sample that the next part needs, in speech that goes on."""
 
 
 class AudioFeatures(Protocol):

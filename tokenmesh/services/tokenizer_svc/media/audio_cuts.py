@@ -7,7 +7,7 @@ import numpy
 from tokenmesh.services.tokenizer_svc.media.audio_file import Samples
 
 _SEARCH_SHARE: Final = 1 / 6
-"""Of a window, at its end: where the quietest point is searched."""
+"""The share of a window, at its end, where the quietest point is searched."""
 _QUIET_S: Final = 0.1
 """Length of a quiet point."""
 

@@ -62,12 +62,12 @@ _PARTS_OF: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
 }
 """By container: the files that libsndfile gets in place of a file, one after the other."""
 _UNKNOWN_FRAMES: Final = (1 << 63) - 1
-"""What libsndfile says of a FLAC file that was written as a stream."""
+"""libsndfile says this of a FLAC file that was written as a stream."""
 _LOUDEST: Final = 1e6
 
 
 class AudioLimits(msgspec.Struct, frozen=True):
-    """What one file may hold."""
+    """Bounds of one file."""
 
     max_s: float
 

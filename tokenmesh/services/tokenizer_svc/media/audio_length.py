@@ -19,7 +19,7 @@ _CHUNK_BYTES: Final = 8
 _KEPT: Final = (b"fmt ", b"fact")
 """Chunks of a WAV file that say how its samples are read."""
 _MAX_JUNK_BYTES: Final = 1 << 16
-"""Of an MP3 file between frames, in all: beyond it the file counts as damaged."""
+"""The most bytes between frames of an MP3 file, in all: beyond it the file counts as damaged."""
 _BITRATES: Final = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
@@ -37,7 +37,8 @@ _VBRI_PLACE: Final = 36
 _MAX_PARTS: Final = 64
 _ID3V1_BYTES: Final = 128
 _APE_BYTES: Final = 32
-"""Of the header and of the footer of a tag, which has the size of all but the header."""
+"""The size of the header and of the footer of a tag, which states the size of all but the
+header."""
 _HAS_COUNT: Final = 1
 """Flag of a tag that is followed by the number of frames."""
 _TAG_BITRATE: Final = (9, 8)
@@ -71,7 +72,7 @@ def wav_with_true_length(data: bytes) -> bytes:
 
 
 def _are_chunks(data: bytes, start: int) -> bool:
-    """Whether what is left of a file is nothing but chunks, such as a title or the samples."""
+    """Return whether the rest of a file is chunks only, such as a title or the samples."""
     while start < len(data):
         if data[start : start + 4] == b"data":  # of any size, which need not be true
             return True
@@ -121,7 +122,7 @@ def aiff_with_true_length(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Mp3Frame:
-    """What the header of a frame of layer III says."""
+    """The facts in the header of a frame of layer III."""
 
     start: int
     end: int
@@ -238,7 +239,7 @@ def _mp3_frame(data: bytes, start: int) -> _Mp3Frame | None:
 
 
 def _is_like(data: bytes, one: int, other: int) -> bool:
-    """Whether a header of the same version and rate as that of a frame is at `other`."""
+    """Return whether a header of the same version and rate as that of a frame is at `other`."""
     if data[other : other + 1] != b"\xff" or other + 4 > len(data):
         return False
     second, third = data[other + 1], data[other + 2]

@@ -1,4 +1,4 @@
-"""What the tower of a model that transcribes takes of a clip, in numpy."""
+"""Computes the input of the tower of a model that transcribes from a clip, in numpy."""
 
 import math
 from pathlib import Path

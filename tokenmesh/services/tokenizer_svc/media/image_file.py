@@ -36,7 +36,7 @@ _TURN_BY_ORIENTATION: Final[dict[object, Image.Transpose]] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What EXIF says of how the camera was held."""
+"""The turn that shows the picture upright, by EXIF's number for how the camera was held."""
 
 
 def decode_image(data: bytes, max_pixels: int) -> Image.Image:

@@ -37,7 +37,7 @@ _TIME_SETTING: Final = {VIDEO: "video_timeout_s", AUDIO: "audio_timeout_s"}
 
 
 def _video_limits(limits: MediaSettings) -> VideoLimits:
-    """What a video may hold, by the settings."""
+    """Take the bounds of a video from the settings."""
     return VideoLimits(
         max_s=limits.max_video_s,
         max_pixels=limits.max_pixels,

@@ -18,7 +18,7 @@ from tokenmesh.shared.errors import CheckpointError
 _PREEMPHASIS: Final = numpy.float32(0.97)
 _LOWEST_HZ: Final = 20.0
 _LEAST: Final = numpy.finfo(numpy.float32).eps
-"""Of an energy."""
+"""The least energy, whose logarithm is finite."""
 _HAMMING: Final = "hamming"
 
 
@@ -36,7 +36,7 @@ class _Extractor(msgspec.Struct):
 
 
 class KaldiFeatures:
-    """Of one checkpoint. Raises CheckpointError when it is made."""
+    """Computes the features of one checkpoint. Raises CheckpointError when it is made."""
 
     def __init__(self, directory: Path, settings: JsonObject) -> None:
         try:

@@ -71,7 +71,7 @@ class MediaLoader:
         """By kind and checkpoint."""
         self._fetching: InFlight[tuple[str, str, str], bytes] = InFlight()
         self._recent: OrderedDict[_Source, tuple[float, StoredItem]] = OrderedDict()
-        """What was at a URL, and until when that counts (monotonic seconds)."""
+        """The items found at URLs, and until when they count (monotonic seconds)."""
         self._preparing: InFlight[tuple[Path, str], StoredItem] = InFlight()
         """By checkpoint and content hash."""
 
@@ -151,7 +151,7 @@ class MediaLoader:
             ) from error
 
     async def _found(self, source: _Source) -> StoredItem | None:
-        """What a URL has recently led to, if its features are still there."""
+        """Return the item that a URL has recently led to, if its features are still there."""
         until_s, item = self._recent.get(source, (0.0, None))
         if item is None or until_s < monotonic_s():
             return None

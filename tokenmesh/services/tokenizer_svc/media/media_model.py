@@ -37,10 +37,10 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class MediaKind:
-    """How a model takes items of one kind."""
+    """Describes how a model takes items of one kind."""
 
     placeholder: str
-    """What a chat template writes for an item; the item's text replaces it."""
+    """The text that a chat template writes for an item; the item's text replaces it."""
     options: bytes
     """All options of the preprocessing that change its result."""
     max_items: int
@@ -48,8 +48,8 @@ class MediaKind:
     setting: str
     """Where `max_items` comes from."""
     in_text: str = ""
-    """What stands for an item before the text, where a template takes contents as text only;
-    empty: the placeholder."""
+    """The text that stands for an item before the text, where a template takes contents as text
+    only; empty: the placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class MediaModel:
 
     @property
     def placeholders(self) -> dict[str, str]:
-        """What stands for an item of each kind in a text."""
+        """The text that stands for an item of each kind in a text."""
         return {name: kind.in_text or kind.placeholder for name, kind in self.kinds.items()}
 
     def inserted(self, text: str, items: Sequence[StoredItem]) -> tuple[str, list[StoredItem]]:

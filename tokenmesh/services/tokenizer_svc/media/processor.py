@@ -34,9 +34,9 @@ _OF_TEXT: Final = frozenset(
         "text_replacement_offsets",
     }
 )
-"""What a processor returns that is not about the item."""
+"""Keys of a processor's result that are not about the item."""
 _FACTS: Final = ("second_per_grid_ts", "video_second_per_grid")
-"""What it returns that positions depend on, and not the tower."""
+"""Keys of its result that positions depend on, and not the tower."""
 _CHANGEABLE: Final = frozenset(
     {
         *("size", "min_pixels", "max_pixels"),
@@ -56,10 +56,10 @@ class ItemText(msgspec.Struct, frozen=True, omit_defaults=True):
     """One item as a prompt holds it, without its features."""
 
     text: str
-    """What stands for it; of equal tokens that take embeddings and follow each other, one. Empty:
-    the placeholder itself."""
+    """The text that stands for it; one of equal tokens that take embeddings and follow each other.
+    Empty: the placeholder itself."""
     runs: list[int]
-    """How many each of them stands for."""
+    """The number of tokens that each of them stands for."""
     grid: tuple[int, ...] = ()
     facts: dict[str, float] = {}
 
@@ -103,11 +103,14 @@ class _MadeVideo:
 
 
 _NO_VIDEO: Final = numpy.zeros((1, 2, 2, 3), numpy.uint8)
-"""What the processor class counts; the frames are in `_MadeVideo`."""
+"""The processor class counts this; the frames are in `_MadeVideo`."""
 
 
 class ItemProcessor:
-    """Of one checkpoint. Raises CheckpointError for one whose processor cannot be used."""
+    """Runs the processor of one checkpoint.
+
+    Raises CheckpointError for one whose processor cannot be used.
+    """
 
     def __init__(self, directory: Path) -> None:
         stated = read_config(directory)
@@ -120,7 +123,7 @@ class ItemProcessor:
         self.placeholder: str = self._processor.image_token
         images = self._processor.image_processor
         self.hears = _place_sound(directory, self._config, self._processor)
-        """Whether a video may be taken with its sound."""
+        """True where a video may be taken with its sound."""
         rest = {name: _plain(value) for name, value in vars(self._processor).items()}
         rest = {name: value for name, value in rest.items() if name not in PARTS}
         sound = self._processor.feature_extractor.to_dict() if self.hears else {}
@@ -207,7 +210,7 @@ class ItemProcessor:
         return PreparedItem(prepared, encode_named(named))
 
     def _is_sound(self, text: str, runs: list[int]) -> numpy.ndarray:
-        """Of each token of a video that takes an embedding, whether it is of the sound: 1 or 0."""
+        """Mark the tokens of a video that take an embedding: 1 for those of the sound, else 0."""
         token = self._processor.audio_token
         ends = re.escape(self.video_placeholder), re.escape(token)
         found = [each == token for each in re.findall("|".join(ends), text)]
@@ -230,8 +233,10 @@ class ItemProcessor:
 
 
 def _place_sound(directory: Path, config: JsonObject, processor: Any) -> bool:
-    """Whether a processor's class takes videos with their sound; then it places tokens of the
-    sound by config.json, as the model counts positions. Raises CheckpointError."""
+    """Return whether a processor takes videos with their sound; then set where it places the sound.
+
+    The tokens are placed by config.json, as the model counts positions. Raises CheckpointError.
+    """
     name = "position_id_per_seconds"
     if getattr(processor, name, None) is None:
         return False
@@ -254,7 +259,7 @@ def _plain(value: object) -> object:
 
 
 MOST_OPTION_BYTES: Final = 1 << 14
-"""Of all options of a request: they are numbers and names."""
+"""The bound of all options of a request: they are numbers and names."""
 
 
 def read_options(data: bytes) -> dict[str, Any]:

@@ -25,7 +25,7 @@ MIN_S: Final = 0.1
 """A shorter recording has no frames in some families."""
 
 _STATES_OF_CHUNK: Final = 13
-"""What three convolutions leave of a chunk, in the code of transformers."""
+"""The frames that three convolutions leave of a chunk, in the code of transformers."""
 
 Tensors = dict[str, numpy.ndarray]
 """By the name that the tower's method has for them."""
@@ -40,7 +40,7 @@ class Spectrogram:
     tower: Mapping[str, int]
     """Numbers in the `audio_config` of config.json."""
     settings: JsonObject
-    """Of the feature extractor."""
+    """The settings of the feature extractor."""
 
     def size(self, name: str, default: int) -> int:
         """A positive number in the tower's config."""
@@ -135,13 +135,13 @@ def _fun_asr_nano(mel: Spectrogram, samples: Samples) -> tuple[Tensors, int]:
 class _Family:
     prepare: Callable[[Spectrogram, Samples], tuple[Tensors, int]]
     around: tuple[str, str] = ("", "")
-    """What the prompts of the family hold before and after a recording."""
+    """Texts that prompts of the family hold before and after a recording."""
     max_s: float | None = None
-    """What transformers cuts off after; None: nothing."""
+    """transformers cuts off after so many seconds; None: never."""
     is_one_window: bool = False
-    """Whether a recording must fit the window of the extractor."""
+    """True where a recording must fit the window of the extractor."""
     has_chunks: bool = False
-    """Whether three convolutions go over chunks of 2 x n_window frames."""
+    """True where three convolutions go over chunks of 2 x n_window frames."""
 
 
 _KALDI: Final = "fun_asr_nano"
@@ -161,7 +161,7 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
 
 
 def takes_recordings(config: JsonObject) -> bool:
-    """Whether a model with this config.json has recordings in its prompts."""
+    """Return whether a model with this config.json has recordings in its prompts."""
     return config.get("model_type") in _FAMILIES
 
 
@@ -172,7 +172,10 @@ def audio_token(config: JsonObject) -> int | None:
 
 
 class RecordingProcessor:
-    """Of one checkpoint. Raises CheckpointError for one whose extractor cannot be used."""
+    """Prepares recordings for one checkpoint.
+
+    Raises CheckpointError for one whose extractor cannot be used.
+    """
 
     def __init__(self, directory: Path) -> None:
         config = read_config(directory)
@@ -183,7 +186,7 @@ class RecordingProcessor:
         self._max_tokens = positive_int(text_config(config).get("max_position_embeddings"))
         self.rate: int = self._mel.extractor.sampling_rate
         self.around = self._family.around
-        """What the prompts of the family hold before and after a recording."""
+        """Texts that prompts of the family hold before and after a recording."""
         known = [config.get("model_type"), self._mel.settings, self._mel.tower]
         self.options = msgspec.json.encode(known, order="sorted")
         """All options that change a result."""

@@ -24,7 +24,7 @@ _LOW_32_BITS: Final = 0xFFFFFFFF
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address, or the IPv4 address embedded in it, is on the public internet."""
+    """Return whether an address, or the IPv4 address in it, is on the public internet."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
         inner = _embedded_v4(ip)

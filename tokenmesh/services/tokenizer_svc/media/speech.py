@@ -1,4 +1,4 @@
-"""How a checkpoint transcribes recordings: what its prompts hold, from its own files."""
+"""Reads from a checkpoint's files how it transcribes recordings."""
 
 import math
 from typing import Final
@@ -25,10 +25,10 @@ _FAMILY: Final = "whisper"
 ONLY_TRANSCRIBING: Final = frozenset((_FAMILY, STREAMING))
 """Model types that answer nothing but recordings."""
 _PAD: Final = "[STREAMING_PAD]"
-"""What the model writes while nothing new was said, and its prompt holds."""
+"""The model writes this while nothing new was said, and its prompt holds it."""
 _MIN_CLIP_S: Final = 1.0
 _MEASURED_S: Final = 30.0
-"""Of silence, whose tokens are counted."""
+"""Seconds of silence whose tokens are counted."""
 
 
 def speech_facts(loaded: LoadedTokenizer, media: MediaModel | None) -> SpeechFacts | None:
@@ -75,7 +75,7 @@ def speech_facts(loaded: LoadedTokenizer, media: MediaModel | None) -> SpeechFac
 
 
 def _streaming(loaded: LoadedTokenizer) -> SpeechFacts:
-    """Of a model that writes while it listens: it names no languages, times or other text."""
+    """Return the facts of a model that writes while it listens: it names no languages or times."""
     features = StreamFeatures(loaded.directory, loaded.config)
     text, layout = text_config(loaded.config), features.layout
     token_s = features.token_s

@@ -21,7 +21,7 @@ _MARGIN_S: Final = 0.05
 
 
 class SpeechPart(msgspec.Struct, frozen=True):
-    """Which part is wanted; the fields are those of `PrepareSpeech`."""
+    """Names the part that is wanted; the fields are those of `PrepareSpeech`."""
 
     first_sample: int
     first_token: int

@@ -27,7 +27,7 @@ _LAST_WORD: Final = 10
 """Tokens that a word takes at most."""
 _MAX_HZ: Final = 8_000.0
 _RANGE: Final = 8.0
-"""Of the logarithm of a spectrogram's energies."""
+"""The range of the logarithm of a spectrogram's energies."""
 
 
 class _Extractor(msgspec.Struct):
@@ -49,7 +49,7 @@ class StreamLayout:
     delay: int
     """From a word to its text."""
     frames: int
-    """Of the spectrogram, for a token."""
+    """Frames of the spectrogram for a token."""
 
     @property
     def after(self) -> int:
@@ -100,7 +100,7 @@ class StreamFeatures:
         self.layout = stream_layout(directory, config)
         self.rate = options.sampling_rate
         self.is_causal = options.global_log_mel_max is not None
-        """Whether no later sample changes a frame, but for those within it."""
+        """True where no later sample changes a frame, but for those within it."""
         self.token_samples = self.layout.frames * options.hop_length
         self.reach = options.n_fft // 2
         """Samples on either side of a frame's middle that it depends on."""

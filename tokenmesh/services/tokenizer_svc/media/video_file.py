@@ -31,7 +31,7 @@ _MAX_RATE: Final = 1_000
 
 
 class VideoLimits(msgspec.Struct, frozen=True):
-    """What one file may hold, and how much of it a model may get."""
+    """Bounds of one file, and of the part of it that a model gets."""
 
     max_s: float
     max_pixels: int
@@ -39,12 +39,12 @@ class VideoLimits(msgspec.Struct, frozen=True):
     max_frames: int
     """That are taken of the file."""
     max_total_pixels: int
-    """Of all frames together, resized for the model."""
+    """The bound of all frames together, resized for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What a file says about its video."""
+    """The facts that a file states about its video."""
 
     num_frames: int
     fps: float

@@ -30,7 +30,7 @@ _FPS: Final = 2.0
 """Where neither checkpoint nor request has a rate, as Qwen's own preprocessing does."""
 _CHANNELS: Final = 3
 _MOST_RATIO: Final = 200
-"""Of the sides of a frame."""
+"""The largest ratio of the sides of a frame."""
 _PARAM: Final = "mm_processor_kwargs"
 
 
@@ -65,7 +65,7 @@ class FrameProcessor:
     def features(
         self, video: VideoFile, options: Mapping[str, Any], limits: VideoLimits
     ) -> dict[str, Any]:
-        """What transformers' video processor returns: patches, grid and facts of the frames.
+        """Return what transformers' video processor returns: patches, grid and facts of the frames.
 
         Raises InvalidInput or PayloadTooLarge.
         """
@@ -117,7 +117,7 @@ class FrameProcessor:
             raise InvalidInput(f"{_PARAM}: {error}", param=_PARAM) from error
 
     def indices(self, facts: VideoFacts, rules: VideoRules) -> npt.NDArray[numpy.int64]:
-        """Of the frames that are taken, as the checkpoint's video processor samples them."""
+        """Return the indices of the frames that are taken, as the video processor samples them."""
         return _spread(facts, rules) if rules.is_total else _stepped(facts, rules)
 
     def target(self, facts: VideoFacts, count: int, rules: VideoRules) -> tuple[int, int]:

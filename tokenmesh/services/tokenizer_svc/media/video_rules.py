@@ -36,7 +36,7 @@ class VideoRules(msgspec.Struct, kw_only=True):
     do_rescale: bool = True
     do_normalize: bool = True
     is_total: bool
-    """Whether the bounds of `size` are of all frames together, not of each."""
+    """True where the bounds of `size` are of all frames together, not of each."""
 
 
 _CLIP_MEAN: Final = [0.48145466, 0.4578275, 0.40821073]
@@ -60,7 +60,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "fps": 2,
     },
 }
-"""What the processors take where a checkpoint does not say."""
+"""Values that the processors take where a checkpoint does not say."""
 _BY_MODEL: Final = {
     "qwen2_vl": "Qwen2VLVideoProcessor",
     "qwen2_5_vl": "Qwen2VLVideoProcessor",
@@ -77,7 +77,8 @@ _OVER_STATED: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_pixels": None,
     },
 }
-"""What a model's processor class says to its video processor, whatever the checkpoint does."""
+"""Values that a model's processor class gives to its video processor, whatever the checkpoint
+says."""
 
 
 def video_rules(directory: Path, config: JsonObject) -> VideoRules | None:
