@@ -1,5 +1,5 @@
 """C kernels for the CPU: linear layers, norms, experts, states of mixers, whole forward passes in
-one call, noise of draws.
+one call, noise of draws, copies of KV blocks.
 
 For x86-64 with AVX-512 BF16 or AVX2 under Linux, compiled at first use; `start` says whether they
 are there. Every number they compute depends on its own inputs alone: not on the number of tokens,

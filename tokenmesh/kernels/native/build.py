@@ -32,6 +32,7 @@ LEVELS: Final = {
 """Flags of the instructions that the kernels are compiled for, the fastest first."""
 _SOURCES: Final = (
     "pool.c",
+    "blocks.c",
     "gemm.c",
     "quantized.c",
     "experts.c",
