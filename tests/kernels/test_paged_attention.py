@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.interpreter import Interpreter
-from tokenmesh.kernels.merge_attention import merge_attention_reference
+from tests.ops.merged import merged
 from tokenmesh.kernels.paged_attention import (
     DeviceRows,
     Rows,
@@ -85,7 +85,7 @@ def test_attention_over_two_parts_of_the_keys_merges_into_the_whole(cut: int) ->
     late = attention_and_lse_reference(query, pages, ROWS, 0.3, KEYS - cut)
     first = attention_and_lse_reference(query, pages, early, 0.3, None, sinks)
     expected = attention_and_lse_reference(query, pages, ROWS, 0.3, None, sinks)
-    out, lse = merge_attention_reference(*first, *late)
+    out, lse = merged(*first, *late)
     torch.testing.assert_close(out, expected[0])
     torch.testing.assert_close(lse, expected[1])
 

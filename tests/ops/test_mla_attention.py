@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ops.merged import merged
 from tests.ops.scattered import BLOCKS, scattered
-from tokenmesh.kernels.merge_attention import merge_attention
 from tokenmesh.kernels.mla_attention import (
     TOLERANCE,
     latent_write,
@@ -180,6 +180,6 @@ def test_latents_before_a_chunk_merge_with_those_of_the_chunk(prefix: int) -> No
     logits = torch.einsum("thr,sr->ths", query, own) * 0.2
     logits.masked_fill_(torch.ones(6, 6, dtype=torch.bool).triu(1).unsqueeze(1), -torch.inf)
     second = torch.einsum("ths,sr->thr", logits.softmax(-1), own[:, :RANK]).flatten(1)
-    out, lse = merge_attention(first, first_lse, second, logits.logsumexp(-1))
+    out, lse = merged(first, first_lse, second, logits.logsumexp(-1))
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=0)

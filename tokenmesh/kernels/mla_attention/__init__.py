@@ -16,7 +16,7 @@ returns  [tokens, heads * rank], which the caller multiplies by W_uv
 
 A caller that expands the keys and values of a long chunk and attends to those with paged_attention
 gets the older ones by a row that ends before the chunk, its tokens one span: n tokens that begin at
-position p are the row (p - n, n). merge_attention puts both together. Nothing that no token sees
+position p are the row (p - n, n). Both are merged by their lse. Nothing that no token sees
 reaches a result, NaN included.
 
 On a GPU the page size must be a power of two, rank and rope_dim powers of two of at least 16, and

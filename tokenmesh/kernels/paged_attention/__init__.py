@@ -11,7 +11,7 @@ rows     which tokens belong to which row, each row's block table, and the windo
 scale    what a logit is multiplied by, above 0
 variant  softcap, sinks, scales of 8-bit pages, width of values
 lse      [tokens, heads] float32 to be filled with the logarithm of each softmax's denominator,
-         sink included. merge_attention puts such results together
+         sink included: attentions over different keys can be merged by it
 returns  [tokens, heads * value_dim]
 
 Query head h reads kv head h // (heads / kv_heads). With a window, position p sees the positions
