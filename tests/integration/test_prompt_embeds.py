@@ -25,6 +25,10 @@ TENSOR = torch.arange(12, dtype=torch.float32).view(3, 4)
 
 
 def encoded(tensor: torch.Tensor) -> str:
+    return base64.b64encode(save({"x": tensor.contiguous()})).decode()
+
+
+def pickled(tensor: torch.Tensor) -> str:
     """As vLLM's clients do it."""
     buffer = io.BytesIO()
     torch.save(tensor, buffer)
@@ -82,7 +86,7 @@ async def test_tensors_come_before_prompts(mesh: BackEnd, client: httpx.AsyncCli
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt_embeds": "?"}, "prompt_embeds"),
     ({"prompt_embeds": base64.b64encode(b"no tensor").decode()}, "prompt_embeds"),
-    ({"prompt_embeds": encoded(TENSOR.T)}, "prompt_embeds"),
+    ({"prompt_embeds": pickled(TENSOR)}, "prompt_embeds"),
     ({"prompt_embeds": encoded(TENSOR.view(4, 3))}, "prompt_embeds"),
     ({"prompt_embeds": encoded(TENSOR.view(12))}, "prompt_embeds"),
     ({"prompt_embeds": encoded(TENSOR[:0])}, "prompt_embeds"),

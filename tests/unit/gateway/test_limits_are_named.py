@@ -35,7 +35,6 @@ OTHERS = {
     "the model takes at most",
     "the model's context holds",
     "the limit of the tenant",
-    "it holds more than one tensor",
     "at most one choice",
     # the caller adds the name
     "leads to more than ",

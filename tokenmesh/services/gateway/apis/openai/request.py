@@ -123,8 +123,8 @@ class CompletionRequest(SamplingFields):
     """Text or token ids; a list of either is several prompts."""
     prompt_embeds: str | list[str] | None = None
     """With `--enable-prompt-embeds`: base64 of a tensor [tokens, hidden] of float32, float16 or
-    bfloat16, as `torch.save` (read without unpickling) or safetensors write it, or a list; before
-    those of `prompt`. Not with `echo`, `suffix`, `prompt_logprobs`, `truncate_prompt_tokens`."""
+    bfloat16 in a safetensors file (not as `torch.save` writes it), or a list; before those of
+    `prompt`. Not with `echo`, `suffix`, `prompt_logprobs`, `truncate_prompt_tokens`."""
     max_tokens: NotNegative | None = DEFAULT_MAX_TOKENS
     """Tokens of the answer, at most; 0 with `echo` only."""
     logprobs: MinusOneOrMore | None = None
