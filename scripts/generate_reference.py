@@ -132,7 +132,8 @@ def messages_page() -> str:
         about = (ast.get_docstring(tree) or "").partition("\n")[0]
         lines += ["", f"## {path.stem}", "", about]
         for node in tree.body:
-            if isinstance(node, ast.ClassDef):
+            # A tuple with names is a value of this process, no part of a message.
+            if isinstance(node, ast.ClassDef) and ast.unparse(node.bases[0]) != "NamedTuple":
                 lines += _message(node)
     return "\n".join(lines) + "\n"
 

@@ -1,15 +1,18 @@
 """Admission: the worker names what is wrong with a message, and lets nothing else through."""
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from math import inf, nextafter
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.engine.media_facts import MediaFacts, ends_outside
+from tokenmesh.services.gateway.apis.openai.sampling_fields import SamplingFields
 from tokenmesh.services.worker_svc.admission import admit
 from tokenmesh.services.worker_svc.loaded import SimModel
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -17,7 +20,12 @@ from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId
 from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.media import IMAGE, MediaItem
-from tokenmesh.shared.messages.sampling import RepetitionRule, SamplingParams, ThinkingBudget
+from tokenmesh.shared.messages.sampling import (
+    RANGES,
+    RepetitionRule,
+    SamplingParams,
+    ThinkingBudget,
+)
 from tokenmesh.shared.tokens import pack_ids
 
 SETTINGS = WorkerSettings(num_gpu_blocks_override=9, block_size=8)
@@ -193,6 +201,28 @@ def test_numbers_without_effect_do_not_reach_the_sampler() -> None:
     message = with_sampling(top_k=2**63, stop_token_ids=[5, -1, VOCAB, 2**40])
     sampling = admit(message, LOADED, 8).spec.sampling
     assert (sampling.top_k, sampling.stop_token_ids) == (0, [5])
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_worker_takes_what_the_api_takes_and_no_more(name: str) -> None:
+    low, high, _ = allowed = RANGES[name]
+    for edge in (low, high, (low + high) / 2):
+        for value in (nextafter(edge, -inf), edge, nextafter(edge, inf)):
+            is_held = allowed.holds(value)
+            refused: AbstractContextManager[object] = (
+                nullcontext() if is_held else pytest.raises(ValidationError)
+            )
+            with refused:
+                SamplingFields.model_validate({name: value})
+            refused = nullcontext() if is_held else pytest.raises(InvalidInput)
+            with refused:
+                admit(with_sampling(**{name: value}), LOADED, 8)
+
+
+def test_the_least_of_an_open_range_reaches_the_sampler_as_what_it_can_divide_by() -> None:
+    message = with_sampling(top_p=1e-300, repetition_penalty=1e-300)
+    sampling = admit(message, LOADED, 8).spec.sampling
+    assert sampling.top_p == sampling.repetition_penalty == 1e-9
 
 
 @given(seed=st.integers(-(2**63), 2**64 - 1))

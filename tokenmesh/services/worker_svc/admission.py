@@ -24,7 +24,13 @@ from tokenmesh.shared.ids import SEED_BITS
 from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.media import ADD, AUDIO, EMBEDS, IMAGE, REPLACE, VIDEO, MediaItem
 from tokenmesh.shared.messages.pooling import Pool
-from tokenmesh.shared.messages.sampling import SamplingParams, SpeechRule
+from tokenmesh.shared.messages.sampling import (
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_REPETITION_PATTERN,
+    RANGES,
+    SamplingParams,
+    SpeechRule,
+)
 from tokenmesh.shared.tenant_share import bounded_weight
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tokens import unpack_ids
@@ -183,26 +189,26 @@ def check_media(media: list[MediaItem], num_prompt: int, loaded: Loaded) -> None
 
 
 def _in_range(sampling: SamplingParams, vocab_size: int) -> SamplingParams:
-    """The same meaning in numbers that fit a tensor: any seed, top_k and stop token is allowed."""
+    """The same meaning in numbers that fit a tensor: any seed, top_k and stop token is allowed, and
+    whatever is above 0 where 0 is not."""
     seed = sampling.seed & ((1 << SEED_BITS) - 1)
     top_k = 0 if sampling.top_k >= vocab_size else sampling.top_k
     stops = [token for token in sampling.stop_token_ids if 0 <= token < vocab_size]
-    return msgspec.structs.replace(sampling, seed=seed, top_k=top_k, stop_token_ids=stops)
+    return msgspec.structs.replace(
+        sampling,
+        seed=seed,
+        top_k=top_k,
+        stop_token_ids=stops,
+        top_p=max(sampling.top_p, _LEAST),
+        repetition_penalty=max(sampling.repetition_penalty, _LEAST),
+    )
 
 
-_MAX_LOGPROB_TOKEN_IDS: Final = 1024
-_MAX_PATTERN_SIZE: Final = 1024
+_LEAST: Final = 1e-9
+"""Logits that are divided by less overflow."""
+
+
 _MAX_COUNT: Final = 2**30
-
-_RANGES: Final = {
-    "temperature": (0.0, 1e6),
-    "top_p": (1e-9, 1.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-100.0, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-    "repetition_penalty": (1e-9, 1e6),
-}
-"""Finite and inclusive; the API's narrower ranges are the gateway's to check."""
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
@@ -215,11 +221,10 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         )
     if sampling.top_k < 0:
         raise InvalidInput(f"top_k is {sampling.top_k}, not in [0, ...)", param="top_k")
-    for name, (low, high) in _RANGES.items():
+    for name, allowed in RANGES.items():
         value = getattr(sampling, name)
-        # also false for NaN
-        if not low <= value <= high:
-            raise InvalidInput(f"{name} is {value}, not in [{low:g}, {high:g}]", param=name)
+        if not allowed.holds(value):
+            raise InvalidInput(f"{name} is {value}, not in {allowed}", param=name)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(sampling, name)
         if count is not None and not 0 <= count <= vocab_size:
@@ -253,9 +258,9 @@ def _check_named(sampling: SamplingParams, vocab_size: int) -> None:
     named = sampling.logprob_token_ids
     if not named:
         return
-    if sampling.logprobs is None or len(named) > _MAX_LOGPROB_TOKEN_IDS:
+    if sampling.logprobs is None or len(named) > MAX_LOGPROB_TOKEN_IDS:
         raise InvalidInput(
-            f"logprob_token_ids needs logprobs and at most {_MAX_LOGPROB_TOKEN_IDS} ids",
+            f"logprob_token_ids needs logprobs and at most {MAX_LOGPROB_TOKEN_IDS} ids",
             param="logprob_token_ids",
         )
     _check_range("logprob_token_ids", named, vocab_size)
@@ -264,7 +269,7 @@ def _check_named(sampling: SamplingParams, vocab_size: int) -> None:
 def _check_repetition(sampling: SamplingParams) -> None:
     rule = sampling.repetition
     if rule is not None and not (
-        1 <= rule.min_size <= rule.max_size <= _MAX_PATTERN_SIZE
+        1 <= rule.min_size <= rule.max_size <= MAX_REPETITION_PATTERN
         and 2 <= rule.min_count <= _MAX_COUNT
     ):
         raise InvalidInput(f"repetition is {rule}, which is out of range", param="repetition")

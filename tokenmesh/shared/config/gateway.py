@@ -18,6 +18,7 @@ from tokenmesh.shared.config.requests import (
     StructuredLimits,
     TenancySettings,
 )
+from tokenmesh.shared.messages.sampling import MAX_LOGPROB_TOKEN_IDS, MAX_REPETITION_PATTERN
 
 _HASH_CHARS = 64
 
@@ -123,10 +124,13 @@ class GatewaySettings(
         description="Tokens with log-probabilities up to which the event loop writes an answer.",
     )
     max_logprob_token_ids: int = Field(
-        default=128, ge=0, le=1024, description="Ids of logprob_token_ids."
+        default=128, ge=0, le=MAX_LOGPROB_TOKEN_IDS, description="Ids of logprob_token_ids."
     )
     max_repetition_pattern: int = Field(
-        default=256, ge=0, le=1024, description="Largest max_pattern_size of repetition_detection."
+        default=256,
+        ge=0,
+        le=MAX_REPETITION_PATTERN,
+        description="Largest max_pattern_size of repetition_detection.",
     )
     max_logit_bias: int = Field(default=1024, ge=0, description="Entries of logit_bias.")
     max_request_id_chars: int = Field(

@@ -1,8 +1,41 @@
 """SamplingParams: how a worker chooses tokens. Names and meanings are vLLM's."""
 
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
 import msgspec
 
 from tokenmesh.shared.messages.structured import Structured
+
+
+class Range(NamedTuple):
+    """Finite numbers from `low` to `high`, which is one of them."""
+
+    low: float
+    high: float
+    is_low_open: bool = False
+    """Whether `low` is none of them."""
+
+    def holds(self, number: float) -> bool:
+        """False for NaN as well."""
+        return self.low <= number <= self.high and not (self.is_low_open and number == self.low)
+
+    def __str__(self) -> str:
+        return f"{'(' if self.is_low_open else '['}{self.low:g}, {self.high:g}]"
+
+
+RANGES: Final[Mapping[str, Range]] = {
+    "temperature": Range(0, 100),
+    "top_p": Range(0, 1, is_low_open=True),
+    "min_p": Range(0, 1),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, 100, is_low_open=True),
+}
+"""Of the fields of `SamplingParams`, for clients and on the bus."""
+MAX_LOGPROB_TOKEN_IDS: Final = 1024
+MAX_REPETITION_PATTERN: Final = 1024
+"""Largest `RepetitionRule.max_size`."""
 
 
 class RepetitionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,7 +87,7 @@ class SpeechRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The gateway checks the ranges of the API; a worker checks only what it could not compute.
+    """Both a gateway and a worker check `RANGES`, and a worker what it could not compute.
 
     `seed` is always set: without one from the client the gateway draws it, so that a migrated
     stream draws the same tokens. Each choice of a request with n > 1 has its own seed.

@@ -39,12 +39,20 @@ from tokenmesh.services.gateway.core.http.fields import (
     Whole,
     default_for_null,
 )
+from tokenmesh.shared.messages.sampling import RANGES
 
-Temperature = Annotated[float, Field(ge=0, le=100), Real]
-TopP = Annotated[float, Field(gt=0, le=1), Real]
-MinP = Annotated[float, Field(ge=0, le=1), Real]
-Penalty = Annotated[float, Field(ge=-2, le=2), Real]
-RepetitionPenalty = Annotated[float, Field(gt=0, le=100), Real]
+
+def in_range(name: str) -> Any:
+    """The bounds of a field of SamplingParams."""
+    low, high, is_low_open = RANGES[name]
+    return Field(gt=low, le=high) if is_low_open else Field(ge=low, le=high)
+
+
+Temperature = Annotated[float, in_range("temperature"), Real]
+TopP = Annotated[float, in_range("top_p"), Real]
+MinP = Annotated[float, in_range("min_p"), Real]
+Penalty = Annotated[float, in_range("presence_penalty"), Real]
+RepetitionPenalty = Annotated[float, in_range("repetition_penalty"), Real]
 LengthPenalty = Annotated[float, Field(ge=-10, le=10), Real]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), Whole]
 

@@ -13,6 +13,7 @@ import msgspec
 from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from tokenmesh.services.gateway.apis.openai.sampling_fields import in_range
 from tokenmesh.services.gateway.apis.openai.translation import Json, read_object
 from tokenmesh.services.gateway.apis.realtime.errors import BinaryEvent, InvalidJson, error_view
 from tokenmesh.services.gateway.core.http.body import check_bounds
@@ -116,7 +117,7 @@ class GenerationFields(_Strict):
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | Literal["inf"] | None = None
-    temperature: float | None = Field(default=None, ge=0, le=100)
+    temperature: Annotated[float, in_range("temperature")] | None = None
     reasoning: RealtimeReasoning | None = None
 
     audio: Json | None = None
