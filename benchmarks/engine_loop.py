@@ -111,6 +111,7 @@ def _request(
         len(prompt),
         sampling,
         lora=None if adapter is None else Adapter("adapter", adapter.content_hash),
-        adapter=None if adapter is None else adapter.matrices,
     )
-    return Request(spec, list(prompt))
+    request = Request(spec, list(prompt))
+    request.prepared.adapter = None if adapter is None else adapter.matrices
+    return request

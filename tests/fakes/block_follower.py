@@ -2,7 +2,6 @@
 
 import hashlib
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,8 +12,8 @@ from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.kv.block_log import BlockChange, BlockLog
 from tokenmesh.engine.request.request import Request
 from tokenmesh.shared.embeds_keys import embeds_keys
-from tokenmesh.shared.hashing import Adapter
-from tokenmesh.shared.messages.media import EMBEDS
+from tokenmesh.shared.hashing import Adapter, EmbedsKeys
+from tokenmesh.shared.messages.media import EMBEDS, MediaItem
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 GUIDE = "subscribe-to-block-events.md"
@@ -61,20 +60,25 @@ class LoggedSchedule(Schedule):
         for case in self.cases:
             # the fake model has no adapters: the same tokens, other blocks
             lora = self._rng.choice([None, None, *ADAPTERS])
-            case.request.spec = replace(case.request.spec, lora=lora, **self._given(case.request))
+            media = self._given(case.request)
+            keys = self._keys_of(media)
+            case.change_spec(lora=lora, media=media)
+            case.request.prepared.embeds_keys = keys
 
-    def _given(self, request: Request) -> dict[str, Any]:
-        """Some media as embeddings of a client, whose first rows are equal."""
-        media = [
+    def _given(self, request: Request) -> list[MediaItem]:
+        """Some media as embeddings of a client."""
+        return [
             msgspec.structs.replace(item, kind=EMBEDS) if self._rng.random() < 0.5 else item
             for item in request.spec.media
         ]
+
+    def _keys_of(self, media: list[MediaItem]) -> EmbedsKeys:
+        """Those of tensors whose first rows are equal."""
         tensors = {
             each.content_hash: TensorBlob("float16", (each.length, 1), b"12" * each.length)
             for each in media
         }
-        keys = embeds_keys(media, tensors, self.settings.block_size)
-        return {"media": media, "embeds_keys": keys}
+        return embeds_keys(media, tensors, self.settings.block_size)
 
     @abstractmethod
     def note_blocks(self, changes: list[BlockChange]) -> None:

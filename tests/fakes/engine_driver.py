@@ -179,7 +179,7 @@ class EngineDriver:
     def _request(self, job: Job) -> Request:
         self._num_streams += 1
         adapter = job.adapter
-        return Request(
+        request = Request(
             RequestSpec(
                 key=StreamKey(GatewayId("gateway"), self._num_streams, 0),
                 request_id=RequestId(f"request-{self._num_streams}"),
@@ -190,10 +190,10 @@ class EngineDriver:
                 rope_boundary=self.model.rope_boundary,
                 media=list(job.media),
                 whole_runs=self.model.media.whole_runs(job.media),
-                embeddings=dict(job.embeddings),
-                grammar=job.grammar,
                 lora=None if adapter is None else Adapter("adapter", adapter.content_hash),
-                adapter=None if adapter is None else adapter.matrices,
             ),
             [*job.prompt, *job.output],
         )
+        request.prepared.embeddings, request.prepared.grammar = dict(job.embeddings), job.grammar
+        request.prepared.adapter = None if adapter is None else adapter.matrices
+        return request

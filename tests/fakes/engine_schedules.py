@@ -1,9 +1,9 @@
 """Random schedules of requests for an engine without a model, and what must come of them."""
 
 from collections import Counter
-from copy import copy
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -60,6 +60,11 @@ class Case:
     num_together: int = 0
     """Tokens that came along with one before them."""
 
+    def change_spec(self, **fields: Any) -> None:
+        """Before the request enters an engine."""
+        known = list(self.request.token_ids)
+        self.request = Request(replace(self.request.spec, **fields), known)
+
     @property
     def has_crossed(self) -> bool:
         """Whether it outgrew its rope boundary while it was decoded here."""
@@ -107,12 +112,10 @@ def unbatched(request: Request, prompt: list[int]) -> tuple[list[int], Ending]:
 
 def endless(case: Case) -> list[int]:
     """What the request would draw if nothing but max_tokens ended it."""
-    request = copy(case.request)
     free = {"ignore_eos": True, "stop_token_ids": [], "min_tokens": 0}
-    request.spec = replace(
-        request.spec, sampling=msgspec.structs.replace(request.spec.sampling, **free)
-    )
-    return unbatched(request, case.prompt)[0]
+    spec = case.request.spec
+    spec = replace(spec, sampling=msgspec.structs.replace(spec.sampling, **free))
+    return unbatched(Request(spec, list(case.request.token_ids)), case.prompt)[0]
 
 
 def random_settings(rng: Random, is_async: bool) -> WorkerSettings:
@@ -234,7 +237,7 @@ class Schedule:
         ]
         if has_tenants:
             for case in self.cases:
-                case.request.spec = replace(case.request.spec, owner=random_owner(rng))
+                case.change_spec(owner=random_owner(rng))
         chances = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
         dice = Random(seed + 1)
         self.runner = KvRunner(
@@ -361,13 +364,13 @@ class Schedule:
                     request.num_prompt,
                     request.spec.sampling,
                     media=request.spec.media,
-                    embeds_keys=request.spec.embeds_keys,
                     cache_salt=request.spec.cache_salt,
                     rope_boundary=request.spec.rope_boundary,
                     lora=request.spec.lora,
                 ),
                 list(request.token_ids),
             )
+            fresh.prepared = request.prepared
             fresh.kv.is_long = request.kv.is_long
             cache._hash_up_to(fresh, num_full)
             hashes = [pool._hashes[block] for block in request.kv.blocks]

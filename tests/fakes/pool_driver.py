@@ -75,14 +75,15 @@ class PoolDriver:
             pooling=params,
             type_ids=type_ids,
             media=list(media),
-            embeddings=embeddings or {},
             whole_runs=self.loaded.media.whole_runs(media),
             is_whole=not self.loaded.pooling.is_causal,
             reads_all=self.loaded.pooling.reads_all_for(params),
             lora=None if adapter is None else Adapter("a", adapter.content_hash),
-            adapter=None if adapter is None else adapter.matrices,
         )
-        return Request(spec, list(prompt))
+        request = Request(spec, list(prompt))
+        request.prepared.embeddings = embeddings or {}
+        request.prepared.adapter = None if adapter is None else adapter.matrices
+        return request
 
     def run(
         self,

@@ -3,7 +3,6 @@ share while no other needs it."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -33,8 +32,8 @@ class Tenants:
     ) -> None:
         for _ in range(count):
             number = len(self.requests)
-            request = self._make(number, [number + 1] * length, max_tokens=max_tokens)
-            request.spec = replace(request.spec, owner=owner)
+            prompt = [number + 1] * length
+            request = self._make(number, prompt, max_tokens=max_tokens, owner=owner)
             self.requests.append(request)
             self.bench.add(request)
 

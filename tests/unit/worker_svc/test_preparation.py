@@ -102,8 +102,8 @@ async def test_it_enters_when_its_grammar_is_there(rig: Rig, make_request: MakeR
     rig.compiler.outcome.set_result(FakeGrammar())
     await rig.settle()
     assert rig.host.requests == [request]
-    assert request.spec.grammar is not None
-    assert request.spec.refusal is None
+    assert request.prepared.grammar is not None
+    assert request.prepared.refusal is None
     assert rig.book.num_preparing == 0
     assert request.timeline.grammar_ns > 0
 
@@ -112,7 +112,7 @@ async def test_a_known_grammar_is_not_waited_for(rig: Rig, make_request: MakeReq
     rig.compiler.known = FakeGrammar()
     request = await begin(rig, make_request)
     assert rig.host.requests == [request]
-    assert request.spec.grammar is rig.compiler.known
+    assert request.prepared.grammar is rig.compiler.known
     assert request.timeline.grammar_ns == 0
 
 
@@ -137,8 +137,8 @@ async def test_it_enters_with_an_error_when_a_library_breaks(
     rig.compiler.outcome.set_exception(RuntimeError("what no library should throw"))
     await rig.settle()
     assert rig.host.requests == [request]
-    assert request.spec.refusal is not None
-    assert request.spec.refusal.code == "internal_error"
+    assert request.prepared.refusal is not None
+    assert request.prepared.refusal.code == "internal_error"
     assert "what no library should throw" in caplog.text
 
 

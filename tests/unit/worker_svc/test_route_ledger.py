@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -156,8 +155,8 @@ class Routed(Schedule):
         self.engine = Engine(self.runner, self.settings, self.ratio * self.settings.block_size)
         self.most = 0
         for case in self.cases:
-            case.request.spec = replace(case.request.spec, route_head=chain_head(SCOPE))
-            case.request.spec = replace(case.request.spec, route_salt=case.request.spec.cache_salt)
+            salt = case.request.spec.cache_salt
+            case.change_spec(route_head=chain_head(SCOPE), route_salt=salt)
 
     def note_blocks(self, changes: list[BlockChange]) -> None:
         """Exactly the route blocks before a saved state are there."""

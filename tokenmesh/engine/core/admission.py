@@ -13,12 +13,12 @@ def new_row_of(request: Request) -> NewRow:
         sampling=request.spec.sampling,
         media=request.spec.media,
         wants_prompt_logprobs=request.output.wants_prompt_logprobs,
-        embeddings=request.spec.embeddings,
-        grammar=request.spec.grammar,
+        embeddings=request.prepared.embeddings,
+        grammar=request.prepared.grammar,
         state=request.kv.began_with.slot if request.kv.began_with is not None else None,
         pooling=request.spec.pooling,
         type_ids=request.spec.type_ids,
-        adapter=request.spec.adapter,
+        adapter=request.prepared.adapter,
     )
 
 

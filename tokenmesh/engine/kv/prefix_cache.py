@@ -271,7 +271,7 @@ class PrefixCache:
                     salt=salt,
                     media=spec.media,
                     kv_code=self._kv_code,
-                    embeds=spec.embeds_keys,
+                    embeds=request.prepared.embeds_keys,
                 )
             parent = digest(parent + block)
             hashes.append(parent)

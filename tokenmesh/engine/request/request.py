@@ -1,9 +1,9 @@
 """Request: what the engine knows about one stream, from its arrival to its end.
 
 A request has known and computed tokens, and each step computes tokens until the second number
-reaches the first. It has parts with one writer each: `spec` is frozen, `place` is
-written by `Scheduler` and its `RowTable`, `kv` by `BlockTables` and `PrefixCache`, `decode` by
-`DecodeWheel`, `output` by `Engine`.
+reaches the first. It has parts with one writer each: `spec` is frozen, `prepared` is written
+before the request enters the engine, `place` by `Scheduler` and its `RowTable`, `kv` by
+`BlockTables` and `PrefixCache`, `decode` by `DecodeWheel`, `output` by `Engine`.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from typing import Final
 
 from tokenmesh.engine.plan import SavedState
 from tokenmesh.engine.request.repetition import ends_in_loop
-from tokenmesh.engine.request.spec import Ending, RequestSpec
+from tokenmesh.engine.request.spec import Ending, PreparedParts, RequestSpec
 from tokenmesh.engine.request.timeline import Timeline
 from tokenmesh.shared.messages.pooling import Pooled
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -122,12 +122,13 @@ class OutputState:
 class Request:
     """One stream. Written by the engine thread only, once it was submitted."""
 
-    __slots__ = ("decode", "key", "kv", "num_prompt", "output", "place", "spec", "timeline",
-                 "token_ids")  # fmt: skip
+    __slots__ = ("decode", "key", "kv", "num_prompt", "output", "place", "prepared", "spec",
+                 "timeline", "token_ids")  # fmt: skip
 
     def __init__(self, spec: RequestSpec, token_ids: list[int]) -> None:
         """token_ids: the prompt and what earlier attempts delivered; drawn tokens are appended."""
-        self.spec = spec
+        self.spec: Final = spec
+        self.prepared = PreparedParts()
         self.key = spec.key
         self.num_prompt = spec.num_prompt
         self.token_ids = token_ids
@@ -183,8 +184,8 @@ class Request:
     def ending(self) -> Ending | None:
         """Why the last known token, or a refusal, ends the stream; None while it continues."""
         spec = self.spec
-        if spec.refusal is not None:
-            return Ending("error", error=spec.refusal)
+        if self.prepared.refusal is not None:
+            return Ending("error", error=self.prepared.refusal)
         length = len(self.token_ids)
         if length == self.num_prompt:
             return None

@@ -57,9 +57,6 @@ class RequestSpec:
     sampling: SamplingParams
     eos_ids: frozenset[int] = frozenset()
     media: list[MediaItem] = field(default_factory=list)
-    embeddings: dict[str, TensorBlob] = field(default_factory=dict)
-    embeds_keys: EmbedsKeys = field(default_factory=dict)
-    """Of media that are embeddings of a client, for the hashes of blocks."""
     whole_runs: tuple[tuple[int, int], ...] = ()  # see MediaFacts.whole_runs
     owner: TenantShare = NO_TENANT
     priority: int = 0
@@ -75,9 +72,7 @@ class RequestSpec:
     reservation: str = ""
     """What its placement reserved on this worker."""
     lora: Adapter | None = None
-    adapter: AdapterMatrices | None = None
     traceparent: str | None = None
-    grammar: Grammar | None = None
     pooling: PoolingParams | None = None
     """Set: nothing is drawn; the request ends when its prompt is computed."""
     type_ids: bytes = b""
@@ -86,8 +81,6 @@ class RequestSpec:
     """Its tokens depend on later ones: the prompt is computed in one step, and nothing is kept."""
     reads_all: bool = False
     """Its answer needs the state of every token: nothing that is cached is skipped."""
-    refusal: Failed | None = None
-    """Why it cannot be served after all, found out after it was accepted."""
     min_len: int = field(init=False)
     """Prompt and output tokens."""
     max_len: int = field(init=False)
@@ -103,3 +96,17 @@ class RequestSpec:
         object.__setattr__(self, "stop_ids", ids)
         has_extras = bool(self.media or self.lora is not None or self.cache_salt is not None)
         object.__setattr__(self, "has_block_extras", has_extras)
+
+
+@dataclass(slots=True, eq=False)
+class PreparedParts:
+    """What a request waits for before it enters the engine, which only reads it."""
+
+    embeddings: dict[str, TensorBlob] = field(default_factory=dict)
+    """By content hash."""
+    embeds_keys: EmbedsKeys = field(default_factory=dict)
+    """Of media that are embeddings of a client, for the hashes of blocks."""
+    grammar: Grammar | None = None
+    adapter: AdapterMatrices | None = None
+    refusal: Failed | None = None
+    """Why it cannot be served after all, found out after it was accepted."""

@@ -3,7 +3,7 @@ engine."""
 
 import asyncio
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.engine.request.request import Request
@@ -68,8 +68,7 @@ class RequestPreparation:
         """
         structured = request.spec.sampling.structured
         if structured is not None:
-            grammar = self._grammars_for(structured).find(structured)
-            request.spec = replace(request.spec, grammar=grammar)
+            request.prepared.grammar = self._grammars_for(structured).find(structured)
         stream = self.streams.open(request.key, first_offset=request.output.num_resumed)
         stream.reservation = request.spec.reservation
         stream.owner = request.spec.owner
@@ -85,7 +84,7 @@ class RequestPreparation:
                     self._parts,
                 )
                 keys = await keys_of(request.spec.media, embeddings, self.settings.block_size)
-                request.spec = replace(request.spec, embeddings=embeddings, embeds_keys=keys)
+                request.prepared.embeddings, request.prepared.embeds_keys = embeddings, keys
         except BaseException:
             if stream.ended_s is None:
                 self.streams.forget(stream)
@@ -93,7 +92,7 @@ class RequestPreparation:
         lora = request.spec.lora
         if lora is not None and (lease := self._adapter_store.lease_now(lora)) is not None:
             _set_adapter(request, stream, lease)
-        has_grammar = structured is None or request.spec.grammar is not None
+        has_grammar = structured is None or request.prepared.grammar is not None
         if has_grammar and (lora is None or stream.adapter is not None):
             self._submit(request, stream)
         else:
@@ -132,24 +131,24 @@ class RequestPreparation:
                 stream.turn = None
                 _set_adapter(request, stream, lease)
         except TokenMeshError as error:
-            request.spec = replace(request.spec, refusal=to_failed(error))
+            request.prepared.refusal = to_failed(error)
         # any error of a library must end the stream
         except Exception as error:
             logger.exception("a grammar or an adapter cannot be loaded")
             reason = f"the grammar or the adapter cannot be loaded: {type(error).__name__}"
-            request.spec = replace(request.spec, refusal=to_failed(TokenMeshError(reason)))
+            request.prepared.refusal = to_failed(TokenMeshError(reason))
         finally:
             self.book.num_preparing -= 1
         self._submit(request, stream)
 
     async def _compile(self, request: Request) -> None:
         structured = request.spec.sampling.structured
-        if structured is None or request.spec.grammar is not None:
+        if structured is None or request.prepared.grammar is not None:
             return
         try:
             grammars = self._grammars_for(structured)
-            grammar = await grammars.compile(structured, request.spec.owner.tenant)
-            request.spec = replace(request.spec, grammar=grammar)
+            tenant = request.spec.owner.tenant
+            request.prepared.grammar = await grammars.compile(structured, tenant)
         finally:
             request.timeline.grammar_ns = now_ns()
 
@@ -172,7 +171,7 @@ def _set_adapter(request: Request, stream: WorkerStream, lease: AdapterLease) ->
         lease.release()
         return
     stream.adapter = lease
-    request.spec = replace(request.spec, adapter=lease.adapter.matrices)
+    request.prepared.adapter = lease.adapter.matrices
 
 
 async def keys_of(

@@ -79,7 +79,7 @@ class HeldBlocks:
                     salt=salt,
                     media=media,
                     kv_code=self._kv_code,
-                    embeds=request.spec.embeds_keys,
+                    embeds=request.prepared.embeds_keys,
                 )
             block_hash = change.hashes[index]
             token_ids = pack_ids(request.token_ids[start:end])

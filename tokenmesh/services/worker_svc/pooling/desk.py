@@ -7,7 +7,7 @@ items are requests of the engine of their own, which share a step with those of 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -141,7 +141,7 @@ class PoolDesk:
             own = {each.content_hash: found[each.content_hash] for each in request.spec.media}
             if own:
                 keys = await keys_of(request.spec.media, own, self._settings.block_size)
-                request.spec = replace(request.spec, embeddings=own, embeds_keys=keys)
+                request.prepared.embeddings, request.prepared.embeds_keys = own, keys
 
     async def _take_adapter(
         self, stream: WorkerStream, requests: Sequence[Request], lora: Adapter
@@ -158,7 +158,7 @@ class PoolDesk:
         stream.turn = None
         matrices = stream.adapter.adapter.matrices
         for request in requests:
-            request.spec = replace(request.spec, adapter=matrices)
+            request.prepared.adapter = matrices
 
     async def _compute(self, stream: WorkerStream, requests: list[Request]) -> Ending:
         if stream.ended_s is not None:
