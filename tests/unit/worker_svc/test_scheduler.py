@@ -168,9 +168,9 @@ def test_what_is_cached_is_not_queued(make_request: MakeRequest) -> None:
     bench.add(first)
     bench.step()
     bench.add(second)
-    assert bench.scheduler.num_queued_tokens == second.backlog == 1
+    assert bench.scheduler.live.num_queued_tokens == second.backlog == 1
     bench.scheduler.remove(second)
-    assert bench.scheduler.num_queued_tokens == 0
+    assert bench.scheduler.live.num_queued_tokens == 0
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -180,10 +180,10 @@ def test_queued_tokens_are_those_of_waiting_and_half_computed_prompts(
     bench = Bench()
     requests = [make_request(stream, list(range(20))) for stream in range(count)]
     bench.add(*requests)
-    assert bench.scheduler.num_queued_tokens == 20 * count
+    assert bench.scheduler.live.num_queued_tokens == 20 * count
     bench.step()
-    assert bench.scheduler.num_queued_tokens == 20 * count - 16
+    assert bench.scheduler.live.num_queued_tokens == 20 * count - 16
     for request in requests:
         bench.scheduler.remove(request)
-    assert bench.scheduler.num_queued_tokens == 0
+    assert bench.scheduler.live.num_queued_tokens == 0
     assert bench.pool.num_used == 0

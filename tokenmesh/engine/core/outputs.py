@@ -65,14 +65,14 @@ def stats_of(
         num_added=totals.added,
         running=running,
         waiting=waiting,
-        queued_tokens=scheduler.num_queued_tokens,
+        queued_tokens=scheduler.live.num_queued_tokens,
         kv_blocks_used=pool.num_used,
         prefill_tokens_per_s=rates.prefill_tokens_per_s,
         step_s=rates.step_s,
         num_preemptions=totals.preemptions,
         prefill_tokens=totals.prefill_tokens,
         decode_tokens=totals.decode_tokens,
-        tenant_levels=scheduler.recent.levels,
+        tenant_levels=scheduler.live.recent.levels,
     )
 
 

@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.engine.core.recent_use import RecentUse
-from tokenmesh.engine.core.row_table import RowTable
-from tokenmesh.engine.core.service_queue import ServiceQueue
-from tokenmesh.engine.core.waiting import WaitingRequests
-from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
-from tokenmesh.engine.kv.block_tables import Hits, held_by
+from tokenmesh.engine.core.live_requests import LiveRequests
+from tokenmesh.engine.kv.block_tables import held_by
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import TenantShare
 
@@ -111,28 +108,14 @@ _UNBOUND: Final[dict[str, int]] = {}
 class Sharing:
     """Of one scheduler. A tenant that is alone is not looked at."""
 
-    def __init__(
-        self,
-        running: ServiceQueue,
-        prefilling: ServiceQueue,
-        waiting: WaitingRequests,
-        rows: RowTable,
-        pool: BlockPool,
-        groups: KvGroups,
-        preempt: Callable[[Request], None],
-        find: Callable[[Request], Hits | None],
-        recent: RecentUse,
-    ) -> None:
-        """`find`: what a request that waits would share; None: there are no blocks for it."""
-        self._running = running
-        self._prefilling = prefilling
-        self._waiting = waiting
-        self._rows = rows
-        self._pool = pool
-        self._groups = groups
-        self._preempt = preempt
-        self._find = find
-        self._recent = recent
+    def __init__(self, live: LiveRequests, cache: PrefixCache) -> None:
+        self._live = live
+        self._running = live.running
+        self._waiting = live.waiting
+        self._rows = live.rows
+        self._pool = cache.pool
+        self._groups = cache.groups
+        self._recent = live.recent
         self._shares = _UNBOUND
         """Prefill tokens that each tenant has left in this step; empty: they do not compete."""
 
@@ -145,7 +128,7 @@ class Sharing:
         if len(holders.keys() | self._waiting.tenants) < 2:
             return False
         while self._must_relieve():
-            self._preempt(heaviest(self._running))
+            self._live.preempt(heaviest(self._running))
             is_short = True
         if len(self._waiting) and not is_short:
             self._make_way(self._waiting.first)
@@ -174,24 +157,26 @@ class Sharing:
         if not self._rows.has_free and not self._take_from_others(claimant, 1, one_row):
             return
         need = self._groups.needed(claimant.num_known)
-        while self._find(claimant) is None and self._take_from_others(claimant, need, num_blocks):
+        while self._live.find(claimant) is None and self._take_from_others(
+            claimant, need, num_blocks
+        ):
             pass
 
     def _take_from_others(self, claimant: Request, need: int, amount: Amount) -> bool:
         found = giving_way(self._running, claimant, need, amount, self._recent.is_lighter)
         if found is not None:
-            self._preempt(found)
+            self._live.preempt(found)
         return found is not None
 
     def _split(self, budget: int) -> dict[str, int]:
         """Steps in which a tenant prefills that has had much less than another are not shared with
         that other: they are few, and short ones bring the first token sooner."""
-        prefilling = list(self._prefilling)
+        prefilling = list(self._live.prefilling)
         left = max(0, budget - len(self._running) + len(prefilling))
         if (
             len(self._waiting)
             and self._rows.has_free
-            and self._find(self._waiting.first) is not None
+            and self._live.find(self._waiting.first) is not None
         ):
             prefilling.append(self._waiting.first)
         demands: dict[TenantShare, int] = {}

@@ -7,57 +7,54 @@ continues with the next only where the draft was what it drew. Drafts change the
 from collections.abc import Mapping, Sequence
 
 from tokenmesh.engine.core.block_reclaimer import BlockReclaimer
-from tokenmesh.engine.core.decode_wheel import DecodeWheel
-from tokenmesh.engine.core.end_detector import EndDetector
+from tokenmesh.engine.core.live_requests import LiveRequests
 from tokenmesh.engine.core.proposing import Proposer, RunnerDrafts
 from tokenmesh.engine.core.service_queue import service_order
-from tokenmesh.engine.kv.block_tables import BlockTables
 from tokenmesh.engine.kv.prefix_cache import PrefixCache, Registered
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.engine.request.request import Request
 
 
 class Speculating:
-    """Members have a row; all of their tokens but the last are computed, or a step is in flight
-    that draws the next ones. They are scheduled once the step before has landed.
+    """Decoding requests that the wheel holds: all of their tokens but the last are computed, or a
+    step is in flight that draws the next ones. They are scheduled once that has landed.
 
-    Drafts get what others leave of a step's budget and of the free blocks. Without a proposer there
-    are no members.
+    Drafts get what others leave of a step's budget and of the free blocks. Without a proposer none
+    is held.
     """
 
     def __init__(
         self,
         proposer: Proposer | None,
-        wheel: DecodeWheel,
-        tables: BlockTables,
+        live: LiveRequests,
         cache: PrefixCache,
-        ends: EndDetector,
         room: BlockReclaimer,
     ) -> None:
         self._proposer = proposer
         self.is_on = proposer is not None
-        """Whether there may be members: the rest need not be called else."""
+        """Whether any may be held: the rest need not be called else."""
         self._runner_drafts = proposer if isinstance(proposer, RunnerDrafts) else None
         self.num_proposed = self._runner_drafts.max_drafts if self._runner_drafts else 0
         """Of what is planned for rows that draw, see `ScheduledRow`."""
         self._pool = cache.pool
-        self._tables = tables
+        self._live = live
+        self._tables = live.tables
         self._cache = cache
         self._growth = cache.groups.growth
         self._size = cache.groups.block_size
-        self._ends = ends
+        self._ends = live.ends
         self._room = room
-        self._wheel = wheel
+        self._wheel = live.wheel
         self._grown: list[tuple[Request, list[int]]] = []
         """Requests that compute something in this step, and their new blocks for that."""
         self._entries: list[tuple[Request, ScheduledRow]] = []
         """The same once they are in the plan."""
 
-    def begin_step(self, num_running: int) -> None:
+    def begin_step(self) -> None:
         """Hold the decoding requests, or release them where too many run; then get blocks for last
         known tokens. Others may be preempted for that, before they are in the step's plan."""
         assert self._proposer is not None
-        self._exchange(is_wanted=num_running <= self._proposer.max_rows)
+        self._exchange(is_wanted=len(self._live.running) <= self._proposer.max_rows)
         self._grown = []
         for request in sorted(self._landed(), key=service_order):
             if request not in self._wheel:
