@@ -1,0 +1,174 @@
+"""Adaptive numbers of drafts: as many as give the most tokens a second, by what was measured.
+
+A step computes one token of each row and its drafts. `Acceptance` knows how likely each draft is to
+be right, `StepCost` how much longer a step takes with drafts, and `choose` weighs the two.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from tokenmesh.engine.speculate.indexed_text import Match
+
+MIN_GAIN: Final = 1.02
+"""Drafts must promise this much more tokens a second: estimates are not exact."""
+_PRIOR: Final = (0.2, 0.35, 0.6, 0.8, 0.9)
+"""How likely a draft is to be right before any was seen, by the bits of the match's length."""
+_PRIOR_WEIGHT: Final = 4
+_KEPT_BY_ALL: Final = 256
+"""Drafts that a mean over all rows remembers."""
+_KEPT_BY_ROW: Final = 12
+_KEPT_STEPS: Final = 16
+_STALE_STEPS: Final = 2000
+"""A cost that was not measured for so long is not known any more."""
+_MIN_PLAIN_STEPS: Final = 2
+_MOST_DRAFTED: Final = 128
+"""After so many steps with drafts one without is measured again: contexts have grown."""
+_MOST_OF_MEAN: Final = 2.0
+"""A step that takes longer than so many times what was expected was disturbed."""
+_PRIOR_COST: Final = 0.1
+"""Of one more token in a step with one, as a share of its time."""
+
+
+class Rates:
+    """By strength of a match and place of a draft: how often it was right, given that those before
+    it were."""
+
+    def __init__(self, kept: int, prior: "Rates | None" = None) -> None:
+        self._kept = kept
+        self._prior = prior
+        self._means: list[list[float]] = [[] for _ in _PRIOR]
+        self._weights: list[list[float]] = [[] for _ in _PRIOR]
+
+    def at(self, strength: int, place: int) -> float:
+        """The rate; beyond the places that were seen that of the last one."""
+        means = self._means[strength]
+        if means:
+            return means[min(place, len(means) - 1)]
+        return _PRIOR[strength] if self._prior is None else self._prior.at(strength, place)
+
+    def note(self, strength: int, num_right: int, *, ended_wrong: bool) -> None:
+        """So many drafts were right; `ended_wrong`: and the next one was not."""
+        means, weights = self._means[strength], self._weights[strength]
+        for place in range(num_right + ended_wrong):
+            if place == len(means):
+                means.append(self._begun(strength, place))
+                weights.append(_PRIOR_WEIGHT)
+            weights[place] = min(weights[place] + 1, self._kept)
+            means[place] += ((place < num_right) - means[place]) / weights[place]
+
+    def _begun(self, strength: int, place: int) -> float:
+        if self._prior is not None:
+            return self._prior.at(strength, place)
+        return self.at(strength, place - 1) if place else _PRIOR[strength]
+
+
+class Acceptance:
+    """Rates of all rows together, with which those of a new row begin."""
+
+    def __init__(self) -> None:
+        self._all = Rates(_KEPT_BY_ALL)
+
+    def of_row(self) -> Rates:
+        """Those of a new row."""
+        return Rates(_KEPT_BY_ROW, self._all)
+
+    def note(self, row: Rates, strength: int, num_right: int, *, ended_wrong: bool) -> None:
+        row.note(strength, num_right, ended_wrong=ended_wrong)
+        self._all.note(strength, num_right, ended_wrong=ended_wrong)
+
+
+def strength_of(match: Match) -> int:
+    """A class of matches: the longer, the more likely what followed follows again."""
+    return min(len(_PRIOR), match.length.bit_length()) - 1
+
+
+def survivals(rates: Rates, strength: int, num_drafts: int) -> list[float]:
+    """For each of so many drafts how likely it is kept, with all before it."""
+    found, kept = [], 1.0
+    for place in range(num_drafts):
+        kept *= rates.at(strength, place)
+        found.append(kept)
+    return found
+
+
+class StepCost:
+    """How long steps of decoding rows take, relative to those without drafts."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, tuple[float, int]] = {}
+        """By size of the batch: the mean time without drafts, and how many steps it is of."""
+        self._drafted: dict[int, dict[int, tuple[float, int, int]]] = {}
+        """By size of the batch and number of drafts: the mean factor, of how many steps, when."""
+        self._since_plain: dict[int, int] = {}
+        """By size of the batch: steps with drafts since one without."""
+        self._num_steps = 0
+
+    def note(self, num_rows: int, num_drafts: int, duration_s: float) -> None:
+        """A step took so long, and had no tokens of prompts."""
+        self._num_steps += 1
+        size = num_rows.bit_length()
+        plain_s, count = self._plain.get(size, (0.0, 0))
+        if not num_drafts:
+            count = min(count + 1, _KEPT_STEPS)
+            taken_s = min(duration_s, _MOST_OF_MEAN * plain_s) if count > 1 else duration_s
+            self._plain[size] = plain_s + (taken_s - plain_s) / count, count
+            self._since_plain[size] = 0
+        elif count:
+            self._since_plain[size] = self._since_plain.get(size, 0) + 1
+            known = self._drafted.setdefault(size, {})
+            expected = self.factor(num_rows, num_drafts)
+            factor = min(duration_s / plain_s, _MOST_OF_MEAN * expected)
+            bucket = _bucket(num_drafts)
+            mean, count, _ = known.get(bucket, (0.0, 0, 0))
+            count = min(count + 1, _KEPT_STEPS)
+            known[bucket] = mean + (factor - mean) / count, count, self._num_steps
+
+    def is_known(self, num_rows: int) -> bool:
+        """Whether steps of about so many rows were measured without drafts, and lately."""
+        size = num_rows.bit_length()
+        if self._since_plain.get(size, 0) >= _MOST_DRAFTED:
+            return False
+        return self._plain.get(size, (0.0, 0))[1] >= _MIN_PLAIN_STEPS
+
+    def factor(self, num_rows: int, num_drafts: int) -> float:
+        """A step with so many drafts takes so many times what it takes without."""
+        oldest = self._num_steps - _STALE_STEPS
+        known = self._drafted.get(num_rows.bit_length(), {})
+        below, low, above, high = 0, 1.0, 0, 0.0
+        for number, (mean, _, step) in known.items():
+            if step < oldest:
+                continue
+            if below < number <= num_drafts:
+                below, low = number, max(1.0, mean)
+            elif number > num_drafts and (not above or number < above):
+                above, high = number, max(1.0, mean)
+        if above:
+            share = (num_drafts - below) / (above - below)
+            return low + share * max(0.0, high - low)
+        slope = (low - 1.0) / below if below else _PRIOR_COST / (1.0 + _PRIOR_COST * num_rows)
+        return low + slope * (num_drafts - below)
+
+
+def choose(cost: StepCost, num_rows: int, kept: Sequence[Sequence[float]]) -> list[int]:
+    """How many drafts each row has in the next step, given for each of its drafts how likely it is
+    kept: those that give the most tokens in the time that the step takes."""
+    lengths = [0] * len(kept)
+    if not cost.is_known(num_rows):
+        return lengths
+    offered = [(-value, row) for row, values in enumerate(kept) for value in values]
+    offered.sort(key=lambda each: each[0])
+    best, best_rate, tokens = 0, num_rows * MIN_GAIN, float(num_rows)
+    for number, (negative, _) in enumerate(offered, start=1):
+        tokens -= negative
+        rate = tokens / cost.factor(num_rows, number)
+        if rate > best_rate:
+            best, best_rate = number, rate
+    for _, row in offered[:best]:
+        lengths[row] += 1
+    return lengths
+
+
+def _bucket(number: int) -> int:
+    """The number to two binary digits: 1, 2, 3, 4, 6, 8, 12, ..."""
+    shift = max(0, number.bit_length() - 2)
+    return number >> shift << shift
