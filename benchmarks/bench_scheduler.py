@@ -100,7 +100,7 @@ def scheduler_step(num_requests: int) -> Callable[[], None]:
     def step() -> None:
         nonlocal flight
         plan, flight = flight, scheduler.schedule()
-        scheduler.draw(plan.step, tokens)
+        scheduler.draw(plan, tokens)
 
     return step
 

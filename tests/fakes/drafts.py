@@ -1,6 +1,6 @@
 """DiceProposer: drafts that are right, wrong or right in part, as the dice say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from tokenmesh.engine.request.request import Request
@@ -18,10 +18,13 @@ class DiceProposer:
         max_drafts: int = 5,
         max_rows: int = 1000,
         share_wrong: float = 0.3,
+        share_resting: float = 0.0,
     ) -> None:
         """output_of: a stream's output, past its end where that is known."""
+        self._share_resting = share_resting
         self.max_drafts = max_drafts
         self.max_rows = max_rows
+        self.num_bytes = 0
         self.num_drafts = 0
         self._rng = rng
         self._output_of = output_of
@@ -31,7 +34,17 @@ class DiceProposer:
     def forget(self, request: Request) -> None:
         """Nothing is kept."""
 
-    def propose(self, request: Request, limit: int) -> list[int]:
+    def wants(self, request: Request) -> bool:
+        return self._rng.random() >= self._share_resting
+
+    def propose(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[list[int]]:
+        assert num_rows >= len(rows)
+        return [self._of(request, limit) for request, limit in rows]
+
+    def note_step(self, num_rows: int, num_drafts: int, duration_s: float) -> None:
+        """Its drafts do not depend on it."""
+
+    def _of(self, request: Request, limit: int) -> list[int]:
         rng = self._rng
         assert limit >= 1
         coming = self._output_of(request)[request.num_known - request.num_prompt :]

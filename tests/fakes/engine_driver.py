@@ -14,7 +14,8 @@ from tokenmesh.engine.exec.build import build_runner
 from tokenmesh.engine.exec.loaded_model import RunnableModel
 from tokenmesh.engine.grammar.matcher import Grammar
 from tokenmesh.engine.request.request import Request
-from tokenmesh.engine.request.spec import RequestSpec, StreamKey
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey, TenantShare
+from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter
@@ -108,6 +109,12 @@ class EngineDriver:
         )
         self._engine = Engine(self.model.runner, self.settings)
         self._num_streams = 0
+        self.owner = ""
+        """The tenant of the requests to come."""
+        self.salt: str | None = None
+        """Their cache salt."""
+        self.drafts = DraftTotals()
+        """Of the engine."""
 
     def on_output(self, output: StepOutput) -> None:
         """Called with that of each step; a test may put another in its place."""
@@ -144,6 +151,7 @@ class EngineDriver:
                     break
             self._engine.step()
             output = self._engine.take_output()
+            self.drafts = output.stats.drafts
             self.on_output(output)
             for delta in (delta for deltas in output.deltas.values() for delta in deltas):
                 logprobs.setdefault(delta.stream, []).extend(delta.logprobs or [])
@@ -186,7 +194,8 @@ class EngineDriver:
                 num_prompt=len(job.prompt),
                 sampling=job.sampling,
                 eos_ids=self.model.eos_token_ids,
-                cache_salt=self.model.cache_salt(None, len(job.prompt)),
+                cache_salt=self.model.cache_salt(self.salt, len(job.prompt)),
+                owner=TenantShare(self.owner),
                 rope_boundary=self.model.rope_boundary,
                 media=list(job.media),
                 whole_runs=self.model.media.whole_runs(job.media),

@@ -286,6 +286,7 @@ class Schedule:
             max_drafts=rng.choice([1, 3, 7]),
             max_rows=rng.choice([1, 3, 1000]),
             share_wrong=rng.choice([0.0, 0.3, 1.0]),
+            share_resting=rng.choice([0.0, 0.0, 0.3]),
         )
 
     def run(self) -> Counter[str]:

@@ -118,6 +118,11 @@ class StepPlan(msgspec.Struct):
     """Of these, whose states are copied where."""
 
     @property
+    def has_drafts(self) -> bool:
+        """Whether any row has drafts."""
+        return any(entry.drafts for entry in self.scheduled)
+
+    @property
     def rows(self) -> list[int]:
         """Rows that compute something, in the order in which they were scheduled."""
         return self.decodes + [entry.row for entry in self.scheduled]

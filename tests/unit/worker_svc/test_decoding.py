@@ -47,7 +47,7 @@ def running(num_requests: int) -> Scheduler:
         scheduler.add(request(stream))
     for _ in range(3):
         plan = scheduler.schedule()
-        scheduler.draw(plan.step, {row: [TOKEN] for row in plan.rows})
+        scheduler.draw(plan, {row: [TOKEN] for row in plan.rows})
     return scheduler
 
 
@@ -82,7 +82,7 @@ def test_a_stream_that_fills_a_block_costs_others_nothing() -> None:
         scheduler.add(request(1000))
         for _ in range(BLOCK_SIZE - 6):
             plan = scheduler.schedule()
-            scheduler.draw(plan.step, {row: [TOKEN] for row in plan.rows})
+            scheduler.draw(plan, {row: [TOKEN] for row in plan.rows})
         # only those that came first are at a border in these steps
         counts.append([lines_of(scheduler.schedule) for _ in range(4)])
     few, many = counts

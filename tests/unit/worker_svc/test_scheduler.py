@@ -45,7 +45,7 @@ class Bench:
         """Schedule, and draw TOKEN wherever a token is drawn."""
         plan = self.scheduler.schedule()
         drawing = plan.decodes + [entry.row for entry in plan.scheduled if entry.samples]
-        self.scheduler.draw(plan.step, {row: [TOKEN] for row in drawing})
+        self.scheduler.draw(plan, {row: [TOKEN] for row in drawing})
         return plan
 
     def starts(self, plan: StepPlan) -> list[int]:

@@ -197,7 +197,7 @@ class Engine:
         for row, states in result.alignments.items():
             if (owner := self._scheduler.rows.owner(row, step.plan.step)) is not None:
                 owner.output.alignment = states
-        owners, ends, ids = self._scheduler.draw(step.plan.step, result.tokens)
+        owners, ends, ids = self._scheduler.draw(step.plan, result.tokens)
         if result.drafts:
             self._scheduler.note_drafts(step.plan.step, result.drafts)
         self._publish_pooled(step.plan.step, result, ended_ns)
@@ -302,5 +302,7 @@ class Engine:
         self._totals.prefill_tokens += step.num_prefill
         self._totals.decode_tokens += step.num_decode
         self._rates.note(duration_s, step.num_prefill, step.num_decode)
+        if not step.num_prefill:
+            self._scheduler.speculating.note_step(step.plan, duration_s)
         self._log.add(TimelineStep(ended_ns, batch_size, num_tokens, self._pool.num_used))
         return ended_ns

@@ -9,6 +9,7 @@ import msgspec
 
 from tokenmesh.engine.core.rate_meter import RateMeter
 from tokenmesh.engine.core.scheduler import Scheduler
+from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.engine.core.step_log import TimelineStep
 from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.engine.kv.block_pool import BlockPool
@@ -52,6 +53,9 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False):
     """Computed by streams that decode, refused drafts included."""
     tenant_levels: Mapping[str, float] = {}
     """Recent use by tenant, divided by weight."""
+    drafts: DraftTotals = DraftTotals()
+    draft_bytes: int = 0
+    """Memory of what drafts are looked up in."""
 
 
 _NOTHING_YET: Final = EngineStats()
@@ -73,6 +77,8 @@ def stats_of(
         prefill_tokens=totals.prefill_tokens,
         decode_tokens=totals.decode_tokens,
         tenant_levels=scheduler.live.recent.levels,
+        drafts=scheduler.speculating.totals,
+        draft_bytes=scheduler.speculating.num_bytes,
     )
 
 

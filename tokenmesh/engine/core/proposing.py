@@ -1,5 +1,6 @@
 """Where drafts come from: proposers on the host, and what the runner's own drafter answered."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tokenmesh.engine.request.request import Request
@@ -19,11 +20,23 @@ class Proposer(Protocol):
     max_drafts: int
     """Of one row in one step."""
 
-    def propose(self, request: Request, limit: int) -> list[int]:
-        """At most `limit` ids of the vocabulary that may follow the known tokens, in order.
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept of the streams."""
 
-        Asked once for each row and step that has room for any; `limit` is at least 1.
+    def wants(self, request: Request) -> bool:
+        """Whether the request is asked for drafts in the next step. One that is not decodes as it
+        does without drafts; then a step may be in flight that draws for it."""
+
+    def propose(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[list[int]]:
+        """For each request ids of the vocabulary that may follow its known tokens, in order, at
+        most as many as stand with it, which is at least 1.
+
+        Asked once a step for all rows that have room for any; `num_rows` is how many the step has.
         """
+
+    def note_step(self, num_rows: int, num_drafts: int, duration_s: float) -> None:
+        """A step without tokens of prompts took so long."""
 
     def forget(self, request: Request) -> None:
         """The request has ended: drop what is kept of it. It may never have been asked for."""
@@ -41,6 +54,7 @@ class RunnerDrafts:
             )
         self.max_rows = max_rows
         self.max_drafts = max_drafts
+        self.num_bytes = 0
         self._by_request: dict[Request, tuple[int, list[int]]] = {}
         """What was proposed, and how many tokens the request knew then."""
 
@@ -48,10 +62,19 @@ class RunnerDrafts:
         """A step has landed, and its tokens are known: what may follow them."""
         self._by_request[request] = request.num_known, drafts
 
-    def propose(self, request: Request, limit: int) -> list[int]:
+    def wants(self, request: Request) -> bool:
+        return True
+
+    def propose(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[list[int]]:
+        return [self._take(request)[:limit] for request, limit in rows]
+
+    def note_step(self, num_rows: int, num_drafts: int, duration_s: float) -> None:
+        """The drafter has proposed already."""
+
+    def _take(self, request: Request) -> list[int]:
         num_known, drafts = self._by_request.pop(request, (0, []))
         # others were drawn since where the request was preempted
-        return drafts[:limit] if num_known == request.num_known else []
+        return drafts if num_known == request.num_known else []
 
     def forget(self, request: Request) -> None:
         self._by_request.pop(request, None)
@@ -65,4 +88,4 @@ def check_drafts(runner: Runner, proposer: Proposer | None) -> None:
         reason = "a rejected draft would corrupt the states of this model's rows"
     else:
         reason = "the runner for this model and device computes one token at a time"
-    raise ConfigError(f"no drafts: {reason}")
+    raise ConfigError(f"speculative_config: {reason}", param="model.speculative_config")

@@ -48,8 +48,8 @@ class Scheduler:
         self._steps = count()
         self._sharing = Sharing(live, cache)
         self._room = BlockReclaimer(live, cache.pool)
-        self._speculating = Speculating(proposer, live, cache, self._room)
-        self._prefill = Prefill(settings, cache, live, self._sharing, self._speculating)
+        self.speculating = Speculating(proposer, live, cache, self._room)
+        self._prefill = Prefill(settings, cache, live, self._sharing, self.speculating)
         self._admission = RowAdmission(live, self._prefill)
 
     @property
@@ -69,7 +69,7 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """The request ends, wherever it is; its row and blocks are free at once."""
         self.live.remove(request)
-        self._speculating.forget(request)
+        self.speculating.forget(request)
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to wait; all it knows will be computed again."""
@@ -91,8 +91,8 @@ class Scheduler:
             budget -= self._prefill.go_on(plan, budget)
         if not is_short and len(notes.preempted) == num_gave_way:
             self._admission.admit(plan, budget)
-        if self._speculating.is_on:
-            self._speculating.draft(self._budget - plan.num_tokens)
+        if self.speculating.is_on:
+            self.speculating.draft(plan, self._budget - plan.num_tokens)
         prefills = ((request.spec.owner, tokens) for request, tokens, _ in notes.prefills)
         live.recent.note(self.rows.by_tenant, prefills)
         if plan.num_rows:
@@ -100,17 +100,21 @@ class Scheduler:
         self.rows.note_step(plan)
         return plan
 
-    def draw(self, step: int, tokens: Mapping[int, list[int]]) -> Drawn:
+    def draw(self, plan: StepPlan, tokens: Mapping[int, list[int]]) -> Drawn:
         """Append what a step drew, but what is past a stream's end, which `tokens` lose as well."""
-        owners, late = self.rows.owners(step, tokens)
+        owners, late = self.rows.owners(plan.step, tokens)
         ids = single_ids(tokens)
+        num_drawn = {row: len(drawn) for row, drawn in tokens.items()} if plan.has_drafts else {}
         if ids is None:
-            ends = self._speculating.land(owners, tokens)
+            ends = self.speculating.land(owners, tokens)
         else:
             ends = self._ends.rows(tokens, ids)
             for request, token in zip(owners, ids, strict=True):
                 if request is not None:
                     request.token_ids.append(token)
+        if plan.has_drafts:
+            by_row = dict(zip(tokens, owners, strict=True))
+            self.speculating.count(plan, by_row, num_drawn, tokens)
         if late:
             ends |= late  # their end is not watched any more
             self.live.num_queued_tokens += sum(len(tokens[row]) for row in late)
@@ -128,12 +132,12 @@ class Scheduler:
         for row, ids in drafts.items():
             request = self.rows.owner(row, step)
             if request is not None:
-                self._speculating.note(request, ids)
+                self.speculating.note(request, ids)
 
     def _decode(self, plan: StepPlan) -> None:
         """Every decoding request computes its next token."""
-        if self._speculating.is_on:
-            self._speculating.begin_step()
+        if self.speculating.is_on:
+            self.speculating.begin_step()
         self._filling = []
         at_border = self._wheel.turn()
         is_short = self._pool.num_free < len(at_border) * self._groups.growth
@@ -144,8 +148,8 @@ class Scheduler:
             if not is_short or request in self._wheel:
                 self._pass_border(plan, request, is_short=is_short)
         plan.decodes = self._wheel.rows()
-        if self._speculating.is_on:
-            self.notes.registered += self._speculating.schedule(plan)
+        if self.speculating.is_on:
+            self.notes.registered += self.speculating.schedule(plan)
 
     def _pass_border(self, plan: StepPlan, request: Request, *, is_short: bool) -> None:
         """A decoding request fills a block, needs one, or comes to its end."""

@@ -5,6 +5,7 @@ continues with the next only where the draft was what it drew. Drafts change the
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tokenmesh.engine.core.block_reclaimer import BlockReclaimer
 from tokenmesh.engine.core.live_requests import LiveRequests
@@ -13,6 +14,18 @@ from tokenmesh.engine.core.service_queue import service_order
 from tokenmesh.engine.kv.prefix_cache import PrefixCache, Registered
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.engine.request.request import Request
+
+
+class DraftTotals(NamedTuple):
+    """Counts since the engine started, of rows that landed; none of them ever goes down."""
+
+    drafts: int = 0
+    """Rows of steps that had drafts."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafts that are tokens of their streams now."""
+    accepted_by_place: tuple[int, ...] = ()
+    """The same by place among the drafts of a row, from 0."""
 
 
 class Speculating:
@@ -33,6 +46,8 @@ class Speculating:
         self._proposer = proposer
         self.is_on = proposer is not None
         """Whether any may be held: the rest need not be called else."""
+        self.totals = DraftTotals()
+        self._max_drafts = 0 if proposer is None else proposer.max_drafts
         self._runner_drafts = proposer if isinstance(proposer, RunnerDrafts) else None
         self.num_proposed = self._runner_drafts.max_drafts if self._runner_drafts else 0
         """Of what is planned for rows that draw, see `ScheduledRow`."""
@@ -67,11 +82,14 @@ class Speculating:
                 self._grown.append((request, new_blocks))
 
     def _exchange(self, *, is_wanted: bool) -> None:
+        assert self._proposer is not None
         if is_wanted:
             for request in self._wheel.turning():
-                self._wheel.hold(request)
-            return
+                if self._proposer.wants(request):
+                    self._wheel.hold(request)
         for request in self._landed():
+            if is_wanted and self._proposer.wants(request):
+                continue
             # one that holds blocks ahead stays until it has filled them: borders are at full ones
             if request.kv.capacity - request.num_known < self._size:
                 self._wheel.enter(request)
@@ -103,17 +121,60 @@ class Speculating:
                 self._ends.expect_end(request)
         return registered
 
-    def draft(self, budget: int) -> None:
+    def draft(self, plan: StepPlan, budget: int) -> None:
         """Add drafts to what was planned, at most so many in all."""
         assert self._proposer is not None
+        entries, rows = [], []
         for request, entry in self._entries:
             # with all of them right, one more is drawn
             limit = request.decode_end - 1 - request.num_known
             limit = min(limit, self._proposer.max_drafts, budget)
             if limit > 0:
-                drafts = self._proposer.propose(request, limit)[:limit]
-                entry.drafts = drafts[: self._grow(request, entry, len(drafts))]
-                budget -= len(entry.drafts)
+                entries.append(entry)
+                rows.append((request, limit))
+        if not rows:
+            return
+        proposed = self._proposer.propose(rows, plan.num_rows)
+        for (request, limit), entry, ids in zip(rows, entries, proposed, strict=True):
+            drafts = ids[: min(limit, budget)]
+            entry.drafts = drafts[: self._grow(request, entry, len(drafts))]
+            budget -= len(entry.drafts)
+
+    def note_step(self, plan: StepPlan, duration_s: float) -> None:
+        """A step without tokens of prompts took so long."""
+        if self._proposer is not None:
+            num_drafts = sum(len(entry.drafts) for entry in plan.scheduled)
+            self._proposer.note_step(plan.num_rows, num_drafts, duration_s)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what the proposer keeps of the streams."""
+        return 0 if self._proposer is None else self._proposer.num_bytes
+
+    def count(
+        self,
+        plan: StepPlan,
+        owners: Mapping[int, Request | None],
+        num_drawn: Mapping[int, int],
+        tokens: Mapping[int, list[int]],
+    ) -> None:
+        """Count the drafts of rows that landed, once what is past a stream's end is cut off."""
+        drafts, draft_tokens, accepted_tokens, by_place = self.totals
+        places = [*by_place, *[0] * (self._max_drafts - len(by_place))]
+        for entry in plan.scheduled:
+            request = owners.get(entry.row)
+            if not entry.drafts or request is None:
+                continue
+            # where a stream ended, all that is left of what it drew were drafts
+            accepted = min(num_drawn[entry.row] - 1, len(tokens[entry.row]))
+            drafts += 1
+            draft_tokens += len(entry.drafts)
+            accepted_tokens += accepted
+            for place in range(accepted):
+                places[place] += 1
+            request.output.num_drafts += len(entry.drafts)
+            request.output.num_accepted += accepted
+        self.totals = DraftTotals(drafts, draft_tokens, accepted_tokens, tuple(places))
 
     def land(self, drawn: Sequence[Request | None], tokens: Mapping[int, list[int]]) -> set[int]:
         """Append what rows drew, where one of them drew several: up to the end of its stream, and

@@ -117,12 +117,17 @@ class OutputState:
     """The numbers of a request with `pooling`."""
     alignment: list[int] | None = None
     """See `Delta.alignment`; until it is delivered."""
+    num_drafts: int = 0
+    """Tokens that were drafted, in steps whose tokens it got; written by `Speculating`, as is
+    `num_accepted`."""
+    num_accepted: int = 0
+    """How many of them it drew as well."""
 
 
 class Request:
     """One stream. Written by the engine thread only, once it was submitted."""
 
-    __slots__ = ("decode", "key", "kv", "num_prompt", "output", "place", "prepared", "spec",
+    __slots__ = ("decode", "drafting", "key", "kv", "num_prompt", "output", "place", "prepared", "spec",
                  "timeline", "token_ids")  # fmt: skip
 
     def __init__(self, spec: RequestSpec, token_ids: list[int]) -> None:
@@ -135,6 +140,8 @@ class Request:
         self.place = QueuePlace()
         self.kv = KvState()
         self.decode = DecodeState()
+        self.drafting: object = None
+        """What the proposer of drafts keeps of it; read and written by that alone."""
         num_resumed = len(token_ids) - spec.num_prompt
         # an earlier attempt that delivered tokens delivered prompt logprobs before them
         wants = spec.sampling.prompt_logprobs is not None and num_resumed == 0

@@ -1,0 +1,64 @@
+"""SpeculativeConfig: vLLM's names, and what is refused by name."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tokenmesh.shared.config.speculative import SpeculativeConfig
+
+
+def config(**given: Any) -> SpeculativeConfig:
+    return SpeculativeConfig.model_validate(given)
+
+
+def test_without_a_method_there_are_no_drafts() -> None:
+    assert config().method is None
+    assert config(method=None, num_speculative_tokens=None).method is None
+
+
+@pytest.mark.parametrize("model", ["ngram", "[ngram]"])
+def test_a_lookup_may_be_named_as_the_model(model: str) -> None:
+    assert config(model=model, num_speculative_tokens=3).method == "ngram"
+
+
+def test_one_length_of_a_lookup_is_the_other_too() -> None:
+    assert config(method="ngram").lookup == (2, 5)
+    assert config(method="ngram", prompt_lookup_max=4).lookup == (4, 4)
+    assert config(method="ngram", prompt_lookup_min=3).lookup == (3, 3)
+    assert config(method="ngram", prompt_lookup_min=1, prompt_lookup_max=4).lookup == (1, 4)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown method": ({"method": "crystal"}, "ngram or suffix: method crystal is unknown"),
+    "a method of heads": (
+        {"method": "eagle3", "model": "head", "draft_tensor_parallel_size": 1},
+        "ngram or suffix: method eagle3 is not implemented",
+    ),
+    "a draft model without a method": (
+        {"model": "small"},
+        r"without model: a draft model \(small\) is not",
+    ),
+    "numbers without a method": ({"num_speculative_tokens": 3}, "with a method: ngram or suffix"),
+    "no drafts": ({"method": "ngram", "num_speculative_tokens": 0}, "greater than or equal to 1"),
+    "too many drafts": ({"method": "ngram", "num_speculative_tokens": 65}, "less than or equal to"),
+    "lengths that are none": (
+        {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2},
+        "without prompt_lookup_min 5 above prompt_lookup_max 2",
+    ),
+    "another verification": (
+        {"method": "ngram", "rejection_sample_method": "synthetic"},
+        "standard or strict: synthetic is not implemented",
+    ),
+    "an unknown key": (
+        {"method": "ngram", "tree": "x"},
+        "without tree: its keys are method, model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_there_is_refused_by_name(name: str) -> None:
+    given, error = REFUSED[name]
+    with pytest.raises(ValidationError, match=error):
+        config(**given)
