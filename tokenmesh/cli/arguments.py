@@ -37,7 +37,13 @@ def arrange(arguments: Sequence[str], known: Collection[str]) -> list[str]:
         given, equals, value = word.partition("=")
         name = _name_of(given, known)
         bare = name.removeprefix("--")
-        if name in known:
+        if name in known and name in _OBJECTS:
+            text = value if equals else _value_of(given, words)
+            if isinstance(whole := json_object(text), dict):
+                objects.setdefault(name, {}).update(whole)
+            else:
+                arranged.append(f"{name}={text}")
+        elif name in known:
             arranged += _with_values(name, equals, value, words)
         elif name.partition(".")[0] in _OBJECTS:
             text = value if equals else _value_of(given, words)
@@ -90,8 +96,9 @@ def _name_of(given: str, known: Collection[str]) -> str:
     """
     if not given.startswith("--"):
         # -O3 and -cc.mode are flags with their values.
-        stem = given.partition(".")[0].rstrip("0123456789")
-        return f"--{SHORT[stem]}" if stem in SHORT else given
+        short, dot, key = given.partition(".")
+        stem = short.rstrip("0123456789")
+        return f"--{SHORT[stem]}{dot}{key}" if stem in SHORT else given
     name = given.replace("_", "-")
     stem, dot, key = name.partition(".")
     if name in known or stem.removeprefix("--") in NAMES:

@@ -116,6 +116,10 @@ FLAGS: Final = (
         ("model", "override_generation_config"),
         convert=json_object,
     ),
+    Flag("--speculative-config", ("model", "speculative_config"), convert=json_object),
+    Flag("--spec-method", ("model", "speculative_config", "method")),
+    Flag("--spec-model", ("model", "speculative_config", "model")),
+    Flag("--spec-tokens", ("model", "speculative_config", "num_speculative_tokens")),
     Flag("--language-model-only", ("model", "language_model_only"), is_switch=True),
     Flag("--limit-mm-per-prompt", ("model", "limit_mm_per_prompt"), convert=json_object),
     Flag("--on-demand", ("model", "on_demand"), is_switch=True),
@@ -266,6 +270,8 @@ def with_flags(command: Callable[..., None], flags: Sequence[Flag]) -> Callable[
                 section: dict[str, Any] = overrides
                 for part in flag.key[:-1]:
                     section = section.setdefault(part, {})
+                    if not isinstance(section, dict):
+                        raise ConfigError(f"{part} is a JSON object", param=part)
                 section[flag.key[-1]] = _converted(flag, value)
         command(overrides=overrides, **values)
 

@@ -131,11 +131,47 @@ def test_a_short_flag_is_that_of_its_setting() -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}'],
+        ['-sc={"method": "ngram", "num_speculative_tokens": 4}'],
+        ["--speculative_config.method=ngram", "--speculative-config.num_speculative_tokens", "4"],
+        ["-sc.method", "ngram", "--speculative-config", '{"num_speculative_tokens": 4}'],
+        ["--spec-method", "ngram", "--spec-tokens", "4"],
+        ["--spec-model", "ngram", "--speculative-config", '{"num_speculative_tokens": 4}'],
+    ],
+)
+def test_drafts_are_configured_as_one_object_or_by_its_keys(words: list[str]) -> None:
+    (model,) = load_settings(overrides=overrides_of(["m", *words])).models
+    assert (model.speculative_config.method, model.speculative_config.max_drafts) == ("ngram", 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--spec-method", "eagle3"],
+            "speculative-config.method = 'eagle3': should be ngram or suffix: method eagle3 is",
+        ),
+        (["-sc", "{nonsense", "--spec-tokens", "3"], "speculative_config is a JSON object"),
+        (["-sc", "{nonsense"], "should be a valid dictionary"),
+        (["--spec-method", "ngram", "--spec-tokens", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_drafts_that_are_not_there_are_refused_before_anything_starts(
+    words: list[str], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_settings(overrides=overrides_of(["m", *words]))
+
+
+@pytest.mark.parametrize(
     ("flag", "expected"),
     [
         ("--tensor-parallel-size", "--workers N starts N replicas"),
         ("-tp", "--workers N starts N replicas"),
-        ("--speculative-config.method", "is a flag of vLLM"),
+        ("--speculative-model", "there are no draft models; --spec-method ngram drafts without"),
+        ("--kv-transfer-config.role", "is a flag of vLLM"),
         ("-O3", "-O3 is a flag of vLLM that TokenMesh does not have: kernels are compiled"),
         ("-cc.mode=3", "-cc.mode is a flag of vLLM that TokenMesh does not have: kernels"),
         ("--lora-dtype=float16", "can only be auto: adapters are computed in the model's type"),

@@ -12,6 +12,7 @@ from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.kv.block_log import BlockLog
 from tokenmesh.engine.kv.make_cache import has_prefix_cache
 from tokenmesh.engine.models.location import locate_tokenizer
+from tokenmesh.engine.speculate.proposers import make_proposer
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.adapters.actor import AdaptersActor
 from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
@@ -59,11 +60,12 @@ async def build(mesh: Mesh) -> None:
     adapters = await load_adapters(settings.lora, loaded)
     block_events = block_events_of(mesh, worker_id, names[0], has_cache=has_cache)
     log = BlockLog() if block_events is not None else None
+    proposer = make_proposer(model.speculative_config)
     actor = WorkerActor(
         Identity(worker_id, mesh.epoch, names),
         settings,
         loaded,
-        EngineThread(Engine(loaded.runner, settings, route_tokens, log), settings),
+        EngineThread(Engine(loaded.runner, settings, route_tokens, log, proposer), settings),
         WorkerContext(
             bus=mesh.bus,
             blobs=mesh.blobs,

@@ -21,6 +21,7 @@ from tokenmesh.shared.errors import ConfigError
 Location = tuple[str | int, ...]
 """Path of a key, such as ("gateway", "port")."""
 
+_OBJECT: Final = "speculative_config"
 _VLLM_KEY: Final = "VLLM_API_KEY"
 _VLLM_SWITCHES: Final = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
 
@@ -37,8 +38,18 @@ class Layer:
 
 
 def flag_layer(values: Mapping[str, Any]) -> Layer:
-    """Values of the command line; a flag is spelled like the last part of its key."""
-    return Layer(values, lambda location: f"--{_dotted(location[-1:]).replace('_', '-')}")
+    """Values of the command line."""
+    return Layer(values, _flag_name)
+
+
+def _flag_name(location: Location) -> str:
+    """A flag is spelled like the last part of its key; keys of an object that is one flag follow
+    that with a dot."""
+    for place, part in enumerate(location):
+        if part == _OBJECT:
+            name, *keys = map(str, location[place:])
+            return ".".join((f"--{name.replace('_', '-')}", *keys))
+    return f"--{_dotted(location[-1:]).replace('_', '-')}"
 
 
 def file_layer(path: Path) -> Layer:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.shared.config.on_demand import OnDemandModel
+from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
 from tokenmesh.shared.messages.pooling import PoolTask
 
@@ -132,6 +133,11 @@ class ModelSettings(OnDemandModel):
     override_generation_config: dict[str, Any] = Field(
         default={},
         description="Sampling defaults that lie over those of generation_config, by its names.",
+    )
+    speculative_config: SpeculativeConfig = Field(
+        default_factory=SpeculativeConfig,
+        description="Drafts of the next tokens, which are computed along with the last one. Tokens "
+        "stay the same, and come sooner.",
     )
     reasoning_end_str: str = Field(
         default="",
