@@ -1,1 +1,1 @@
-"""Blocks of keys and values: which are free, which prompt each holds, who reads it."""
+"""Drafts: tokens that are likely to follow, and how many of them pay."""

@@ -12,7 +12,7 @@ from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.kv.block_log import BlockLog
 from tokenmesh.engine.kv.make_cache import has_prefix_cache
 from tokenmesh.engine.models.location import locate_tokenizer
-from tokenmesh.engine.speculate.proposers import make_proposer
+from tokenmesh.engine.speculate.proposer import make_proposer
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.adapters.actor import AdaptersActor
 from tokenmesh.services.worker_svc.adapters.directories import AdapterDirectories
