@@ -10,12 +10,12 @@ from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.outputs import StepOutput
 from tokenmesh.engine.core.proposing import Proposer
+from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.engine.exec.build import build_runner
 from tokenmesh.engine.exec.loaded_model import RunnableModel
 from tokenmesh.engine.grammar.matcher import Grammar
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import RequestSpec, StreamKey, TenantShare
-from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter
