@@ -1,7 +1,4 @@
-"""Writers and the placement script together, against a model, over any order of events.
-
-`python -m benchmarks.soak_index` goes on for a million operations.
-"""
+"""Writers and the placement script together, against a model, over any order of events."""
 
 import asyncio
 from random import Random

@@ -1,7 +1,7 @@
 """Spans as plain data, and the recorder that makes them.
 
 Ids are hexadecimal text, times wall clock nanoseconds. A request has about 15 spans, and the
-classes of OpenTelemetry's SDK take several times as long (`benchmarks/span_cost.py`).
+classes of OpenTelemetry's SDK take several times as long.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
