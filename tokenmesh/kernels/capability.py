@@ -1,4 +1,4 @@
-"""What a GPU has no instructions for, by its compute capability."""
+"""Knows the instructions that a GPU lacks, by its compute capability."""
 
 from typing import Final
 

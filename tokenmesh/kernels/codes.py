@@ -31,14 +31,14 @@ class Codes:
     offsets: torch.Tensor | None = None
     """float32 [O, G]."""
     kind: Kind = "integers"
-    """What a code stands for: code - center, table[code] - center, or a float of 8 bits."""
+    """The number of a code: code - center, table[code] - center, or a float of 8 bits."""
     center: int = 0
     table: tuple[int, ...] | None = None
     """16 bytes."""
     order: torch.Tensor | None = None
     """int64 [I]: column j is of input order[j]; None: of input j."""
     rounds_inputs: bool = False
-    """Whether the format rounds what the weight is multiplied with to 8 bits as well."""
+    """True where the format rounds the weight's inputs to 8 bits as well."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,7 +70,7 @@ class Codes:
         return torch.empty_like(values).index_copy_(1, self.order, values)
 
     def is_finite(self) -> bool:
-        """Whether every number of the weight is finite."""
+        """Return whether every number of the weight is finite."""
         if self.kind == "e4m3" and bool(((self.numbers & 127) == 127).any()):
             return False
         factors = [self.scales] if self.offsets is None else [self.scales, self.offsets]
@@ -156,7 +156,7 @@ def _alike(parts: Sequence[Codes]) -> Sequence[Codes]:
 
 
 def _fixed(codes: Codes) -> tuple[object, ...]:
-    """What no part can take over from another."""
+    """Return the properties that no part can take over from another."""
     return codes.shape[1], codes.kind, codes.table, codes.rounds_inputs
 
 

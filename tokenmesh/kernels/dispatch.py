@@ -1,4 +1,4 @@
-"""Which implementation an op runs: Triton for tensors on a GPU, `cpu.py` for the others.
+"""Chooses the implementation of an op: Triton for tensors on a GPU, `cpu.py` for the others.
 
 Triton is imported by the first launch, so a machine without it can run everything on its CPU.
 """
@@ -14,7 +14,7 @@ _INTERPRETED: Final = ContextVar("tokenmesh_interpreted", default=False)
 
 
 def uses_triton(x: torch.Tensor) -> bool:
-    """Whether an op on x goes to its Triton launcher."""
+    """Return whether an op on x goes to its Triton launcher."""
     return x.is_cuda or _INTERPRETED.get()
 
 

@@ -15,7 +15,7 @@ _LARGEST_CODE: Final = 127
 
 
 def is_coded(dtype: torch.dtype) -> bool:
-    """Whether pages of this type hold codes of 8 bits."""
+    """Return whether pages of this type hold codes of 8 bits."""
     return dtype.itemsize == 1
 
 

@@ -54,7 +54,7 @@ class OneDnnWeight:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has fast kernels for the dtype on this processor."""
+    """Return whether oneDNN has fast kernels for the dtype on this processor."""
     if not torch._C._has_mkldnn:
         return False
     if dtype == torch.bfloat16:

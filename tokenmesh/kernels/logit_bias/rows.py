@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LimitRows:
-    """Which tokens rows may draw. Only rows that need it hold one of the S slots."""
+    """The tokens that rows may draw. Only rows that need it hold one of the S slots."""
 
     slot: torch.Tensor
     """int32 [R]: the slot of each state row; -1 for none."""

@@ -8,7 +8,7 @@ from tokenmesh.kernels.lora.weights import AdapterRows
 
 @dataclass(slots=True)
 class StepAdapters:
-    """What all banks of a model see of the step at work; set before each forward pass."""
+    """The adapters of the step at work, for all banks of a model; set before each forward pass."""
 
     rows: AdapterRows | DeviceAdapterRows | None = None
     """None: the step has no adapter."""

@@ -1,4 +1,4 @@
-"""What adapters add to linear layers, and which tokens of a step each of them is for."""
+"""The matrices that adapters add to linear layers, and the tokens of a step that each is for."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -51,10 +51,10 @@ class LoraExperts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadChange:
-    """What an adapter does to one parameter of a head: replaces it, or adds b.T @ a to it."""
+    """Changes one parameter of a head: replaces it, or adds b.T @ a to it."""
 
     whole: torch.Tensor | None = None
-    """Of the parameter's shape; None: a and b count."""
+    """The new parameter; None: a and b count."""
     a: torch.Tensor | None = None
     """[r, I]"""
     b: torch.Tensor | None = None
@@ -109,7 +109,7 @@ class AdapterRows:
     adapters: Sequence[LoraWeights]
     """Each once."""
     tokens: Sequence[Sequence[int]]
-    """Of each adapter: tokens of the batch, rising."""
+    """Tokens of the batch that each adapter is for, rising."""
 
     @classmethod
     def of(cls, spans: Sequence[tuple[LoraWeights | None, int]]) -> "AdapterRows | None":
@@ -134,11 +134,11 @@ class AdapterRows:
 
     @cached_property
     def has_experts(self) -> bool:
-        """Whether an adapter of the step changes experts, which no program in C does."""
+        """True where an adapter of the step changes experts, which no program in C does."""
         return any(each.experts for each in self.adapters)
 
     def within(self, first: int, end: int) -> "AdapterRows | None":
-        """Of the tokens [first, end) of the batch, counted from `first`; None: none of them."""
+        """Return the adapters of tokens [first, end), counted from `first`; None: no adapter."""
         adapters: list[LoraWeights] = []
         tokens: list[list[int]] = []
         for adapter, own in zip(self.adapters, self.tokens, strict=True):
@@ -149,7 +149,7 @@ class AdapterRows:
         return AdapterRows(adapters, tokens) if adapters else None
 
     def touches(self, number: int) -> bool:
-        """Whether an adapter of the step changes the layer of a bank."""
+        """Return whether an adapter of the step changes the layer of a bank."""
         return any(number in each.parts for each in self.adapters)
 
 
@@ -200,7 +200,7 @@ class NativeSites:
 
     @property
     def address(self) -> int:
-        """Of the first bank's."""
+        """The address of the first bank's site."""
         return ctypes.addressof(self._sites)
 
 

@@ -244,7 +244,7 @@ def _linear(
 
 
 def activated(hidden: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
-    """What is between the two products: [T, 2I], or [T, I] without a gate, -> [T, I]."""
+    """Compute the part between the two products: [T, 2I], or [T, I] without a gate, -> [T, I]."""
     if not spec.is_gated:
         return _activation(hidden, spec)
     gate, up = hidden.chunk(2, dim=-1)

@@ -88,7 +88,7 @@ def run_tiles(
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """What a product's launch passes for its weights."""
+    """The arguments for the weights in the launch of a product."""
 
     tensors: tuple[torch.Tensor | None, ...]
     """Weights or codes; of codes: scales, offsets, table, order."""
@@ -127,7 +127,7 @@ class _Product:
 
 
 def limits_of(spec: ExpertsSpec) -> str:
-    """What spec.limit holds besides up."""
+    """Name what spec.limit bounds besides up."""
     if spec.limit is None:
         return "nothing"
     return "activated" if spec.limits_activated_gate else "gate"

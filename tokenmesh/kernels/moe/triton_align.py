@@ -1,4 +1,4 @@
-"""Which pairs of a token and an expert a program takes: a counting sort on the device.
+"""Assigns pairs of a token and an expert to programs: a counting sort on the device.
 
 The pairs of an expert are divided into blocks of BLOCK_M. How many blocks there are is not known on
 the host, which launches as many as there can be.

@@ -70,7 +70,7 @@ def load(folder: Path) -> ctypes.CDLL:
 
 
 def level() -> str:
-    """Which of `LEVELS` this processor can run and torch uses.
+    """Return the level of `LEVELS` that this processor can run and torch uses.
 
     Raises NativeUnavailable.
     """

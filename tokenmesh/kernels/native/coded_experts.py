@@ -16,7 +16,7 @@ class CodedExperts:
     """One of the two stacks of weights of a layer; made by `CodedExperts.pack`."""
 
     parts: tuple[NativeCodes, ...]
-    """Of each expert its slices, one expert after the other."""
+    """The slices of each expert, one expert after the other."""
     addresses: torch.Tensor
     """int64 [E * slices]: of the struct of each part."""
     out_features: int
@@ -24,7 +24,7 @@ class CodedExperts:
     num_slices: int
     """2: gate and up."""
     dtype: torch.dtype
-    """Of the tokens that they are multiplied with."""
+    """The type of the tokens that they are multiplied with."""
 
     @property
     def num_experts(self) -> int:
@@ -32,7 +32,7 @@ class CodedExperts:
 
     @staticmethod
     def fits(codes: Codes, dtype: torch.dtype) -> bool:
-        """Whether the kernels take one part's codes for tokens of a dtype."""
+        """Return whether the kernels take one part's codes for tokens of a dtype."""
         known = dtype in (torch.float32, torch.bfloat16)
         return known and NativeCodes.fits(codes, dtype == torch.float32)
 

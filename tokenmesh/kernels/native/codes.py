@@ -16,11 +16,11 @@ _BLOCKS: Final = (64, 32, 16)
 _FOUR: Final = 4
 """Columns of a panel that lie next to each other."""
 _LOWER_BITS: Final = 0x0F0F0F0F
-"""Of each byte of a word."""
+"""The lower four bits of each byte of a word."""
 _FIRST_BITS: Final = 0x0101010101010101
 _TO_HIGHEST_BYTE: Final = 0x0102040810204080
 _PANELS_AT_ONCE: Final = 256
-"""Which bounds the memory while packing."""
+"""Packing so few panels at a time bounds its memory."""
 _KINDS: Final = ("integers", "table", "e4m3")
 _FLOATS, _INT8, _BFLOAT16 = range(3)
 """`enum tm_activations`."""
@@ -59,7 +59,7 @@ class NativeCodes:
 
     @staticmethod
     def fits(codes: Codes, is_exact: bool) -> bool:
-        """Whether the kernels take groups of this size, and this processor the codes."""
+        """Return whether the kernels take groups of this size, and this processor the codes."""
         if codes.kind == "e4m3" and not is_exact and not library().tm_has_e4m3():
             return False
         return codes.group_size >= codes.shape[1] or codes.group_size % _BLOCKS[-1] == 0

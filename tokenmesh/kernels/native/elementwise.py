@@ -27,7 +27,7 @@ def call(
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor | None = None) -> bool:
-    """Whether the kernels know the dtype, and all rows have one weight, of float32."""
+    """Return whether the kernels know the dtype, and all rows have one weight, of float32."""
     is_one = weight is None or (weight.ndim == 1 and weight.dtype == torch.float32)
     return x.dtype in DTYPES and is_one
 

@@ -56,7 +56,7 @@ class NativeExperts:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights and of the tokens that they are multiplied with."""
+        """The type of the weights and of the tokens that they are multiplied with."""
         return self.panels.dtype
 
     def product(self, expert: int, x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class NativeExperts:
 
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
-        """Whether the kernels know the dtype and the number of inputs of weight [E, O, I]."""
+        """Return whether the kernels know the dtype and the inputs of weight [E, O, I]."""
         step = STEPS.get(weight.dtype)
         return step is not None and weight.shape[2] % step == 0
 
@@ -93,7 +93,7 @@ AnyExperts = NativeExperts | CodedExperts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What happens between the two products: `enum tm_activation` and the numbers of tm_experts."""
+    """The function between the two products: `enum tm_activation` and the numbers of tm_experts."""
 
     activation: int
     alpha: float

@@ -17,7 +17,7 @@ from tokenmesh.kernels.page_codes import head_width
 
 
 def fits_pages(query: torch.Tensor, key: torch.Tensor, pages: torch.Tensor, value_dim: int) -> bool:
-    """Whether `PagedAttention` takes them: dtypes and head sizes."""
+    """Return whether `PagedAttention` takes them: dtypes and head sizes."""
     dim = head_width(pages)
     return (
         query.shape[-1] == value_dim == dim

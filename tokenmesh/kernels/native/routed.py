@@ -29,7 +29,7 @@ class _Arguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedTokens:
-    """How tokens choose experts: `enum tm_scores` and the numbers of tm_routed."""
+    """The choice of experts: `enum tm_scores` and the numbers of tm_routed."""
 
     top_k: int
     scores: int

@@ -1,4 +1,4 @@
-"""What encoders compute besides linear layers, in C: attention within rows, layer norms, GELU."""
+"""Computes attention within rows, layer norms and GELU of encoders in C."""
 
 import ctypes
 from typing import ClassVar, Final
@@ -26,7 +26,7 @@ class _Rows(ctypes.Structure):
 
 
 def fits_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether `native_row_attention` takes them: dtypes, head sizes and memory layouts."""
+    """Return whether `native_row_attention` takes them: dtypes, head sizes and memory layouts."""
     return (
         query.dtype in DTYPES
         and query.dtype == key.dtype == value.dtype

@@ -15,7 +15,8 @@ _BLOCK: Final = 64
 _MOST: Final = (1 << 13) - 1
 """Largest integer of x; SHORTS_MOST."""
 _MOST_OF_BLOCK: Final = (2**31 - 1) // _MOST - _BLOCK
-"""What sizes of a row's integers in a block may add up to; rounding adds at most 1/2 to each."""
+"""The most that sizes of a row's integers in a block may add up to; rounding adds at most 1/2 to
+each."""
 _LARGEST: Final = (1 << 15) - 1
 _MIN_INPUTS: Final = 256
 """Fewer do not make up for rounding x."""
@@ -50,7 +51,7 @@ class NativeShorts:
 
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
-        """Whether the kernel takes the weight, all of whose numbers are finite, and is faster."""
+        """Return whether the kernel takes the weight, which must be finite, and is faster."""
         if weight.dtype != torch.float32 or weight.shape[1] < _MIN_INPUTS:
             return False
         return bool(weight.abs().amax().isfinite())

@@ -38,7 +38,7 @@ def start(num_threads: int, spin_us: float, folder: Path) -> bool:
 
 
 def has_started() -> bool:
-    """Whether this process has the kernels."""
+    """Return whether this process has loaded the kernels."""
     return _process.kernels is not None
 
 

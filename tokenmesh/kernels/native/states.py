@@ -51,7 +51,7 @@ class _Conv(ctypes.Structure):
 
 
 def fits(state: torch.Tensor, *tensors: torch.Tensor | None) -> bool:
-    """Whether the kernels know the tensors: one dtype, and a state without gaps."""
+    """Return whether the kernels know the tensors: one dtype, and a state without gaps."""
     kinds = {each.dtype for each in tensors if each is not None}
     return len(kinds) == 1 and kinds.pop() in _DTYPES and state.is_contiguous()
 

@@ -57,7 +57,7 @@ class NativeWeight:
 
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
-        """Whether the kernels know the dtype and the number of inputs."""
+        """Return whether the kernels know the dtype and the number of inputs."""
         step = STEPS.get(weight.dtype)
         return step is not None and weight.shape[1] % step == 0
 

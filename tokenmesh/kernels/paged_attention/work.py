@@ -55,7 +55,7 @@ class DecodeGroup:
     tails: list[torch.Tensor]
     """The parts of `gathered` behind the rows' last tokens: they may hold anything."""
     wide: torch.Tensor | None
-    """What `gathered` stands for, in the dtype to compute in; None: it is the same."""
+    """The keys and values of `gathered` in the dtype to compute in; None: it is the same."""
     keys: torch.Tensor
     """[rows * kv_heads, head_dim, keys], a view of the one to compute with."""
     values: torch.Tensor

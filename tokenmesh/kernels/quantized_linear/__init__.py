@@ -19,7 +19,7 @@ from tokenmesh.kernels.quantized_linear.device_codes import DeviceCodes
 from tokenmesh.kernels.quantized_linear.reference import quantized_linear_reference
 
 TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-"""Of outputs of about 1 to 5."""
+"""Absolute tolerances for outputs of about 1 to 5."""
 
 __all__ = ["TOLERANCE", "DeviceCodes", "quantized_linear", "quantized_linear_reference"]
 

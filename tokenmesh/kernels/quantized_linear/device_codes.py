@@ -87,7 +87,7 @@ class DeviceCodes:
         )
 
     def multiplies_codes(self, dtype: torch.dtype) -> bool:
-        """Whether x of this type is rounded to the type of the codes."""
+        """Return whether x of this type is rounded to the type of the codes."""
         if not self.rounds_inputs or self.numbers.dtype == torch.uint8:
             return False
         is_plain = self.offsets is None and self.shift == 0

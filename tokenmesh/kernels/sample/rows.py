@@ -19,7 +19,7 @@ HID_NUMBER: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRows:
-    """How each state row chooses a token; R rows."""
+    """The choice of a token by each state row; R rows."""
 
     temperature: torch.Tensor
     """float32 [R]; 0 is greedy."""

@@ -182,7 +182,7 @@ def _choose_filtered(
 
 @triton.jit
 def _flaw(best, mark):
-    """What is wrong with a row, from its best logit and its mark."""
+    """Return the number of the row's defect, from its best logit and its mark."""
     hid_number = (mark & _HID_NUMBER) != 0
     of_nothing = tl.where(hid_number, _NOTHING_ALLOWED, _NOT_FINITE)
     is_broken = (best == float("inf")) | ((mark & _HID_DEFECT) != 0)

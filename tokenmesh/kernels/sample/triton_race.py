@@ -18,7 +18,7 @@ def load_scaled(row_ptr, offs, vocab_size, temperature):
 
 @triton.jit
 def has_filter(row, vocab_size, temperature_ptr, min_p_ptr, top_k_ptr, top_p_ptr):
-    """Whether the row is random and any of min_p, top_k and top_p does anything."""
+    """Return whether the row is random and any of min_p, top_k and top_p does anything."""
     top_k = tl.load(top_k_ptr + row)
     keeps_fewer = (top_k > 0) & (top_k < vocab_size)
     keeps_fewer |= (tl.load(min_p_ptr + row) > 0) | (tl.load(top_p_ptr + row) < 1)

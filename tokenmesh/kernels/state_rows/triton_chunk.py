@@ -1,4 +1,4 @@
-"""What the chunked kernels of states share: which row's tokens a program works on, and sums."""
+"""Functions of all chunked kernels of states: the tokens of a program's row, and sums."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""How quantized weights are stored: what their tensors have to be, and the numbers they stand for.
+"""Reads quantized weights: the form of their tensors, and the numbers that they stand for.
 
 A format is given a module's tensors and makes the weight of them in float32. That is the
 specification of every kernel that computes in a format, and what is loaded where there is none.

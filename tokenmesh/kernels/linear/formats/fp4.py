@@ -34,7 +34,7 @@ class Fp4:
     whole: str | None
     """Name of the scale of all groups, float32 [1] or []; None: there is none."""
     use: Literal["multiply", "divide"] = "multiply"
-    """What is done with it."""
+    """The groups' scales are multiplied with it, or divided by it."""
 
     @property
     def stored(self) -> tuple[torch.dtype, ...]:

@@ -28,7 +28,7 @@ class _Layout:
     size: int
     """Bytes of a block."""
     codes: Callable[[torch.Tensor], Codes]
-    """Of blocks [O, B, size]."""
+    """Makes codes of blocks [O, B, size]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Mxfp4Experts:
         return dequantize(tensors["blocks"], tensors["scales"], torch.float32).transpose(-1, -2)
 
     def codes(self, tensors: Tensors) -> Codes | None:
-        """Of one expert, [1, ...]: outputs by inputs, whatever the order of the weight."""
+        """Return one expert's codes, [1, ...]: outputs by inputs, whatever the weight's order."""
         blocks, scales = tensors["blocks"][0], tensors["scales"][0]
         return Codes(
             torch.stack((blocks & 15, blocks >> 4), -1).flatten(1),

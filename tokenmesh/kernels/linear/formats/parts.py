@@ -39,7 +39,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Format(Protocol):
-    """How the weight of a module is stored."""
+    """Reads the weight of a module as one method of quantization stores it."""
 
     @property
     def weight(self) -> str:

@@ -43,9 +43,9 @@ class Scaled:
     is_symmetric: bool = True
     """It may be left out."""
     divisor: float = 1.0
-    """Of the products."""
+    """The divisor of the products."""
     rounds_inputs: bool = False
-    """Whether activations are rounded to 8 bits as well."""
+    """True where activations are rounded to 8 bits as well."""
     weight: str = field(default="weight", init=False)
 
     @property
