@@ -62,7 +62,7 @@ PARALLEL := -n $(PROCESSES) --dist worksteal
 CHANGED ?=
 test: dev
 	chosen=$$([ -z "$(CHANGED)" ] || $(BIN)/python scripts/changed_tests.py "$(CHANGED)") && \
-	  $(PYTEST) $(PARALLEL) -m "not gpu and not real and not slow" $$chosen
+	  $(PYTEST) $(PARALLEL) -m "not gpu and not real and not slow and not whole_model" $$chosen
 
 # The tests that failed in the last run, once more in one process, where they are five or fewer.
 test-failed: dev

@@ -20,7 +20,12 @@ PROMPTS = [prompt_of(5), prompt_of(26, seed=1), prompt_of(9, seed=2)]
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "name", [pytest.param("llama", marks=pytest.mark.slow), "qwen3", "ministral"]
+    "name",
+    [
+        pytest.param("llama", marks=pytest.mark.slow),
+        pytest.param("qwen3", marks=pytest.mark.whole_model),
+        "ministral",
+    ],
 )
 def test_interpreted_engine_draws_what_transformers_does(
     name: str, interpreter: Interpreter, tmp_path: Path

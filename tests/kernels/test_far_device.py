@@ -20,6 +20,7 @@ from tests.fakes.models import make_model
 from tests.fakes.tiny import TinyCheckpoint, prompt_of
 from tests.kernels.far_device import FAR
 from tests.kernels.sampler_twins import compare_twins_apart
+from tests.rounds import rounds
 
 pytestmark = pytest.mark.timeout(120)
 SIZES: Final = Dimensions(hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16)
@@ -41,7 +42,7 @@ def test_what_bench_ops_measures_on_a_gpu_is_right(op: str, interpreter: Interpr
     interpreter.call(prove, op, timeout_s=100)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@rounds("seed", 1, 2)
 def test_a_sampler_keeps_host_and_device_apart(seed: int, interpreter: Interpreter) -> None:
     assert interpreter.call(compare_twins_apart, seed, 70, 5, timeout_s=100) > 10
 
@@ -54,6 +55,7 @@ def run(directory: Path, jobs: list[Job]) -> Report:
         return drive(CudaDriver(directory, on=FAR), [jobs])
 
 
+@pytest.mark.whole_model
 def test_an_engine_keeps_host_and_device_apart(interpreter: Interpreter, tmp_path: Path) -> None:
     make_model("qwen3").save_pretrained(tmp_path)
     prompts = [prompt_of(5), prompt_of(33, seed=1)]

@@ -46,7 +46,7 @@ def expected(directory: Path, jobs: list[Job]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.whole_model if name in QUICK else pytest.mark.slow)
         for name in ("llama", *ON_GPU)
     ],
 )

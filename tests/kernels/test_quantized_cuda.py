@@ -48,7 +48,10 @@ def run(directory: Path, jobs: list[Job], impl: ModelImpl) -> tuple[list[list[in
 
 @pytest.mark.parametrize(
     ("to", "impl"),
-    [pytest.param("int4", "native", marks=pytest.mark.slow), ("int8", "transformers")],
+    [
+        pytest.param("int4", "native", marks=pytest.mark.slow),
+        pytest.param("int8", "transformers", marks=pytest.mark.whole_model),
+    ],
 )
 def test_a_quantized_model_draws_on_a_device_what_it_draws_on_the_cpu(
     to: str, impl: ModelImpl, interpreter: Interpreter, tmp_path: Path

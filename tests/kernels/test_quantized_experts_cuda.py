@@ -75,6 +75,7 @@ def test_experts_stay_codes_on_a_device(
     check(quantized, impl, interpreter)
 
 
+@pytest.mark.whole_model
 def test_experts_of_gpt_oss_stay_in_mxfp4(interpreter: Interpreter, tmp_path: Path) -> None:
     """They are read layer by layer, as where plain ones do not fit into memory."""
     write_pair(tmp_path / "quantized", tmp_path / "plain")

@@ -18,7 +18,10 @@ CHUNK, NUM_DECODE = 11, 2
 
 # Between them: norms of heads before and after rope and over all heads, norms after blocks and none
 # before, windows, a scaled query, softcaps of scores and logits with gelu.
-MODELS = ["gemma2", "hunyuan", "olmo3", "ministral3", pytest.param("qwen3", marks=pytest.mark.slow)]
+MODELS = [
+    *(pytest.param(name, marks=pytest.mark.whole_model) for name in ("gemma2", "hunyuan")),
+    *("olmo3", "ministral3", pytest.param("qwen3", marks=pytest.mark.slow)),
+]
 
 
 @pytest.mark.timeout(120)
