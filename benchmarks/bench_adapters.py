@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_adapters(root: Path, options: argparse.Namespace) -> list[Path]:
-    """Of random numbers, for all linear layers."""
+    """Write adapters of random numbers, for all linear layers."""
     config = transformers.AutoConfig.from_pretrained(root)
     with torch.device("meta"):
         tree: Any = transformers.AutoModelForCausalLM.from_config(config)

@@ -49,17 +49,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run has measured."""
+    """The measurements of a run."""
 
     seconds: float = 0.0
     batch: dict[str, object] = field(default_factory=dict)
     answers: Counter[str] = field(default_factory=Counter)
     """Lines of the output by their custom_id."""
     late_ms: list[float] = field(default_factory=list)
-    """How long /livez took, in order."""
+    """Milliseconds that /livez took, in order."""
     trails: Sequence[Trail] = ()
     held: int | None = None
-    """How often the gateway's event loop was held for over 100 ms, as it measures itself."""
+    """The number of times that the gateway's event loop was held for over 100 ms, as it measures
+    itself."""
 
 
 def input_file(model: str, options: argparse.Namespace) -> bytes:

@@ -59,7 +59,7 @@ class Case(msgspec.Struct):
 
     @property
     def ratio(self) -> float:
-        """How many times as many texts a second as sentence-transformers the mesh embeds."""
+        """The texts a second of the mesh, as a multiple of sentence-transformers'."""
         return self.sentence_transformers_s / self.mesh_s
 
 
@@ -145,7 +145,7 @@ def distance(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 @dataclass
 class Servers:
-    """What is measured."""
+    """The servers that are measured."""
 
     mesh: Target
     infinity: Target | None
@@ -221,7 +221,7 @@ async def run(options: argparse.Namespace) -> list[Case]:
 
 
 def versions(options: argparse.Namespace) -> dict[str, object]:
-    """Of what was measured in the mesh, and of torch."""
+    """Return versions of the libraries in the mesh."""
     found: dict[str, object] = {}
     for name in ("sentence-transformers", "torch", "transformers"):
         with suppress(PackageNotFoundError):

@@ -149,7 +149,7 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
 
 
 def ratio_of(found: dict[str, dict[str, object]]) -> float | None:
-    """Of the p95; None when a tenant got no answer at all."""
+    """Return the ratio of the p95; None when a tenant got no answer at all."""
     alone, during = (found[name]["ttft_p95_ms"] for name in ("alone", "during"))
     if not isinstance(alone, float) or not isinstance(during, float):
         return None

@@ -116,7 +116,7 @@ class FreeMesh:
 
 
 async def one_request(app: Any, body: bytes) -> None:
-    """What uvicorn does for one request, without the network."""
+    """Do what uvicorn does for one request, without the network."""
     is_over = asyncio.Event()
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 

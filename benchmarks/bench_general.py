@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def form(name: str) -> AbstractContextManager[Any]:
-    """What is loaded within is of that form."""
+    """Within it models are loaded in that form."""
 
     def stay_a_tree(*_arguments: Any) -> NoReturn:
         raise Unread("the benchmark asks for the tree")

@@ -42,7 +42,8 @@ LOADS: Final = {
 """Concurrency, words of the prompt, output tokens."""
 _TIMEOUT_S: Final = 120.0
 Numbers = dict[str, float]
-"""Of one load on one system: CPU and TTFT in milliseconds, requests a second, chunks a response."""
+"""The numbers of one load on one system: CPU and TTFT in milliseconds, requests a second, chunks a
+response."""
 _SETTLE_S: Final = 1.0
 
 
@@ -164,7 +165,7 @@ def _line(numbers: Mapping[str, float]) -> str:
 
 
 def version_of(python: Path | None) -> str | None:
-    """Of the peer; None where it is absent."""
+    """Return the version of the peer; None where it is absent."""
     if python is None:
         return None
     code = "import importlib.metadata as m; print(m.version('ai-dynamo'))"

@@ -72,7 +72,7 @@ def works(options: argparse.Namespace, op: str) -> Iterator[tuple[str, Work]]:
 
 
 def dimensions(model: str) -> Dimensions:
-    """Of a layer of a known shape."""
+    """Return the dimensions of a layer of a known shape."""
     config = SHAPES[model].config
     heads = int(config["num_attention_heads"])
     return Dimensions(

@@ -1,4 +1,5 @@
-"""What the mesh adds to its own engine: TTFT of one stream and throughput of 32, in one run.
+"""Measures what the mesh adds to its own engine: TTFT of one stream and throughput of 32, in one
+run.
 
     python -m benchmarks.bench_overhead --out benchmarks/results/overhead.json
 

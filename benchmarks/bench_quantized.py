@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def weight_bytes(loop: EngineLoop) -> int:
-    """Of all tensors of the model, each once."""
+    """Sum the bytes of all tensors of the model, each once."""
     runner = loop.model.runner
     assert isinstance(runner, TorchRunner)
     # oneDNN's own layout has no address, and no views

@@ -1,4 +1,4 @@
-"""How long streams are silent when their worker is killed or stands still, one fault at a time.
+"""Measures how long streams are silent when their worker is killed or stands still.
 
 Starts a mesh of its own with `sim` workers. What counts is the silence less the prefill of prompt
 and tokens so far, by the workers' own timing model; its p99 has a bound for each fault. Then the
@@ -34,11 +34,11 @@ from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.loader import load_settings
 
 BOUNDS_S: dict[Kind, float] = {"kill": 0.1, "freeze": 0.3}
-"""Of p99, plus prefill."""
+"""The bounds of p99, plus prefill."""
 BACK_S = 2.0
-"""Of the last first token, after the return of a tokenizer."""
+"""The bound of the last first token, after the return of a tokenizer."""
 _AWAY_S: dict[Kind, float] = {"kill": 1.0, "freeze": 10.0}
-"""How long a tokenizer is away at least."""
+"""The seconds that a tokenizer is away at least."""
 _AFTER_S = 1.0
 """Silences that end so long after a fault count for it."""
 _FROZEN_S = 1.2
@@ -180,7 +180,7 @@ def silences(streams: Streams, moments: Moments, settings: Settings) -> list[Sil
 
 
 def prefill_s(received: ReceivedResponse, gap: Gap, settings: Settings) -> float:
-    """What the step that takes a stream over lasts."""
+    """Return the duration of the step that takes a stream over."""
     num_tokens = received.num_prompt + gap.num_chars // _TOKEN_CHARS
     return settings.worker.sim_step_s + num_tokens / settings.worker.sim_prefill_tokens_per_s
 

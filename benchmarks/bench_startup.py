@@ -45,7 +45,7 @@ class Stages(msgspec.Struct):
     ready_s: float
     """All of it."""
     num_bytes: int
-    """Of weights."""
+    """Bytes of weights."""
     plain_read_s: float = 0.0
     """The same files read into one buffer and forgotten."""
 
@@ -70,7 +70,7 @@ class StartupResult(msgspec.Struct):
 
 
 def start(directory: Path, began_s: float, dtype: Dtype) -> Stages:
-    """What a worker does until its first token; `began_s` is wall time."""
+    """Start a worker up to its first token; `began_s` is wall time."""
     # imported here: their time is one of the stages
     from benchmarks.engine_loop import EngineLoop
     from tokenmesh.shared.config.worker import WorkerSettings

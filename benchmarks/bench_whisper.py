@@ -44,7 +44,7 @@ _TIMEOUT_S: Final = 300.0
 
 @dataclass
 class Sums:
-    """Of one program over all recordings, but the long one for words."""
+    """The results of one program over all recordings, but the long one for words."""
 
     texts: dict[str, str] = field(default_factory=dict)
     """By recording."""

@@ -1,4 +1,4 @@
-"""How near a decode step of one stream comes to a plain read of as many bytes as the weights have.
+"""Compares a decode step of one stream with a plain read of as many bytes as the weights have.
 
     python -m benchmarks.bound --threads 2 --models qwen2.5-0.5b llama-42m
     python -m benchmarks.bound --threads 2 --checkpoints DIRECTORY

@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything held."""
+        """True where everything held."""
         is_right = not (self.streams.faults or self.leaks or self.accounts.differences)
         return is_right and (self.guided_ratio or 0.0) <= MAX_GUIDED_RATIO
 

@@ -54,9 +54,9 @@ class BoundLine(msgspec.Struct):
     model: str
     step_ms: float
     read_ms: float
-    """Of the fastest kind of read."""
+    """Milliseconds of the fastest kind of read."""
     read: str
-    """Which kind that is."""
+    """The name of that kind."""
 
     @property
     def share(self) -> float:

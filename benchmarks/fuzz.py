@@ -72,7 +72,7 @@ class Attack:
 
     @property
     def wrong(self) -> list[str]:
-        """What must not have happened."""
+        """Results that must not have happened."""
         return [*self.http.wrong, *self.realtime.wrong]
 
 
@@ -83,12 +83,13 @@ class Outcome:
     attack: Attack
     trails: Sequence[Trail]
     held: dict[str, int | None]
-    """How often each event loop was; None: the process does not answer, or does not say."""
+    """The number of times that each event loop was held; None: the process does not answer, or does
+    not say."""
     ended: list[str]
     """Processes that are gone."""
 
     def is_good(self, max_growth_mib: float) -> bool:
-        """Whether everything held."""
+        """True where everything held."""
         has_grown = any(trail.growth_mib() > max_growth_mib for trail in self.trails)
         return not (
             self.attack.wrong

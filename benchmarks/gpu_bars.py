@@ -56,7 +56,7 @@ class Bar(msgspec.Struct):
 
     @property
     def is_met(self) -> bool:
-        """Whether the number is within its bounds."""
+        """True where the number is within its bounds."""
         above = self.least is None or self.measured >= self.least
         return above and (self.most is None or self.measured <= self.most)
 
@@ -135,7 +135,7 @@ def prefill(loop: EngineLoop, shape: ModelShape, tiny: bool) -> list[Bar]:
 
 
 def idle(loop: EngineLoop, shape: ModelShape, tiny: bool) -> list[Bar]:
-    """How much of the time between kernels of steady decoding the device has nothing to do."""
+    """Measure the share of steady decoding in which the device runs no kernel."""
     prompts = random_prompts(shape, 2 if tiny else REQUESTS, 9 if tiny else 128)
     activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
     with profile(activities=[activity]) as recorded:
@@ -151,7 +151,7 @@ def idle(loop: EngineLoop, shape: ModelShape, tiny: bool) -> list[Bar]:
 
 
 def idle_share(spans: Sequence[tuple[float, float]]) -> float:
-    """Of the time from the first start to the last end; spans (start, end) in order of start."""
+    """Return the idle share between the first start and the last end; spans by start."""
     if not spans:
         return 1.0
     busy, until = 0.0, spans[0][0]

@@ -20,7 +20,7 @@ class IndexResult(msgspec.Struct):
     environment: dict[str, object]
     load_average_end: float
     round_trip_us: Microseconds
-    """Of a script that does nothing, over the same connection."""
+    """The round trip of a script that does nothing, over the same connection."""
     round_trip_prompt_us: Microseconds
     """The same with a prompt's hashes as its argument."""
     alone_us: Microseconds

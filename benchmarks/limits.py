@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured: bytes read and bfloat16 products a second."""
+"""Measures the machine's limits: bytes read and bfloat16 products a second."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 _SECONDS: Final = 1.0
-"""Of each kind of read or product."""
+"""Seconds that each kind of read or product is measured."""
 _COLUMNS: Final = 1024
 _HOST_BYTES: Final = 512 << 20
 _SQUARE: Final = {"cpu": 2048, "cuda": 8192}

@@ -154,7 +154,7 @@ async def take_away(options: argparse.Namespace, cluster: Cluster, began_s: floa
 
 
 def failures(played: Sequence[PlayedRequest], edges: Edges) -> dict[str, int]:
-    """What went wrong, by kind."""
+    """Count failures by kind."""
     found = dict(edges.failures)
     for each in played:
         if each.error is not None:

@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def entries_of(options: argparse.Namespace) -> list[Entry]:
-    """What to replay. Raises ValueError and OSError."""
+    """Make or read the entries to replay. Raises ValueError and OSError."""
     if options.trace is None:
         entries = make_trace(options.synthetic, rate=4.0, seed=options.seed)
     else:

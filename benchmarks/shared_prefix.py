@@ -131,7 +131,7 @@ async def _decoded(cluster: Cluster, server: Target) -> dict[str, int]:
 
 
 def _shares(decoded: Sequence[int]) -> list[float]:
-    """Of the output tokens, the first worker's first."""
+    """Return the shares of the output tokens, the first worker's first."""
     return [round(each / max(1, sum(decoded)), 4) for each in decoded]
 
 

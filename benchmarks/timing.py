@@ -75,7 +75,7 @@ class Stopwatch:
         self._flush.amax()
 
     def _queueing_s(self, call: Callable[[], object]) -> float:
-        """What the host takes to launch a call."""
+        """Measure how long the host takes to launch a call."""
         times = []
         for _ in range(_MIN_CALLS):
             self._wait()

@@ -1,4 +1,5 @@
-"""What tracing every request costs: CPU of a whole mesh with spans and without, in one run.
+"""Measures what tracing every request costs: CPU of a whole mesh with spans and without, in one
+run.
 
 `python -m benchmarks.trace_cost` starts `tokenmesh up` again and again, alternating, sends the same
 requests to each, and compares the CPU time of all processes. Arguments after `--` go to `up`.
@@ -86,7 +87,7 @@ async def compare(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _ratio(found: Mapping[bool, Sequence[Mapping[str, float]]], name: str) -> float:
-    """Of the sums: a process clock has steps of 10 ms, and other programs disturb single rounds."""
+    """Return the ratio of the sums: a clock has steps of 10 ms, and single rounds are disturbed."""
     traced, untraced = (sum(each.get(name, 0.0) for each in found[kind]) for kind in (True, False))
     return traced / untraced if untraced else 1.0
 

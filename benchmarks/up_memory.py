@@ -1,4 +1,4 @@
-"""What a whole mesh takes: `tokenmesh up` of one file, ten answers, memory by process.
+"""Measures a whole mesh: `tokenmesh up` of one file, ten answers, memory by process.
 
 Memory is the proportional share (PSS): pages that several processes map count once. Bytes are
 decimal. Other processes that map the same libraries lower the share: run it alone.

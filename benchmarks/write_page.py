@@ -65,8 +65,8 @@ RUN_BY_HAND: Final = frozenset(
         *("chaos.json", "chaos_torch.json", "ops_cuda.json", "embeddings.json"),
     }
 )
-"""What `make bench` leaves out: faults that take long, a trace and a model that are not shipped, a
-GPU."""
+"""Results that `make bench` leaves out: faults that take long, a trace and a model that are not
+shipped, a GPU."""
 _WIDTH: Final = 120
 _INTRODUCTION: Final = """\
 <!-- Written by benchmarks/write_page.py from benchmarks/results/; edit the code instead. -->

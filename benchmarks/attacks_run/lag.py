@@ -1,4 +1,4 @@
-"""How late the gateway's event loop was, from its metrics before and after."""
+"""Reads how late the gateway's event loop was from its metrics before and after."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class LagBuckets:
     counts: dict[float, float]
 
     def since(self, before: "LagBuckets") -> "LagBuckets":
-        """What came after another one."""
+        """Return the counts that were added since another reading."""
         return LagBuckets({le: num - before.counts.get(le, 0.0) for le, num in self.counts.items()})
 
     def at(self, share: float) -> float:
@@ -27,7 +27,7 @@ class LagBuckets:
 
 
 def lag_buckets(metrics: str) -> LagBuckets:
-    """Of a gateway's `/metrics`. Raises ValueError where it has none."""
+    """Read the buckets of a gateway's `/metrics`. Raises ValueError where it has none."""
     found = {float(le): float(num) for le, num in _BUCKET.findall(metrics)}
     if not found:
         raise ValueError("the gateway's metrics have no event_loop_lag_seconds")

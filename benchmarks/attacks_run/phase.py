@@ -58,7 +58,7 @@ class Phase:
         self.num_errors = 0
 
     async def run(self, seconds: float) -> Noticed:
-        """What was noticed."""
+        """Watch for so many seconds."""
         for trail in self._watch.trails:
             trail.times_s.clear()
             trail.rss_mib.clear()
@@ -132,11 +132,11 @@ def _name(trail: Trail) -> str:
 
 
 def _run_delay_s(pid: int) -> float:
-    """How long a process's first thread was ready to run and had no core, as Linux counts it."""
+    """Return how long a process's first thread was ready to run and had no core."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def _busy_s() -> float:
-    """Of all cores of the machine, by all processes."""
+    """Return the busy seconds of all cores of the machine."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)

@@ -1,4 +1,4 @@
-"""What others noticed of an attack, and whether that is too much."""
+"""Judges what others noticed of an attack."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,8 @@ class Noticed:
     num_errors: int = 0
     """Probes or innocent streams that failed."""
     loop_lag_p99_s: float = 0.0
-    """Of the gateway's event loop, by its own metric: a bucket's upper bound."""
+    """The 99th percentile of the gateway's event loop, by its own metric: a bucket's upper
+    bound."""
     cores: Mapping[str, float] = field(default_factory=dict)
     """In use on average, by each process and by the whole machine."""
     waits: Mapping[str, float] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one attack, compared with the phase without one."""
+    """The result of one attack, compared with the phase without one."""
 
     name: str
     livez_p99_s: float
@@ -41,7 +42,7 @@ class Score:
     grown: str
     """The process that grew most."""
     growths: Mapping[str, float]
-    """Of every process."""
+    """The growth of every process."""
     num_errors: int
     answered: int
     loop_lag_p99_s: float

@@ -1,4 +1,4 @@
-"""What the mesh has counted for each tenant, besides what clients received and what logs say.
+"""Compares the usage of each tenant in the mesh with what clients received and what logs say.
 
 A stored response counts by its log: one that was begun and never seen by its client, because the
 gateway died with the first event, was made all the same. Everything else counts by what a client
@@ -91,7 +91,7 @@ async def logged(
 
 @dataclass(slots=True)
 class Audit:
-    """What came of the comparison."""
+    """The result of the comparison."""
 
     expected: dict[str, dict[str, int]] = field(default_factory=dict)
     """Requests and tokens by tenant."""
@@ -121,7 +121,7 @@ async def audit(
 
 
 async def differences_of(urls: Sequence[str], model: str, expected: Counts) -> list[str]:
-    """What is counted otherwise than expected, for each tenant and kind, as sentences."""
+    """Describe what is counted otherwise than expected, for each tenant and kind."""
     found = []
     for tenant, counts in expected.items():
         # each gateway tells Redis what it has before it answers

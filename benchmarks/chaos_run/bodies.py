@@ -1,4 +1,4 @@
-"""What is asked in chats and responses, by what the engine can do."""
+"""Makes chats and responses, by what the engine can do."""
 
 from typing import Any
 

@@ -26,9 +26,9 @@ class Child:
         self.log = folder / f"{spec.name.replace(' ', '-')}.log"
         self.is_well = False
         self.may_start_again = False
-        """Whether it is known to have started before."""
+        """True where it is known to have started before."""
         self.instance_id = ""
-        """Of the incarnation that runs now."""
+        """The id of the incarnation that runs now."""
         self.groups: list[int] = []
         """Process groups of all incarnations."""
         self._spec = spec
@@ -86,11 +86,11 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the last incarnation; negative: the signal that ended it."""
+        """The exit code of the last incarnation; negative: the signal that ended it."""
         return self._process.returncode if self._process is not None else None
 
     async def wait_end(self, seconds: float) -> bool:
-        """Whether it has ended by itself; killed otherwise."""
+        """Return whether it has ended by itself; killed otherwise."""
         if self._process is None:
             return True
         try:

@@ -116,7 +116,7 @@ def _open_monitor(folder: Path) -> str:
 
 
 def _keep_on_disk(folder: Path) -> None:
-    """What Redis has answered to survives it: written before each answer, though never synced."""
+    """Let Redis write before each answer, though never sync: what it has answered survives."""
     with (folder / "redis.conf").open("a", encoding="utf-8") as file:
         file.write("appendonly yes\nappendfsync no\n")
 

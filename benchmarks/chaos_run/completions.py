@@ -11,7 +11,7 @@ from tokenmesh.cli.bench.client import Reply, StreamChunk, Target
 from tokenmesh.shared.ids import SeedSource
 
 SEED = 1
-"""Of the gateways: the seeds that they give to requests without one are known."""
+"""The seed of the gateways: the seeds that they give to requests without one are known."""
 
 _PROMPT_TOKENS = (8, 200)
 _OUTPUT_TOKENS = (20, 140)
@@ -140,7 +140,7 @@ def note_usage(reply: Reply, received: ReceivedResponse) -> None:
 
 
 def fault_of_reply(reply: Reply, received: ReceivedResponse) -> str | None:
-    """What is wrong with an answer, whatever its text; None: nothing."""
+    """Name what is wrong with an answer, whatever its text; None: nothing."""
     if reply.status != 200:
         return f"http_{reply.status}"
     if reply.error is not None:

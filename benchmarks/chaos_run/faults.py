@@ -1,4 +1,4 @@
-"""What is done to the mesh: which fault when, all of it from one seed."""
+"""Injects faults into the mesh, all of them drawn from one seed."""
 
 import asyncio
 import signal
@@ -36,9 +36,9 @@ _PAUSE_S: dict[Kind, tuple[float, float]] = {
     "long outage": (5.0, 10.0),
     "nothing": (0.0, 1.0),
 }
-"""How long a process stands still, or is away before it is started again."""
+"""The bounds of the time that a process stands still, or is away before it is started again."""
 _FORGETS = (True, True, False)
-"""Whether a Redis that has ended comes back without what it held, usage apart."""
+"""A Redis that has ended comes back without what it held, usage apart, or with it."""
 _POLL_S = 0.05
 
 
@@ -144,7 +144,7 @@ async def carry_out(
 
 
 def draw(random: Random, count: int) -> list[tuple[Kind, str]]:
-    """Which faults: every kind in turn, in random order; long outages less often than others."""
+    """Draw faults: every kind in turn, in random order; long outages less often than others."""
     drawn: list[tuple[Kind, str]] = []
     kinds = [*(_CHOICES * _ROUNDS_A_RARE_ONE), *_RARE]
     while len(drawn) < count:

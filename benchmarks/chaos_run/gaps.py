@@ -10,7 +10,7 @@ _SLOW_START_S = 0.3
 CONSTRAINED: Final = ("guided", "tools")
 """Kinds of requests whose tokens a grammar restricts."""
 MAX_GUIDED_RATIO: Final = 1.5
-"""What `guided_ratio` may be."""
+"""The bound of `guided_ratio`."""
 _ENOUGH = 100
 """Choices of a kind, so that a p99 means something."""
 _SHORTEST_MS = 50.0
@@ -18,7 +18,7 @@ _SHORTEST_MS = 50.0
 
 
 class Spread(TypedDict):
-    """Of silences, in milliseconds."""
+    """The distribution of silences, in milliseconds."""
 
     count: int
     p50_ms: float

@@ -1,4 +1,4 @@
-"""What the mesh keeps in Redis and NATS for requests that run, and must give back."""
+"""Finds what the mesh keeps in Redis and NATS for requests that run, and must give back."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def reserved(redis: Redis) -> list[str]:
 
 
 async def _reserved_on(redis: Redis, key: str) -> list[str]:
-    """Of one worker: a field is a reservation, the one without a name is their sum."""
+    """List the reservations of one worker: a field is one, the one without a name is their sum."""
     answer = await redis.call("HGETALL", key)
     assert isinstance(answer, list)
     parts = [_text(each) for each in answer]
@@ -84,7 +84,7 @@ async def open_marks(bus: MessageBus, settings: ResponseSettings) -> list[str]:
 
 
 async def most_subscriptions(cluster: Cluster) -> dict[str, list[str]]:
-    """Of that process of each service which has the most at the NATS server, their subjects.
+    """Return the subjects of that process of each service which has the most at the NATS server.
 
     This process is not one of the services.
     """

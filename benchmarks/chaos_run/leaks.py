@@ -1,4 +1,4 @@
-"""What must be gone once no client asks for anything, in processes, Redis, NATS and on disk."""
+"""Finds what is left in processes, Redis, NATS and on disk once no client asks for anything."""
 
 import asyncio
 import re
@@ -43,7 +43,7 @@ class LeakWatch:
         self._subscriptions = await most_subscriptions(self._cluster)
 
     async def find(self) -> list[str]:
-        """What is held after `_SETTLE_S`, as sentences; empty as soon as nothing is."""
+        """Describe what is held after `_SETTLE_S`; empty as soon as nothing is."""
         give_up_s = time.perf_counter() + _SETTLE_S
         while True:
             await asyncio.sleep(_POLL_S)

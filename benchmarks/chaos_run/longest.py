@@ -49,7 +49,7 @@ def longest_silences(
 
 
 async def write_traces(urls: Sequence[str], silences: Sequence[Silence], folder: Path) -> None:
-    """What the gateways still know of each, as `trace-ID.json`."""
+    """Write what the gateways still know of each, as `trace-ID.json`."""
     for response_id in {each["response_id"] for each in silences}:
         for url in urls:
             try:

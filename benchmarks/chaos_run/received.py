@@ -1,4 +1,4 @@
-"""What a client received for a request: the text of each choice, and when."""
+"""Keeps what a client received for a request: the text of each choice, and when."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class ReceivedChoice:
 
     @property
     def fault(self) -> str | None:
-        """Which part is not as expected."""
+        """The part that is not as expected."""
         parts = sorted({*self.expected, *self.texts})
         wrong = (each for each in parts if self.expected.get(each, "") != self.texts.get(each, ""))
         return next((f"wrong_{part}" for part in wrong), None)
@@ -63,13 +63,13 @@ class ReceivedResponse:
     tenant: str = ""
     """The tenant whose key it used."""
     usage: Counter[str] | None = None
-    """What its client received, by the names in /v1/usage."""
+    """The usage that its client received, by the names in /v1/usage."""
     response_id: str = ""
     """The id of its trace in a gateway."""
     stored_usage: Counter[str] | None = None
     """The usage in the log of a stored response."""
     kind: str = ""
-    """What the request is for: "plain", "guided", "tools", "stored", ..."""
+    """The kind of request: "plain", "guided", "tools", "stored", ..."""
     described: str = ""
     """A description of the request, for the report of a failure."""
 
@@ -80,7 +80,7 @@ class ReceivedResponse:
 
     @property
     def wrong(self) -> str | None:
-        """What is not as expected in any choice."""
+        """The part that is not as expected in any choice."""
         return next((shown.fault for shown in self.choices if shown.fault is not None), None)
 
 

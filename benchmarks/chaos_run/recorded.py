@@ -83,7 +83,7 @@ class Chats:
 
 
 def kind_of(body: Body) -> str:
-    """What a chat is for, by its first field that is out of the ordinary."""
+    """Name the purpose of a chat, by its first field that is out of the ordinary."""
     return next((kind for field, kind in _KIND_BY_FIELD.items() if field in body), "plain")
 
 

@@ -28,7 +28,8 @@ _PART_BY_KIND = {
 }
 _SHARE_IN_BACKGROUND = 0.6
 _SHARE_THAT_MOVE = 0.5
-"""Of clients of background responses, without need: the others' responses end with them."""
+"""The share of clients of background responses that move without need: the others' responses end
+with them."""
 _SHARE_READ_AGAIN = 0.25
 
 
@@ -69,7 +70,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 @dataclass(slots=True)
 class _Reading:
-    """What a client has read so far, over all its connections."""
+    """The state of a client that reads, over all its connections."""
 
     received: ReceivedResponse
     events: list[bytes] = field(default_factory=list)
@@ -204,17 +205,17 @@ class StoredResponses:
 
 
 def _is_farewell(event: _Event) -> bool:
-    """Whether a gateway says that it may wait no longer: another one has the rest."""
+    """Return whether a gateway says that it may wait no longer: another one has the rest."""
     return event.type == "error" and event.code == "draining"
 
 
 def _leaves(reply: Reply) -> bool:
-    """Whether the gateway says that it drains: the client must use another one."""
+    """Return whether the gateway says that it drains: the client must use another one."""
     return reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"draining"' in reply.body
 
 
 def _code_of(reply: Reply) -> str:
-    """Of an error in OpenAI's shape."""
+    """Read the code of an error in OpenAI's shape."""
     try:
         return msgspec.json.decode(reply.body, type=_ErrorBody).error.code or ""
     except msgspec.MsgspecError:

@@ -33,7 +33,7 @@ _HEADS: Final = (
     "Range: bytes=0-\r\nIf-None-Match: *\r\nAccept: " + "a/b," * 1000 + "\r\n",
 )
 SKIPPED: Final = ("/sleep", "/wake_up", "/drain", "/start_profile", "/stop_profile")
-"""What an operator's key may do to a mesh is not an attack."""
+"""An operator's key may do this to a mesh: it is not an attack."""
 _OF_OPERATORS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _ID: Final = re.compile(rb'"id": ?"([a-z]+)([_-][A-Za-z0-9_-]{8,60})"')
 _KIND_BY_PARAMETER: Final = {
@@ -44,9 +44,9 @@ _KIND_BY_PARAMETER: Final = {
     "response_id": "resp",
 }
 _KEPT_IDS: Final = 16
-"""Of each kind; later requests name them."""
+"""The ids of each kind that are kept; later requests name them."""
 _KEPT_BYTES: Final = 64 * 1024
-"""Of an answer, to look for ids in."""
+"""The part of an answer in which ids are looked for."""
 _LINE: Final = (
     b'{"custom_id":"%d","method":"POST","url":"/v1/completions",'
     b'"body":{"model":"%s","prompt":"a","max_tokens":2}}\n'

@@ -1,4 +1,4 @@
-"""How long event loops were held, as each process measures it itself."""
+"""Reads how long event loops were held, as each process measures it itself."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What a hostile client makes of a body that fits, and of its bytes."""
+"""Changes a body that fits, or its bytes, as a hostile client would."""
 
 import json
 from copy import deepcopy
@@ -32,7 +32,7 @@ _ODD: Final[tuple[Json, ...]] = (
 )
 _ELEMENTS: Final[tuple[Json, ...]] = (-1, 1, "a", None, {}, [], {"role": "user", "content": "a"})
 _LARGE_SHARE: Final = 0.04
-"""Of mutations that make a body large: each takes the attacker longer than the server."""
+"""The share of mutations that make a body large: each takes the attacker longer than the server."""
 
 
 def mutate(value: Json, random: Random, max_bytes: int) -> Json:

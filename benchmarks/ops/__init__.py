@@ -1,1 +1,1 @@
-"""What bench_ops is made of: the batch language, a piece of work for each op, limits, timing."""
+"""The parts of bench_ops: the batch language, a piece of work for each op, limits, timing."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_TOKENS: Final = 1 << 24
-"""Of one batch, context included: a slip of the pen should not fill the memory."""
+"""The most tokens of one batch, context included: a slip of the pen should not fill the memory."""
 
 _GROUP: Final = re.compile(r"(\d*)q(\d+)(k?)(?:s(\d+)(k?))?")
 _HELP: Final = "a group is [sequences]q<new tokens>[s<context>], as in q2k, 8q1s4k, q512_8q1s4k"

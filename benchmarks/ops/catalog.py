@@ -1,4 +1,4 @@
-"""Which ops can be measured: those with work of their own here, and on a GPU every other one."""
+"""Lists the ops that can be measured: those with work here, and on a GPU all others."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ WORKS: Final[dict[str, MakeWork]] = {
 }
 """Ops whose sizes follow from a batch."""
 FOLDERS: Final = {"moe_int4": "moe"}
-"""Of ops that have another name there, in tokenmesh/kernels."""
+"""Folders of ops that have another name there, in tokenmesh/kernels."""
 
 
 def case_works(op: str, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Work]]:

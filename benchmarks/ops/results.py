@@ -4,7 +4,7 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Of the machine, measured in the same run."""
+    """The limits of the machine, measured in the same run."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -27,7 +27,7 @@ class Line(msgspec.Struct, frozen=True):
     gb_per_s: float
     tflop_per_s: float
     share: float
-    """Of the limit that binds: the shortest possible time over the measured one."""
+    """The share of the limit that binds: the shortest possible time over the measured one."""
 
 
 class Sweep(msgspec.Struct):

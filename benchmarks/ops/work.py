@@ -18,18 +18,18 @@ class Work:
     reference: Compute
     """The specification."""
     torch_way: Compute | None
-    """What one would write in torch instead: SDPA, F.linear, F.rms_norm."""
+    """The same work as one would write it in torch: SDPA, F.linear, F.rms_norm."""
     num_bytes: int
     """Read and written at least."""
     num_flops: int
     """Multiplications and additions at least; 0: nothing to speak of."""
     tolerance: float
-    """Of run against reference: absolute, on outputs of about 1."""
+    """The most that run and reference may differ: absolute, on outputs of about 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """Of the model whose layers are measured."""
+    """The dimensions of the model whose layers are measured."""
 
     hidden: int
     intermediate: int

@@ -1,1 +1,1 @@
-"""What `benchmarks/outage.py` asks for besides completions, and how it judges the hit rate."""
+"""The parts of `benchmarks/outage.py`: other requests, and the judge of the hit rate."""

@@ -1,4 +1,4 @@
-"""What a mesh answers besides completions: stored responses, /health and /metrics."""
+"""Asks a mesh for stored responses, /health and /metrics during an outage."""
 
 import asyncio
 import json

@@ -19,7 +19,7 @@ class Moments:
 
 
 class Recovery(TypedDict):
-    """What became of the hit rate."""
+    """The hit rate before, during and after the outage."""
 
     hit_rate_before: float
     hit_rate_away: float

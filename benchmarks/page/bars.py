@@ -1,4 +1,4 @@
-"""What a run of bench_peers has to reach, and whether it did."""
+"""Holds a run of bench_peers against its bars."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -112,7 +112,7 @@ def _price(name: str, numbers: Mapping[str, float]) -> list[str]:
 
 
 def overhead_section(result: PeersResult) -> Iterator[str]:
-    """What the mesh adds to its engine."""
+    """Show what the mesh adds to its engine."""
     streams = int(str(result.config["streams"]))
     yield "## What the mesh adds to its own engine"
     yield ""

@@ -25,7 +25,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Task(msgspec.Struct):
-    """What a child shall run: all prompts at once, greedy, so many tokens each."""
+    """Tells a child what to run: all prompts at once, greedy, so many tokens each."""
 
     prompts: list[list[int]]
     num_tokens: int
@@ -89,7 +89,7 @@ class Child:
 
 
 def outcomes(times: Times, prompts: Sequence[Sequence[int]]) -> list[Outcome]:
-    """What a load generator would have noted."""
+    """Return the outcomes that a load generator would have noted."""
     return [
         Outcome(times.began_s, moments[-1], moments, len(prompt), len(moments))
         for prompt, moments in zip(prompts, times.token_times, strict=True)

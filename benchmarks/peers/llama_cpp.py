@@ -55,7 +55,7 @@ class LlamaCpp:
         return read_report(await self._run(*expected), expected)
 
     async def _run(self, count: int, length: int, num_tokens: int) -> bytes:
-        """What the program prints."""
+        """Run the program; return what it prints."""
         context = count * -(-(length + num_tokens) // _CONTEXT_STEP) * _CONTEXT_STEP
         command = [str(self._program), "-m", str(self._model), "-c", str(context)]
         command += ["-b", "2048", "-ub", "512", "-t", self._threads, "-tb", self._threads]

@@ -25,7 +25,7 @@ class ModelResult(msgspec.Struct):
 
     @property
     def bound_share(self) -> float | None:
-        """Of the memory's speed that a decode step reaches, median of the rounds."""
+        """The share of the memory's speed that a decode step reaches, median of the rounds."""
         return median(bound.share for bound in self.bounds) if self.bounds else None
 
     def best(self, streams: int, peer: str) -> Sample | None:

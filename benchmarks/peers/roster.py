@@ -26,7 +26,7 @@ _WARMING: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every peer is given."""
+    """The input of every peer."""
 
     checkpoint: Path
     """Its folder; the peers' logs go there too."""
@@ -38,7 +38,7 @@ class Setting:
     """llama.cpp's `llama-batched-bench`."""
 
     def log(self, name: str) -> Path:
-        """What a peer writes."""
+        """The file to which a peer's output goes."""
         return self.checkpoint / f"{name}.log"
 
     @property

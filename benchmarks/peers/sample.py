@@ -17,7 +17,7 @@ class Sample(msgspec.Struct, frozen=True):
     """Output tokens a second once every stream has its first."""
     ttft_p50_ms: float
     client_share: float = 0.0
-    """Of all cores' time that the client took which asked over HTTP."""
+    """The share of all cores' time that the client took which asked over HTTP."""
 
 
 Measure = Callable[[list[list[int]], int], Awaitable[Sample]]

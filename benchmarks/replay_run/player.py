@@ -17,7 +17,7 @@ class PlayedRequest:
 
     due_s: float
     late_s: float = 0.0
-    """How much later than that it was sent: above a tenth of a second the sender is the load."""
+    """The delay of the request: above a tenth of a second the sender is the load."""
     first_s: float | None = None
     """From when it was due to the first token."""
     ended_s: float = 0.0
@@ -47,7 +47,7 @@ class Player:
         self._idle: list[list[Connection]] = [[] for _ in servers]
 
     async def play(self, entries: Sequence[Entry]) -> list[PlayedRequest]:
-        """What became of each."""
+        """Send each entry at its time; return the results."""
         began = time.perf_counter()
         played = []
         async with asyncio.TaskGroup() as group:
@@ -61,7 +61,7 @@ class Player:
         return played
 
     async def play_closed(self, entries: Sequence[Entry], concurrency: int) -> list[PlayedRequest]:
-        """What became of each, when one is sent as soon as an earlier one of so many has ended."""
+        """Send one as soon as an earlier one of so many has ended; return the results."""
         began = time.perf_counter()
         played = []
         slots = asyncio.Semaphore(concurrency)

@@ -18,7 +18,7 @@ class Score(TypedDict):
     ttft_p90: float
     ttft_p99: float
     under_bound: float
-    """Of all requests, those with an error included: a first token within the bound."""
+    """The share of all requests, failed ones included, with a first token within the bound."""
     late_max: float
     """The worst delay of our own sender."""
 

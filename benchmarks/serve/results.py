@@ -1,4 +1,4 @@
-"""What a kept result holds besides its numbers: the machine, the commit, the moment."""
+"""Describes the origin of a kept result: the machine, the commit, the moment."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What a stream of the `sim` engine must contain, computed by the client itself.
+"""Computes in the client what a stream of the `sim` engine must contain.
 
 The engine draws the token at a position from prompt, seed and position alone (see
 engine/core/sim.py). Requests restrict it to a few ids whose texts have one length, so that
@@ -16,7 +16,7 @@ from tokenmesh.engine.core.sim import SimVocabulary, prompt_key, sim_token
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 _NO_VOCABULARY = SimVocabulary(0)
-"""What streams are restricted to is drawn from instead."""
+"""No ids of its own: a stream draws from its `allowed_token_ids`."""
 _TEXT = " a b c d e f g h i j k l m n o p q r s t u v w x y z"
 
 
@@ -44,7 +44,7 @@ class SimOracle:
         return cls(chosen)
 
     def body(self, prompt_ids: list[int], seed: int) -> dict[str, object]:
-        """What a request must contain besides model and length."""
+        """Return the fields of a request besides model and length."""
         return {"prompt": prompt_ids, "seed": seed, "allowed_token_ids": [*self.text_by_id]}
 
     @property

@@ -49,7 +49,7 @@ class Clip:
     path: Path
     language: str
     spoken: str
-    """What is said in it; empty: nothing."""
+    """The words that are said in it; empty: none."""
     seconds: float
 
 

@@ -14,7 +14,7 @@ class Range(NamedTuple):
     low: float
     high: float
     is_low_open: bool = False
-    """Whether `low` is none of them."""
+    """True where `low` is excluded."""
 
     def holds(self, number: float) -> bool:
         """False for NaN as well."""
@@ -32,7 +32,7 @@ RANGES: Final[Mapping[str, Range]] = {
     "frequency_penalty": Range(-2, 2),
     "repetition_penalty": Range(0, 100, is_low_open=True),
 }
-"""Of the fields of `SamplingParams`, for clients and on the bus."""
+"""Values that the fields of `SamplingParams` may have, for clients and on the bus."""
 MAX_LOGPROB_TOKEN_IDS: Final = 1024
 MAX_REPETITION_PATTERN: Final = 1024
 """Largest `RepetitionRule.max_size`."""
