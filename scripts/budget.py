@@ -37,6 +37,17 @@ ALLOWED_DIALECT: Final = {Path("scripts/budget.py"), Path("scripts/demo_model/sm
 """This list itself, and sentences that the demo model learns."""
 MIN_DOCSTRING_WORDS: Final = 4
 FORWARDING_DOCSTRING: Final = re.compile(r"See [\w`.]+\.?\Z")
+FRAGMENT: Final = re.compile(r"(?:Whether|What|Of|Which|How)\b")
+IN_QUOTES: Final = re.compile(r'"""\s*' + FRAGMENT.pattern)
+"""The first word of a docstring that has no subject: it is not a sentence."""
+MAY_HAVE_FRAGMENTS: Final = (
+    "tokenmesh/engine",
+    "tokenmesh/services/gateway",
+    "tokenmesh/services/worker_svc",
+    "tokenmesh/shared/config",
+    "tests",
+)
+"""Folders in which fragments are left; a folder goes when it has none."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class File:
 
 
 def budget_for(path: Path) -> Budget:
-    """Which limits hold for a path relative to the root."""
+    """Return the limits that hold for a path relative to the root."""
     if path.parts[0] == "tests":
         return TEST
     if path.parts[:2] == ("tokenmesh", "kernels"):
@@ -155,6 +166,35 @@ def names_and_docstrings(paths: list[Path]) -> tuple[list[str], list[str]]:
     return twice, empty
 
 
+def fragments(path: Path) -> Iterator[str]:
+    """Yield a line for each docstring, those of fields included, that is a fragment."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    # Most files need not be parsed.
+    for node in ast.walk(ast.parse(source)) if IN_QUOTES.search(source) else ():
+        match node:
+            case ast.Expr(value=ast.Constant(value=str() as text)) if FRAGMENT.match(text.lstrip()):
+                first = text.strip().splitlines()[0]
+                yield f"{path}:{node.lineno}: the docstring {first!r} has no subject"
+
+
+def counted_fragments(paths: list[Path]) -> tuple[str, list[str]]:
+    """The numbers of fragments by folder that may have some, and the lines of all others."""
+    numbers, problems = dict.fromkeys(MAY_HAVE_FRAGMENTS, 0), []
+    for path in paths:
+        folder = next((each for each in numbers if path.is_relative_to(each)), None)
+        found = [*fragments(path)]
+        if folder is None:
+            problems += found
+        else:
+            numbers[folder] += len(found)
+    problems += [
+        f"{folder} has no fragments: remove it from MAY_HAVE_FRAGMENTS"
+        for folder, number in numbers.items()
+        if not number
+    ]
+    return ", ".join(f"{folder} {number}" for folder, number in numbers.items()), problems
+
+
 def quantile(values: list[int], share: float) -> int:
     """The value at or below which `share` of the values lie."""
     ordered = sorted(values)
@@ -197,7 +237,9 @@ def main() -> int:
     package = {file.path: file.lines for file in files if file.path.parts[0] == "tokenmesh"}
     twice, empty = names_and_docstrings([*package])
     print(table([*goals(package, len(twice), len(empty))]))
-    problems += [*empty, *twice]
+    counts, found = counted_fragments([file.path for file in files])
+    print(f"  docstrings without a subject: {counts or 0}")
+    problems += [*empty, *twice, *found]
     for path in [*(file.path for file in files), *documentation()]:
         if path not in ALLOWED_DIALECT:
             problems += dialect(path)

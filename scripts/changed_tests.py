@@ -38,7 +38,7 @@ COMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
     "tests.engine.test_formats_by_library": (),
     "tests.engine.test_hf_experts": (),
 }
-"""What a module imports by names that it computes; `a.b.` is every module below `a.b`."""
+"""Modules that a module imports by names that it computes; `a.b.` is every module below `a.b`."""
 NAMES_ONLY: Final = frozenset({"tokenmesh.shared.services", "scripts.changed_tests"})
 """These name modules that others import."""
 _IMPORTERS: Final = frozenset({"import_module", "run_module", "iter_modules", "walk_packages"})
@@ -49,7 +49,7 @@ _FILE: Final = re.compile(r"[\w./-]*\w\.py\b")
 _READS_ALL: Final = re.compile(r"\brglob\(|\bls-files\b")
 _CAN_READ_ALL: Final = re.compile(r"(?:tests|scripts)/(?!conftest)")
 ALL: Final = "."
-"""What a module imports that reads whole folders of the repository."""
+"""A module that reads whole folders of the repository imports this."""
 
 
 class Module:
@@ -77,11 +77,11 @@ class Module:
             self.names.update(name_of(f"{each}/conftest.py") for each in [*folders][:-1])
 
     def is_in(self, folder: str) -> bool:
-        """Whether this is a file below a folder of the repository."""
+        """Return whether this is a file below a folder of the repository."""
         return self._path.startswith(f"{folder}/")
 
     def mentions(self, file: str, places: Set[str]) -> bool:
-        """Whether it has a text with this file name, or one that is one of the places."""
+        """Return whether it has a text with this file name, or one that is one of the places."""
         return any(file in text or text.strip("/") in places for text in self.texts)
 
     def _read(self, tree: ast.Module) -> None:

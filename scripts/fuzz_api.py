@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def failed_checks(report: Path) -> dict[str, int]:
-    """How often each check failed, by a report of schemathesis."""
+    """Count the failures of each check in a report of schemathesis."""
     counts: dict[str, int] = {}
     for line in report.read_text(encoding="utf-8").splitlines():
         for name in _failed(json.loads(line)):

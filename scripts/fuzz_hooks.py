@@ -1,4 +1,4 @@
-"""What schemathesis cannot guess: the name of the served model. Loaded by it, not by us."""
+"""Gives schemathesis, which loads it, the name of the served model: it cannot guess it."""
 
 from typing import Any
 

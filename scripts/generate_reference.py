@@ -205,7 +205,7 @@ def _message(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _text(node: ast.stmt | None) -> str:
-    """What a string that stands alone says."""
+    """Return the text of a string that stands alone; empty for another statement."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return _cell(inspect.cleandoc(str(node.value.value)))
     return ""

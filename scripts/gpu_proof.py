@@ -53,7 +53,7 @@ class Step:
 
 @dataclass
 class Result:
-    """What became of a step."""
+    """The result of a step."""
 
     name: str
     status: str
@@ -77,7 +77,7 @@ def read_tests(path: Path) -> Numbers:
 
 
 def read_json(path: Path) -> Numbers:
-    """What the command wrote."""
+    """Read the numbers that the command wrote."""
     found: Numbers = json.loads(path.read_text("utf-8"))
     return found
 
@@ -179,7 +179,7 @@ def _paths() -> list[str]:
 
 
 def _end(process: "subprocess.Popen[str]") -> str:
-    """Of all its group; what it had written."""
+    """End the whole group of a process; return what it had written."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -190,7 +190,7 @@ def _end(process: "subprocess.Popen[str]") -> str:
 
 
 def machine() -> Numbers:
-    """What it ran on."""
+    """Describe the machine on which it runs."""
     import torch
 
     found: Numbers = {"python": platform.python_version(), "torch": torch.__version__}

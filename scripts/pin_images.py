@@ -91,7 +91,7 @@ def _open(request: urllib.request.Request) -> HTTPResponse:
 
 
 def _token_of(challenge: str) -> str:
-    """What a registry of public images gives to everyone."""
+    """Fetch the token that a registry of public images gives to everyone."""
     fields = dict(_CHALLENGE.findall(challenge))
     query = urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
     with _open(urllib.request.Request(f"{fields['realm']}?{query}")) as answer:

@@ -129,7 +129,7 @@ def _average(folder: Path, other: Path, share: float) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> bool:
-    """Whether the required tasks are good enough in fp32 and in bf16."""
+    """Return whether the required tasks are good enough in fp32 and in bf16."""
     tokenizer, good = AutoTokenizer.from_pretrained(options.out), True
     for dtype in (torch.float32, torch.bfloat16):
         print(f"{options.out} in {dtype}, {options.cases} cases a task:")

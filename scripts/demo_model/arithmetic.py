@@ -35,12 +35,12 @@ _THINK_FIRST = (
 
 
 def is_held_out_sum(a: int, b: int) -> bool:
-    """Whether training never shows `a + b` nor `b + a`; it shows every pair of digits."""
+    """Return whether training never shows `a + b` nor `b + a`; it shows every pair of digits."""
     return max(a, b) > 9 and held_out(f"{min(a, b)}+{max(a, b)}", 10)
 
 
 def is_held_out_difference(a: int, b: int) -> bool:
-    """Whether training never shows `a - b`; it shows every pair of digits."""
+    """Return whether training never shows `a - b`; it shows every pair of digits."""
     return max(a, b) > 9 and held_out(f"{a}-{b}", 10)
 
 

@@ -1,4 +1,4 @@
-"""What every kind of practice produces, and the ways people really type."""
+"""Defines the result of every kind of practice, and the ways people really type."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def exchange(question: str, answer: str) -> Episode:
 
 
 def held_out(key: str, one_in: int) -> bool:
-    """Whether `key` belongs to the part (one in `one_in`) that training never sees."""
+    """Return whether `key` belongs to the part (one in `one_in`) that training never sees."""
     return zlib.crc32(key.encode()) % one_in == 0
 
 

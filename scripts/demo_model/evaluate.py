@@ -1,4 +1,4 @@
-"""How well a checkpoint does on what it was not shown and on what it must know.
+"""Measures how well a checkpoint does on what it was not shown and on what it must know.
 
 Answers are exact, decoding is greedy.
 """
@@ -135,7 +135,7 @@ class Judge:
 
     @torch.inference_mode()
     def answers(self, dialogs: list[Dialog]) -> list[str]:
-        """What the model says to each dialog, without the end of turn; unfinished gains `...`."""
+        """Return the answer to each dialog, without the end of turn; unfinished ones gain `...`."""
         texts = [self._template.render(dialog, add_generation_prompt=True) for dialog in dialogs]
         inputs = self._tokenizer(
             texts,

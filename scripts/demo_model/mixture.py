@@ -1,4 +1,4 @@
-"""How often each kind of practice occurs, and how episodes grow into dialogs."""
+"""Chooses how often each kind of practice occurs, and makes dialogs of episodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MOST_EPISODES = 6
 
 @dataclass(slots=True)
 class Dialog:
-    """What the chat template takes."""
+    """The variables of the chat template."""
 
     messages: list[Message]
     tools: list[Tool]

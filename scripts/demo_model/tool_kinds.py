@@ -36,7 +36,7 @@ class Call:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether training never sees this tool with these arguments."""
+        """True where training never sees this tool with these arguments."""
         return held_out(f"{self.name}:{json.dumps(list(self.arguments.values()))}", 8)
 
 

@@ -23,7 +23,7 @@ _LAYER_RATE, _EMBEDDING_RATE, _OTHER_RATE = 3e-3, 5e-3, 1.5e-3
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides the result; `minutes` only brings the end of a slow run forward.
+    """Determines the result; `minutes` only brings the end of a slow run forward.
 
     `rate` is a factor of all learning rates.
     """
