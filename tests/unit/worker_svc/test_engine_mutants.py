@@ -15,9 +15,10 @@ import pytest
 from tests.fakes.engine_schedules import Schedule
 from tests.fakes.kv_runner import KvRunner
 from tokenmesh.engine.core import engine as engine_module
-from tokenmesh.engine.core import in_flight, outputs, speculating
+from tokenmesh.engine.core import in_flight, landing, outputs, speculating
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.landing import Landing
 from tokenmesh.engine.core.proposing import RunnerDrafts
 from tokenmesh.engine.core.row_table import RowTable
 from tokenmesh.engine.core.scheduler import Scheduler
@@ -75,10 +76,10 @@ MUTANTS = {
         RowTable, "expect_no_late", "self._late.clear()", "pass"
     ),
     "a late token of a failed step is accepted": Mutant(
-        Engine, "_drop_rows", "self._scheduler.rows.expect_no_late()", "pass", 0.3, first=730
+        Landing, "drop_rows", "self._rows.expect_no_late()", "pass", 0.3, first=730
     ),
     "a failed row is not followed into the step on top": Mutant(
-        Engine, "_publish", "for each in self._in_flight]", "for each in ()]", 0.15
+        Landing, "land", "for each in later]", "for each in ()]", 0.15
     ),
     "a step on top of a failed one counts": Mutant(
         Engine, "_fail", "[(each, each.rows) for each in lost]", "[(lost[0], lost[0].rows)]", 0.15
@@ -218,7 +219,7 @@ def plant(mutant: Mutant, patch: pytest.MonkeyPatch) -> None:
     exec(source.replace(mutant.piece, mutant.planted), vars(module), scope)
     patch.setattr(mutant.owner, mutant.method, scope[mutant.method])
     if mutant.owner is in_flight:
-        patch.setattr(engine_module, mutant.method, scope[mutant.method])
+        patch.setattr(landing, mutant.method, scope[mutant.method])
 
 
 @pytest.mark.parametrize("name", MUTANTS)
