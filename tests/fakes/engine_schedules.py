@@ -373,7 +373,7 @@ class Schedule:
             )
             fresh.prepared = request.prepared
             fresh.kv.is_long = request.kv.is_long
-            cache._hash_up_to(fresh, num_full)
+            cache.keys.hash_up_to(fresh, num_full)
             hashes = [pool._hashes[block] for block in request.kv.blocks]
             assert not any(hashes[num_full:]), "a block without known tokens can be found"
             assert all(

@@ -24,6 +24,7 @@ from tokenmesh.engine.core.row_table import RowTable
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.core.speculating import Speculating
 from tokenmesh.engine.kv.block_tables import BlockTables
+from tokenmesh.engine.kv.keys import BlockKeys
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.kv.saved_states import SavedStates
 
@@ -110,14 +111,14 @@ MUTANTS = {
         DecodeWheel, "expect_border", "request.decode_end < border", "False", has_boundary=True
     ),
     "keys of a shorter sequence are found by a longer one": Mutant(
-        PrefixCache,
-        "_hash_up_to",
+        BlockKeys,
+        "hash_up_to",
         "request.block_salt",
         "request.spec.cache_salt",
         has_boundary=True,
     ),
     "hashes outlive the keys they stand for": Mutant(
-        PrefixCache, "choose_side", "request.kv.hashes = []", "pass", has_boundary=True
+        BlockKeys, "choose_side", "request.kv.hashes = []", "pass", has_boundary=True
     ),
     "a state is found before it is saved": Mutant(
         SavedStates, "find", "None if saved in self._fresh else saved", "saved", has_states=True
@@ -131,7 +132,7 @@ MUTANTS = {
     "states that were not computed can be found": Mutant(
         PrefixCache,
         "retract_states",
-        "self._hide(self._states.drop(each))",
+        "self.reports.hide(self._states.drop(each))",
         "pass",
         0.15,
         False,

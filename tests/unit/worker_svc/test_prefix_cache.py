@@ -35,7 +35,7 @@ def pool(cache: PrefixCache) -> BlockPool:
 
 def compute(cache: PrefixCache, pool: BlockPool, request: Request) -> Request:
     """Let a request hold and register all of its prompt."""
-    cache.choose_side(request)
+    cache.keys.choose_side(request)
     request.kv.blocks = pool.allocate(-(-request.num_known // SIZE))
     cache.register(request, 0, request.num_known)
     return request
@@ -194,6 +194,6 @@ def test_different_blocks_have_different_hashes(
 ) -> None:
     (ours, theirs) = (make_request(1, ids, cache_salt=salt) for ids, salt in (one, other))
     for request in (ours, theirs):
-        cache._hash_up_to(request, 2)
+        cache.keys.hash_up_to(request, 2)
         assert [len(each) for each in request.kv.hashes] == [HASH_BYTES] * 2
     assert (ours.kv.hashes == theirs.kv.hashes) == (one == other)

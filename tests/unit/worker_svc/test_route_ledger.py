@@ -31,8 +31,8 @@ class Rig:
 
     def __init__(self, num_blocks: int = 24) -> None:
         self.cache = PrefixCache(num_blocks, KvGroups(SIZE), enabled=True, route_tokens=ROUTE)
-        assert self.cache.routes is not None
-        self.pool, self.ledger = self.cache.pool, self.cache.routes
+        assert self.cache.reports.routes is not None
+        self.pool, self.ledger = self.cache.pool, self.cache.reports.routes
         self.held: list[Request] = []
         self.written: set[bytes] = set()
 
@@ -161,7 +161,7 @@ class Routed(Schedule):
     def note_blocks(self, changes: list[BlockChange]) -> None:
         """Exactly the route blocks before a saved state are there."""
         cache = self.engine._cache
-        ledger, states = cache.routes, cache._states
+        ledger, states = cache.reports.routes, cache._states
         if ledger is None or states is None:
             return
         expected = {

@@ -135,8 +135,8 @@ class Engine:
     def take_output(self) -> StepOutput:
         """What has happened since the last call."""
         output = self._outbox.take()
-        output.routes = self._cache.take_route_change()
-        output.blocks = self._cache.take_block_changes()
+        output.routes = self._cache.reports.take_route_change()
+        output.blocks = self._cache.reports.take_block_changes()
         output.stats = stats_of(self._scheduler, self._pool, self._rates, self._totals)
         return output
 

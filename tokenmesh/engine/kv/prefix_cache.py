@@ -14,22 +14,19 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tokenmesh.engine.kv.block_log import BlockChange, BlockLog
+from tokenmesh.engine.kv.block_log import BlockLog
 from tokenmesh.engine.kv.block_pool import (
     HASH_BYTES,
-    NO_PARENT,
     NULL_BLOCK,
     BlockPool,
     KvGroups,
-    block_packer,
-    digest,
 )
-from tokenmesh.engine.kv.route_ledger import RouteChange, RouteLedger
+from tokenmesh.engine.kv.keys import BlockKeys
+from tokenmesh.engine.kv.reports import CacheReports
+from tokenmesh.engine.kv.route_ledger import RouteLedger
 from tokenmesh.engine.kv.saved_states import SavedStates
 from tokenmesh.engine.plan import SavedState
 from tokenmesh.engine.request.request import Request
-from tokenmesh.shared.hashing import extra_keys_for_block
-from tokenmesh.shared.tokens import BYTES_PER_ID, pack_ids
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):
@@ -61,29 +58,18 @@ class PrefixCache:
         kv_code: the 8-bit type of the KV cache."""
         assert states is None or not groups.num_windowed
         self._enabled = enabled
-        self._log = log if enabled else None
         self._states = states if enabled else None
-        has_routes = enabled and route_tokens > 0
-        is_followed = has_routes or self._log is not None or self._states is not None
+        has_routes, has_log = enabled and route_tokens > 0, enabled and log is not None
+        is_followed = has_routes or has_log or self._states is not None
         self.pool = BlockPool(num_blocks, self._note_forgotten if is_followed else None)
         self.groups = groups
         """Which tables requests have."""
-        self._kv_code = kv_code
         self._block_size = size = groups.block_size
-        self._pack = block_packer(size)
-        self._marks = [bytes([number + 1]) for number in range(groups.num_windowed)]
-        """What the keys of each window group's blocks end with."""
+        self.keys = BlockKeys(size, groups.num_windowed, kv_code)
+        self._marks = self.keys.marks
         is_there = self.pool.find if states is None else states.reaches
-        self.routes = RouteLedger(is_there, size, route_tokens) if has_routes else None
-
-    def choose_side(self, request: Request) -> None:
-        """Note on which side of the rope boundary it is, before KV is found or computed."""
-        boundary = request.spec.rope_boundary
-        is_long = boundary is not None and request.num_known > boundary
-        if is_long != request.kv.is_long:
-            request.kv.is_long = is_long
-            # a new list, because the block log still refers to the old one
-            request.kv.hashes = []
+        routes = RouteLedger(is_there, size, route_tokens) if has_routes else None
+        self.reports = CacheReports(routes, log if has_log else None)
 
     def find(self, request: Request) -> list[list[int]]:
         """The longest run of known blocks from the start, of each group; not yet held by the
@@ -95,11 +81,11 @@ class PrefixCache:
         """
         # blocks found before a preemption may be evicted
         request.kv.num_routed = request.kv.num_matched = 0
-        self.choose_side(request)
+        self.keys.choose_side(request)
         if not self._enabled or request.output.wants_prompt_logprobs or request.spec.reads_all:
             return [[], *([] for _ in self._marks)]
         num_blocks = (request.num_known - 1) // self._block_size
-        self._hash_up_to(request, num_blocks)
+        self.keys.hash_up_to(request, num_blocks)
         found: list[int] = []
         for block_hash in request.kv.hashes[:num_blocks]:
             block = self.pool.find(block_hash)
@@ -144,15 +130,15 @@ class PrefixCache:
         if not self._enabled or first == last or request.spec.is_whole:
             return []
         assert end <= len(request.token_ids), "a block is published before its tokens are known"
-        self._hash_up_to(request, last)
+        self.keys.hash_up_to(request, last)
         registered = []
         row, kv = request.place.row, request.kv
         for index in range(first, last):
             block, block_hash = kv.blocks[index], kv.hashes[index]
             if self.pool.register(block, block_hash):
                 registered.append(Registered(row, block, block_hash))
-                if self._log is not None and self._states is None:
-                    self._log.stored(request, index)
+                if self._states is None:
+                    self.reports.stored(request, index)
             if not self._marks:
                 continue
             for mark, table in zip(self._marks, kv.windowed, strict=True):
@@ -160,8 +146,8 @@ class PrefixCache:
                     registered.append(Registered(row, table[index], block_hash + mark))
         if self._states is not None:
             self._save_state(self._states, request, start, end)
-        elif self.routes is not None:
-            self.routes.note(request, end)
+        else:
+            self.reports.note_routes(request, end)
         return registered
 
     def take_saved(self) -> list[SavedState]:
@@ -194,38 +180,25 @@ class PrefixCache:
         if states.needs_blocks and None in map(self.pool.find, hashes):
             return
         gained, lost = states.save(request.place.row, hashes)
-        self._hide(lost)
-        if self._log is not None:
-            for index in gained:
-                self._log.stored(request, index)
-        if self.routes is not None:
-            # an earlier state of the request may be evicted
-            request.kv.num_routed = 0
-            self.routes.note(request, end)
+        self.reports.hide(lost)
+        for index in gained:
+            self.reports.stored(request, index)
+        # an earlier state of the request may be evicted
+        request.kv.num_routed = 0
+        self.reports.note_routes(request, end)
 
     def retract_states(self, saved: Iterable[SavedState], row: int) -> None:
         """A row's positions were not computed after all, and its states not saved."""
         for each in saved:
             if each.row == row and self._states is not None:
-                self._hide(self._states.drop(each))
+                self.reports.hide(self._states.drop(each))
 
     def forget_all(self) -> None:
         """Nothing can be found any more."""
         self.pool.forget_all()
         if self._states is not None:
             self._states.drop_all()
-        if self.routes is not None:
-            self.routes.forget_all()
-        if self._log is not None:
-            self._log.cleared()
-
-    def take_route_change(self) -> RouteChange | None:
-        """What is new for the index since the last call; None: nothing."""
-        return self.routes.take_change() if self.routes is not None else None
-
-    def take_block_changes(self) -> list[BlockChange]:
-        """What the log has since the last call; nothing without one."""
-        return self._log.take() if self._log is not None else []
+        self.reports.clear()
 
     def retract(self, registered: Iterable[Registered], row: int) -> list[int]:
         """A row's positions were not computed after all; its blocks that others may have read."""
@@ -240,38 +213,6 @@ class PrefixCache:
         if len(block_hash) > HASH_BYTES:
             return  # of a window group: without it a hit is shorter than the index expects
         if self._states is None:
-            self._hide((block_hash,))
+            self.reports.hide((block_hash,))
         elif self._states.needs_blocks:
-            self._hide(self._states.forget_block(block_hash))
-
-    def _hide(self, hashes: Iterable[bytes]) -> None:
-        """Report blocks that no hit can use any more."""
-        for block_hash in hashes:
-            if self.routes is not None:
-                self.routes.forget(block_hash)
-            if self._log is not None:
-                self._log.removed(block_hash)
-
-    def _hash_up_to(self, request: Request, num_blocks: int) -> None:
-        size, hashes = self._block_size, request.kv.hashes
-        ids = request.token_ids[len(hashes) * size : num_blocks * size]
-        # every stream does this at the end of every block, a long prompt for hundreds at once
-        packed = self._pack(*ids) if len(ids) == size else pack_ids(ids)
-        spec, num_bytes = request.spec, size * BYTES_PER_ID
-        has_extras = spec.has_block_extras or request.kv.is_long or bool(self._kv_code)
-        salt = request.block_salt if has_extras else None
-        parent = hashes[-1] if hashes else NO_PARENT
-        for place in range(0, len(packed), num_bytes):
-            block = packed[place : place + num_bytes]
-            if has_extras:
-                span = len(hashes) * size, (len(hashes) + 1) * size
-                block += extra_keys_for_block(
-                    *span,
-                    lora=spec.lora,
-                    salt=salt,
-                    media=spec.media,
-                    kv_code=self._kv_code,
-                    embeds=request.prepared.embeds_keys,
-                )
-            parent = digest(parent + block)
-            hashes.append(parent)
+            self.reports.hide(self._states.forget_block(block_hash))
