@@ -163,7 +163,7 @@ async def measure(arguments: argparse.Namespace, step_tokens: int) -> float:
         Settings(),
         metrics=Metrics(),
     )
-    await mesh.subscribe("tokens", gateway.recovery.receive)
+    await mesh.subscribe("tokens", gateway.core.mesh.recovery.receive)
     app = make_app(gateway)
     body = json.dumps(
         {

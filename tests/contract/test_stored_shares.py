@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from tokenmesh.services.gateway.apis.responses.log_writer import StoredShares
 from tokenmesh.services.gateway.apis.responses.response_logs import open_journal
 from tokenmesh.services.gateway.core.tenancy.redis_state import stored_entries_key, stored_key
+from tokenmesh.services.gateway.core.tenancy.stored_shares import StoredShares
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.config.mesh import RedisSettings
 from tokenmesh.shared.config.responses import ResponseSettings

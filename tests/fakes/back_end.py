@@ -8,14 +8,16 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import byte_level_bpe
 from tests.fakes.worker import FakeWorker, Script
-from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
+from tokenmesh.services.gateway.apis.table import APIS
+from tokenmesh.services.gateway.app import make_app, open_journals
+from tokenmesh.services.gateway.core.api import Background
 from tokenmesh.services.gateway.core.http.server import Server
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.tokenizer_svc.actor import with_prompt
@@ -59,6 +61,7 @@ from tokenmesh.shared.subjects import place_any, tokenize
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
 MAX_MODEL_LEN = 256
+_Work = TypeVar("_Work", bound=Background)
 EOS = "<|im_end|>"
 
 
@@ -237,6 +240,7 @@ class BackEnd:
         self.tokens_per_step = 1
         self.card_fields: dict[str, Any] = {}
         """What the cards of workers hold in place of their defaults."""
+        self.apis = APIS
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "BackEnd":
@@ -312,6 +316,10 @@ class BackEnd:
             while not is_so():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
+    def work(self, kind: type[_Work]) -> _Work:
+        """What an API of the gateway does besides its routes."""
+        return next(each for each in self.gateway.background if isinstance(each, kind))
+
     async def _connect(self, name: str) -> MessageBus:
         bus = await connect(self.settings.bus, name)
         self._stack.push_async_callback(bus.close)
@@ -330,24 +338,21 @@ class BackEnd:
             redis=self.redis,
             journals=open_journals(bus, self.settings),
             count_losses=lambda: bus.counts.get("disconnected", 0),
+            apis=self.apis,
         )
         await self.gateway.start()
         self._stack.push_async_callback(self.gateway.stop)
         running = asyncio.create_task(self.gateway.run())
-        self.batches = make_batch_runner(self.gateway, self.settings.service)
-        batching = asyncio.create_task(self.batches.run())
-        self._stack.push_async_callback(self.batches.stop)
-        server = Server(make_app(self.gateway), self.settings.gateway, self.gateway.metrics)
+        server = Server(make_app(self.gateway), self.settings.gateway, self.gateway.core.metrics)
         serving = asyncio.create_task(server.run())
         self.url = f"http://127.0.0.1:{server.port}"
 
         async def stop() -> None:
-            self.gateway.draining.set()
+            self.gateway.core.draining.set()
             server.stop(0.0)
             await serving
             running.cancel()
-            batching.cancel()
-            await asyncio.gather(running, batching, return_exceptions=True)
+            await asyncio.gather(running, return_exceptions=True)
 
         self._stack.push_async_callback(stop)
 

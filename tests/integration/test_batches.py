@@ -15,11 +15,12 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
 from tokenmesh.services.gateway.apis.batches.logs import BatchLogs, log_key
-from tokenmesh.services.gateway.app import make_batch_runner
+from tokenmesh.services.gateway.apis.batches.service import BatchRunner
 from tokenmesh.shared.bus.jetstream import JetStreamJournal
 from tokenmesh.shared.config.batches import BatchSettings
 from tokenmesh.shared.config.loader import changed
-from tokenmesh.shared.config.mesh import BusSettings, RedisSettings, ServiceSettings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.ids import GatewayId
 
 CHAT = "/v1/chat/completions"
 SERVICE = {"beat_interval_s": 0.05}
@@ -93,7 +94,7 @@ async def start(
             )
             await stack.enter_async_context(mesh)
             # Others of this NATS would be continued here.
-            await mesh.gateway.batches.logs.journal.purge("tm.batch.>")
+            await mesh.work(BatchRunner).service.logs.journal.purge("tm.batch.>")
             client = openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key=key, max_retries=0)
             return Rig(mesh, await stack.enter_async_context(client))
 
@@ -192,10 +193,11 @@ async def test_another_gateway_continues_the_batch_of_a_dead_one(start: Callable
     made = await rig.create(jsonl(*(line(f"r{n}", mesh.model) for n in range(40))))
     await rig.answered(made.id, 4)
     # Its tasks die without a word, and nothing renews its heartbeat: it never sent one here.
-    await mesh.batches.stop()
-    logs: BatchLogs = mesh.gateway.batches.logs
-    heir = make_batch_runner(mesh.gateway, ServiceSettings.model_validate(SERVICE))
-    mesh.gateway.batches.owner = type(mesh.gateway.batches.owner)("gateway-heir")
+    dead = mesh.work(BatchRunner)
+    await dead.stop()
+    logs: BatchLogs = dead.service.logs
+    heir = BatchRunner(dead.service, mesh.gateway.core)
+    dead.service.owner = GatewayId("gateway-heir")
     before = await logs.answered(made.id)
     assert 4 <= len(before) < 40
     running = asyncio.create_task(heir.run())

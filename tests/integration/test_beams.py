@@ -166,7 +166,7 @@ async def test_a_disconnected_client_ends_the_search(
     request.cancel()
     # Between two steps there is no stream for a moment either.
     num_asked = 0
-    while len(mesh.gateway.streams) or num_asked < len(slow.generates):
+    while len(mesh.gateway.core.mesh.streams) or num_asked < len(slow.generates):
         num_asked = len(slow.generates)
         await asyncio.sleep(0.5)
     assert num_asked < 600

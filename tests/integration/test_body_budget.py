@@ -37,7 +37,7 @@ async def test_large_bodies_stay_within_the_budget(
             answers = await asyncio.gather(*(client.post(path, json=body) for _ in range(8)))
         assert {answer.status_code for answer in answers} == {200}
         assert len(LARGE) < max(held) <= BUDGET // 2
-        assert mesh.gateway.bodies.num_held == 0
+        assert mesh.gateway.core.tenancy.bodies.num_held == 0
 
 
 async def test_a_share_is_returned_before_the_response_is_complete(
@@ -50,7 +50,7 @@ async def test_a_share_is_returned_before_the_response_is_complete(
             client.stream("POST", "/v1/completions", json=body) as answer,
         ):
             assert answer.status_code == 200
-            assert mesh.gateway.bodies.num_held == 0
+            assert mesh.gateway.core.tenancy.bodies.num_held == 0
 
 
 async def test_the_wait_of_a_large_body_is_bounded(
@@ -59,7 +59,7 @@ async def test_the_wait_of_a_large_body_is_bounded(
     async with BackEnd(
         bus_settings, redis_settings, body_budget_bytes=BUDGET, body_wait_s=0.05
     ) as mesh:
-        share = await mesh.gateway.bodies.take("default", BUDGET)
+        share = await mesh.gateway.core.tenancy.bodies.take("default", BUDGET)
         async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as client:
             body = {"model": mesh.model, "prompt": LARGE}
             refused = await client.post("/v1/completions", json=body)
@@ -67,5 +67,5 @@ async def test_the_wait_of_a_large_body_is_bounded(
             assert refused.headers["retry-after"] == "1"
             short = await client.post("/v1/completions", json={**body, "prompt": "Hi"})
             assert short.status_code == 200
-        mesh.gateway.bodies.give_back(share)
-        assert mesh.gateway.bodies.num_held == 0
+        mesh.gateway.core.tenancy.bodies.give_back(share)
+        assert mesh.gateway.core.tenancy.bodies.num_held == 0

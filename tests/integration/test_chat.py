@@ -277,7 +277,7 @@ async def test_an_internal_error_has_the_same_error_shape(
     def broken(_name: str) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(mesh.gateway.catalog, "find", broken)
+    monkeypatch.setattr(mesh.gateway.core.mesh.catalog, "find", broken)
     # A route of our own, and one of FastAPI's.
     for path in ("/v1/chat/completions", "/tokenize"):
         response = await client.post(path, json=ask(mesh))

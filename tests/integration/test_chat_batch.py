@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.back_end import BackEnd, eos_id, fake_tokenizer
 from tokenmesh.services.gateway.apis.openai import request_builder as desk
-from tokenmesh.services.gateway.apis.openai.routes import BatchChatRequest
+from tokenmesh.services.gateway.apis.openai.batch_chat import BatchChatRequest
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages import Generate
 from tokenmesh.shared.tokens import unpack_ids

@@ -170,5 +170,5 @@ async def test_open_pages_do_not_count_as_requests_and_end_with_the_gateway(
     ).status_code == 200
     async with Follower(client, BOB) as page:
         await page.next()
-        mesh.gateway.draining.set()
+        mesh.gateway.core.draining.set()
         await page.ended()

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.fakes.back_end import BackEnd
+from tokenmesh.services.gateway.apis.responses.service import Responses
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
@@ -62,9 +63,9 @@ async def test_responses_continue_a_conversation(mesh: BackEnd, client: openai.A
     ]
     assert len({each.id for each in items}) == 5
     # Generated again after its gateway died, a response adds nothing twice.
-    store = mesh.gateway.responses.conversations
+    store = mesh.work(Responses).conversations
     assert store is not None
-    access = mesh.gateway.keys.access("/", None)
+    access = mesh.gateway.core.tenancy.keys.access("/", None)
     again = [each.model_dump(exclude_none=True) for each in items[1:3]]
     await store.add_response(made.id, access, again)
     assert len((await store.get(made.id, access)).items) == 5

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from benchmarks.fuzz_run.schema import HIDDEN, operations
 from tests.fakes.back_end import BackEnd
-from tokenmesh.services.gateway.app import make_endpoints, make_routes
+from tokenmesh.services.gateway.app import make_routes
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 KEY = "secret"
@@ -92,7 +92,7 @@ def _all_routes(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
 
 
 async def test_the_fuzzer_attacks_every_route(mesh: BackEnd, document: Any) -> None:
-    app = make_routes(mesh.gateway, make_endpoints(mesh.gateway))
+    app = make_routes(mesh.gateway)
     found = list(_all_routes(app.routes))
     routes = {
         (method, route.path_format)

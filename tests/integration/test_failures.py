@@ -257,7 +257,7 @@ async def test_a_client_that_leaves_cancels_its_streams(servers: Servers, stream
         worker.step_s = 0.05
         await leave(mesh, lambda: len(worker.runs) == 2, stream=stream, n=2, max_tokens=240)
         await mesh.until(lambda: len(worker.cancels) == 2)
-        await mesh.until(lambda: len(mesh.gateway.streams) == 0)
+        await mesh.until(lambda: len(mesh.gateway.core.mesh.streams) == 0)
 
 
 async def test_a_client_that_leaves_while_waiting_for_a_place_starts_nothing(
@@ -327,7 +327,7 @@ async def test_an_old_restart_of_nats_does_not_delay_finding_a_dead_worker(
         await mesh.add_worker()
         server.stop()
         server.start()
-        recovery = mesh.gateway.recovery
+        recovery = mesh.gateway.core.mesh.recovery
         await mesh.until(lambda: recovery._grace_until_s > 0)
         recovery._grace_until_s -= limits["bus_grace_s"]
         mesh.workers[0].faults.dies_after = 10
@@ -341,7 +341,7 @@ async def test_one_prompt_that_is_too_long_fails_the_request_and_stops_the_other
     async with BackEnd(*servers, script=never_ending) as mesh:
         response = await post(mesh, prompt=[[20], [20] * 300, [21]], max_tokens=200)
         assert response.json()["error"]["code"] == "context_length_exceeded"
-        assert len(mesh.gateway.streams) == 0
+        assert len(mesh.gateway.core.mesh.streams) == 0
         started = len(mesh.workers[0].generates)
         await mesh.until(lambda: len(mesh.workers[0].cancels) == started)
 

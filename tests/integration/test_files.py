@@ -30,7 +30,7 @@ async def client(mesh: BackEnd) -> AsyncIterator[openai.AsyncOpenAI]:
 
 async def contents_of(mesh: BackEnd) -> set[str]:
     """Ids of the files that have content in JetStream."""
-    contents: FileContents = mesh.gateway.uploads.contents
+    contents: FileContents = mesh.gateway.core.uploads.contents
     return {each for part in PARTS for each in await contents.ids(part)}
 
 
@@ -83,7 +83,7 @@ async def test_files_are_listed_in_pages_by_purpose(
 async def test_content_without_a_description_is_deleted_by_the_second_look(
     mesh: BackEnd, client: openai.AsyncOpenAI
 ) -> None:
-    contents: FileContents = mesh.gateway.uploads.contents
+    contents: FileContents = mesh.gateway.core.uploads.contents
     kept = await client.files.create(file=("a", b"kept"), purpose="batch")
 
     async def parts() -> AsyncIterator[bytes]:
@@ -91,7 +91,7 @@ async def test_content_without_a_description_is_deleted_by_the_second_look(
 
     orphan = f"file-{secrets.token_hex(16)}"
     await contents.write(orphan, parts())
-    sweeper = FileSweeper(mesh.gateway.uploads, contents, mesh.settings.gateway, mesh.metrics)
+    sweeper = FileSweeper(mesh.gateway.core.uploads, contents, mesh.settings.gateway, mesh.metrics)
     await sweeper.look()
     assert orphan in await contents_of(mesh)
     await sweeper.look()
@@ -103,6 +103,6 @@ async def test_a_file_whose_content_is_lost_is_not_found(
     mesh: BackEnd, client: openai.AsyncOpenAI
 ) -> None:
     file = await client.files.create(file=("a", b"data"), purpose="batch")
-    await mesh.gateway.uploads.contents.remove(file.id)
+    await mesh.gateway.core.uploads.contents.remove(file.id)
     with pytest.raises(openai.NotFoundError, match="is lost"):
         await client.files.content(file.id)

@@ -27,7 +27,7 @@ async def test_no_stream_migrates_while_nats_is_frozen(
         body = {"model": mesh.model, "prompt": "Hi", "max_tokens": 200, "return_token_ids": True}
         async with httpx.AsyncClient(base_url=mesh.url, timeout=15) as client:
             asking = asyncio.create_task(client.post("/v1/completions", json=body))
-            streams = mesh.gateway.streams
+            streams = mesh.gateway.core.mesh.streams
             await mesh.until(lambda: any(s.session.token_ids for s in streams.all()))
             (stream,) = streams.all()
             nats.process.send_signal(signal.SIGSTOP)

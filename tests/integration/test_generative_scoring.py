@@ -106,11 +106,13 @@ async def test_errors_name_the_fields_of_the_request(
 
 
 async def test_a_query_that_its_items_multiply_is_refused_before_it_is_copied(
-    mesh: BackEnd, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:
-    bounded = mesh.gateway.settings.model_copy(update={"max_json_ids": 1000})
-    monkeypatch.setattr(mesh.gateway.builder, "settings", bounded)
-    response = await client.post(PATH, json=asked(mesh, query=[8] * 100, items=[[9]] * 10))
+    async with (
+        BackEnd(bus_settings, redis_settings, max_json_ids=1000) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as client,
+    ):
+        response = await client.post(PATH, json=asked(mesh, query=[8] * 100, items=[[9]] * 10))
     assert response.status_code == 413
     message = response.json()["error"]["message"]
     assert "holds 1010 token ids, at most 1000 (gateway.max_json_ids)" in message

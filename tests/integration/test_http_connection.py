@@ -72,7 +72,7 @@ def asking(back_end: BackEnd, **fields: Any) -> bytes:
 
 
 def refused(back_end: BackEnd, kind: str) -> float:
-    lines = back_end.gateway.metrics.render().decode().splitlines()
+    lines = back_end.gateway.core.metrics.render().decode().splitlines()
     found = [each for each in lines if "refused_connections_total" in each and kind in each]
     return sum(float(each.rsplit(" ", 1)[1]) for each in found)
 
@@ -158,8 +158,8 @@ async def test_a_disconnect_of_a_pipelining_client_is_noticed(
             await client.send(asking(back_end, stream=is_stream))
             await asyncio.sleep(pause_s)
             await client.send(LIVEZ + LIVEZ)
-            await back_end.until(lambda: len(back_end.gateway.streams) == 1, PATIENCE_S)
-        await back_end.until(lambda: len(back_end.gateway.streams) == 0, PATIENCE_S)
+            await back_end.until(lambda: len(back_end.gateway.core.mesh.streams) == 1, PATIENCE_S)
+        await back_end.until(lambda: len(back_end.gateway.core.mesh.streams) == 0, PATIENCE_S)
 
 
 def num_connections() -> int:

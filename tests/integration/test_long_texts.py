@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.back_end import MAX_MODEL_LEN
 from tests.fakes.pool_mesh import SIZE, PoolMesh, expected, post, refused, tokens
-from tokenmesh.services.gateway.apis.pooling.arrays import mean
+from tokenmesh.services.gateway.core.pooling.arrays import mean
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import IMAGE, MediaItem

@@ -37,4 +37,4 @@ async def test_a_choice_that_cannot_be_placed_ends_the_response_at_once(
         response = await client.post("/v1/completions", json=body)
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "overloaded"
-        await mesh.until(lambda: not len(mesh.gateway.streams))
+        await mesh.until(lambda: not len(mesh.gateway.core.mesh.streams))

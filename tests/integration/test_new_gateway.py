@@ -47,7 +47,7 @@ async def test_realtime_messages_and_models_wait_for_the_first_beats(mesh: BackE
         await members.start(bus)
         assert [each.status_code for each in await asyncio.gather(*asked)] == [200, 200]
         assert "session.created" in await socket
-    gateway.draining.set()
+    gateway.core.draining.set()
     server.stop(0.0)
     await running[0]
     running[1].cancel()

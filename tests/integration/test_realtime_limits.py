@@ -422,7 +422,7 @@ async def test_a_stopping_gateway_closes_with_a_restart_code(
 
 
 async def test_a_draining_gateway_opens_no_sessions(mesh: BackEnd) -> None:
-    mesh.gateway.draining.set()
+    mesh.gateway.core.draining.set()
     with pytest.raises(InvalidStatus) as caught:
         await connect(address(mesh))
     assert caught.value.response.status_code == 503

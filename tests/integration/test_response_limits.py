@@ -39,7 +39,7 @@ async def test_a_log_that_grows_too_large_fails_its_response(
         queued = await client.create(background=True, instructions="x" * 31_000, truncation="auto")
         response = await failed(client, queued["id"])
         assert "max_response_bytes" in response["error"]["message"]
-        await mesh.until(lambda: not len(mesh.gateway.streams))
+        await mesh.until(lambda: not len(mesh.gateway.core.mesh.streams))
 
 
 async def test_a_background_response_has_a_deadline(

@@ -105,7 +105,7 @@ async def test_a_log_cut_anywhere_is_continued_to_the_same_end(
             assert "response.mcp_call.failed" in [event["type"] for event in events]
         else:
             assert story(events) == story(whole), count
-        await mesh.until(lambda: not len(mesh.gateway.streams))
+        await mesh.until(lambda: not len(mesh.gateway.core.mesh.streams))
 
 
 async def test_a_log_that_does_not_match_fails_and_keeps_its_events(

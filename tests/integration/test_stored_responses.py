@@ -22,7 +22,6 @@ from tests.servers import Server, bus_settings_of
 from tokenmesh.services.gateway.app import open_journals
 from tokenmesh.services.gateway.main import check_journals
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
-from tokenmesh.shared.journal import Journals
 
 TEXT = "Hello from the mesh, na\u00efve caf\u00e9!"
 
@@ -292,8 +291,8 @@ async def test_a_store_smaller_than_its_setting_is_named_with_both_numbers(
         bus_settings, redis_settings, responses={"max_total_bytes": 4 << 20}
     ) as mesh:
         caplog.clear()
-        journal = open_journals(mesh.bus, mesh.settings).responses
-        await check_journals(Journals(responses=journal))
+        journals = open_journals(mesh.bus, mesh.settings)
+        await check_journals({"responses": journals["responses"]})
         assert "stored" not in caplog.text
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.fakes.back_end import BackEnd
 from tests.fakes.key_file import key_entry
 from tests.unit.gateway.test_traces import a_span, packed, trace_id
+from tokenmesh.services.gateway.apis.operator.spans import SpanFeed
+from tokenmesh.services.gateway.apis.responses.service import Responses
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 PEOPLE = {"ann": "acme", "ada": "acme", "bob": "bolt", "ops": "ops"}
@@ -118,7 +120,7 @@ async def test_image_uuids_are_separate_for_each_tenant(rig: Rig) -> None:
 
 
 async def test_a_trace_is_visible_to_its_tenant_only(rig: Rig) -> None:
-    store, tenant = rig.mesh.gateway.traces, rig.tenant("ann")
+    store, tenant = rig.mesh.work(SpanFeed).store, rig.tenant("ann")
     store.add(packed(a_span(1, trace=1, name="http", request_id="mine", tenant=tenant)))
     store.add(packed(a_span(1, trace=2, name="beat")))
     listed = {}
@@ -184,7 +186,7 @@ async def test_a_tenant_that_stores_much_displaces_no_other(
     path.write_text(key_file(mark))
     responses = {"max_total_bytes": 2**20}
     async with BackEnd(bus_settings, redis_settings, keys_file=path, responses=responses) as mesh:
-        rig, served = Rig(mesh, mark), mesh.gateway.responses
+        rig, served = Rig(mesh, mark), mesh.work(Responses)
         assert served.reader is not None
         shares = served.reader.logs.shares
         conversation = (await rig.ask("ann", "POST", "/v1/conversations", json={})).json()["id"]

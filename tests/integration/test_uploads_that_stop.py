@@ -39,8 +39,8 @@ async def test_an_upload_whose_client_disconnects_does_not_crash(
         _, writer = await asyncio.open_connection("127.0.0.1", int(mesh.url.split(":")[-1]))
         writer.write(HEAD)
         await writer.drain()
-        await mesh.until(lambda: mesh.gateway.requests.num_open == 1)
+        await mesh.until(lambda: mesh.gateway.core.requests.num_open == 1)
         await close(writer)
-        await mesh.until(lambda: mesh.gateway.requests.num_open == 0)
+        await mesh.until(lambda: mesh.gateway.core.requests.num_open == 0)
         assert 'handler="/v1/files",method="POST",status="499"' in mesh.metrics.render().decode()
     assert not [record for record in caplog.records if record.exc_info]

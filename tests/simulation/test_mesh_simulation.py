@@ -84,13 +84,13 @@ async def settle(world: World) -> None:
     """Everything that the requests held is given back."""
     loads = [worker.actor.load() for worker in world.workers]
     for _ in range(6000):
-        if not len(world.gateway.streams) and not any(
+        if not len(world.gateway.core.mesh.streams) and not any(
             load.running + load.waiting for load in loads
         ):
             break
         await asyncio.sleep(0.1)
         loads = [worker.actor.load() for worker in world.workers]
-    assert len(world.gateway.streams) == 0
+    assert len(world.gateway.core.mesh.streams) == 0
     assert all(load.running + load.waiting == 0 for load in loads)
     assert all(load.kv_blocks_used == 0 for load in loads)
 

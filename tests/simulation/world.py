@@ -161,7 +161,7 @@ class World:
         inbox = Inbox(self.settings.gateway.max_buffered_tokens)
         open_choices = set(range(job.first_choice, job.first_choice + job.n))
         try:
-            async with self.gateway.pipeline.run([job], inbox):
+            async with self.gateway.core.mesh.pipeline.run([job], inbox):
                 while open_choices:
                     for choice, output in await inbox.get():
                         outcome.tokens.setdefault(choice, []).extend(output.token_ids)

@@ -25,15 +25,6 @@ class StoreFull(Overloaded):
     """There is no room for another entry."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Journals:
-    """Those of a gateway. What has none is not stored."""
-
-    responses: "Journal | None" = None
-    files: "Journal | None" = None
-    batches: "Journal | None" = None
-
-
 class Journal(Protocol):
     """Logs by key. A key is a NATS subject that belongs to the journal.
 

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from tokenmesh.services.gateway.apis.anthropic.request import MessagesRequest
 from tokenmesh.services.gateway.apis.batches.lines import split_lines
+from tokenmesh.services.gateway.apis.openai.batch_chat import BatchChatRequest
 from tokenmesh.services.gateway.apis.openai.request import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
 )
-from tokenmesh.services.gateway.apis.openai.routes import BatchChatRequest
 from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.core.http.body import check_bounds, check_bounds_now, parse_body
 from tokenmesh.services.gateway.core.http.fields import Bounded, Conversions

@@ -8,14 +8,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.fakes.tokenizers import OpenVocabulary, byte_level_bpe
-from tokenmesh.services.gateway.apis.openai.completion_builder import (
+from tokenmesh.services.gateway.apis.openai.request import CompletionRequest
+from tokenmesh.services.gateway.apis.openai.suffix import (
     FORMATS,
     Suffix,
     SuffixMarkers,
     check_copies,
     find_markers,
 )
-from tokenmesh.services.gateway.apis.openai.request import CompletionRequest
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 from tokenmesh.shared.tokens import count_ids, pack_ids, unpack_ids

@@ -7,12 +7,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tokenmesh.services.gateway.apis.anthropic.request import MessagesRequest
+from tokenmesh.services.gateway.apis.openai.batch_chat import BatchChatRequest
 from tokenmesh.services.gateway.apis.openai.request import (
     ChatRequest,
     CompletionRequest,
     TokenizeRequest,
 )
-from tokenmesh.services.gateway.apis.openai.routes import BatchChatRequest
 from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.core.http.fields import Conversions
 

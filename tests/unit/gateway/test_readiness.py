@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from tokenmesh.services.gateway.apis.operator.routes import readiness
 from tokenmesh.services.gateway.core.mesh.catalog import Catalog
+from tokenmesh.services.gateway.core.readiness import readiness
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
@@ -47,14 +47,14 @@ def answer_of(
         observe(service, starts=True)
     for card in cards:
         observe("worker", card)
-    gateway = SimpleNamespace(
+    core = SimpleNamespace(
         id="g",
         members=members,
         settings=GatewaySettings(),
         draining=asyncio.Event(),
-        catalog=Catalog(members, Settings()),
+        mesh=SimpleNamespace(catalog=Catalog(members, Settings())),
     )
-    response = readiness(cast("Any", gateway))
+    response = readiness(cast("Any", core))
     return response.status_code, json.loads(bytes(response.body))
 
 

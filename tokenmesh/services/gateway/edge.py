@@ -22,33 +22,6 @@ from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
 from tokenmesh.shared.telemetry import REQUEST_ID, TENANT, Span, current_traceparent, span
 
-_PREFIX_BY_PATH: Final = {
-    "/v1/chat/completions": "chatcmpl",
-    "/v1/chat/completions/batch": "chatcmpl",
-    "/v1/completions": "cmpl",
-    "/v1/messages": "msg",
-    **dict.fromkeys(("/cohere/v2/chat", "/cohere/v2/chat/render", "/v2/chat"), "chatcmpl"),
-    "/v1/responses": "resp",
-    "/v1/chat/completions/render": "chatcmpl",
-    "/v1/completions/render": "cmpl",
-    "/v1/messages/render": "msg",
-    "/v1/responses/render": "resp",
-    "/inference/v1/generate": "generate-tokens",
-    "/v1/embeddings": "embd",
-    **dict.fromkeys(("/v1/embed", "/v2/embed"), "embd"),
-    "/pooling": "pooling",
-    "/generative_scoring": "generative-scoring",
-    "/classify": "classify",
-    "/v1/moderations": "modr",
-    **dict.fromkeys(("/score", "/v1/score"), "score"),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
-}
-_OPERATION_BY_PREFIX: Final = {
-    **dict.fromkeys(("chatcmpl", "msg", "resp"), "chat"),
-    **dict.fromkeys(("cmpl", "generate-tokens"), "text_completion"),
-    "embd": "embeddings",
-}
-"""OpenTelemetry's conventions have names for these operations only."""
 _MAX_WARNINGS: Final = 16
 _MAX_WARNING_CHARS: Final = 2048
 _CLIENT_CLOSED_REQUEST: Final = 499
@@ -127,7 +100,7 @@ class Edge:
 
     def _new_context(self, scope: Scope, headers: dict[bytes, bytes]) -> RequestContext:
         path = scope["path"]
-        kind = _PREFIX_BY_PATH.get(path) or self.apis.kind(path).id_prefix
+        kind = self.apis.kind(path).id_prefix
         return RequestContext(
             new_request_id(kind),
             False,
@@ -188,9 +161,7 @@ class Edge:
             current.set_attribute("tokenmesh.model", context.model)
         if context.asked_model not in (None, context.model):
             current.set_attribute("tokenmesh.asked_model", str(context.asked_model))
-        operation = self.apis.kind(context.path).operation or _OPERATION_BY_PREFIX.get(
-            _PREFIX_BY_PATH.get(context.path, "")
-        )
+        operation = self.apis.kind(context.path).operation
         if operation is not None and context.model is not None:
             current.set_attribute("gen_ai.operation.name", operation)
             current.set_attribute("gen_ai.provider.name", "tokenmesh")
@@ -210,7 +181,7 @@ class Edge:
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
     request_id = context.request_id.encode("latin-1", "replace")
-    # Anthropic's clients read the second one.
+    # Clients of one API read the second one.
     headers = [(b"x-request-id", request_id), (b"request-id", request_id)]
     traceparent = current_traceparent()
     if traceparent is not None:

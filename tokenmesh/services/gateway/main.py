@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Mapping
 from functools import partial
 
-from tokenmesh.services.gateway.app import make_app, make_batch_runner, open_journals
+from tokenmesh.services.gateway.app import make_app, open_journals
 from tokenmesh.services.gateway.core.http.event_loop import SWITCH_S
 from tokenmesh.services.gateway.core.http.server import Server
 from tokenmesh.services.gateway.core.mesh.unused_placements import UnusedPlacements
@@ -15,18 +16,17 @@ from tokenmesh.shared.allocator import give_back_freed_memory
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import TokenMeshError
 from tokenmesh.shared.ids import GatewayId
-from tokenmesh.shared.journal import Journals
+from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.service import Mesh, run_service
 
 logger = logging.getLogger(__name__)
 
 
-async def check_journals(journals: Journals) -> None:
+async def check_journals(journals: Mapping[str, Journal]) -> None:
     """Log why something cannot be stored, before the first request finds it."""
-    for journal in (journals.responses, journals.files, journals.batches):
+    for journal in journals.values():
         try:
-            if journal is not None:
-                await journal.prepare()
+            await journal.prepare()
         except TokenMeshError as error:
             logger.error("nothing can be stored: %s", error.message)
 
@@ -51,8 +51,6 @@ async def build(mesh: Mesh) -> None:
     background = BackgroundTasks(lambda _name: mesh.crashed.set(), mesh.settings.service)
     background.spawn(gateway.run, "gateway", is_fatal=True)
     background.spawn(partial(check_journals, journals), "journals")
-    batches = make_batch_runner(gateway, mesh.settings.service)
-    background.spawn(batches.run, "batches", is_fatal=True)
     is_served = asyncio.Event()
 
     async def serve() -> None:
@@ -62,10 +60,9 @@ async def build(mesh: Mesh) -> None:
     background.spawn(serve, "http", is_fatal=True)
 
     async def drain(grace_s: float) -> None:
-        gateway.draining.set()
+        gateway.core.draining.set()
         server.stop(grace_s)
         await is_served.wait()
-        await batches.stop()
         await gateway.stop()
         await background.stop()
 

@@ -6,8 +6,8 @@ import numpy
 import pytest
 import torch
 
-from tokenmesh.services.gateway.apis.pooling.arrays import cosines, max_sims, quantized, to_bytes
 from tokenmesh.services.gateway.apis.pooling.fields import EmbedDtype
+from tokenmesh.services.gateway.core.pooling.arrays import cosines, max_sims, quantized, to_bytes
 from tokenmesh.shared.messages.pooling import Pooled
 
 TYPES: dict[EmbedDtype, torch.dtype] = {
@@ -62,7 +62,7 @@ def test_bytes_are_swapped() -> None:
 def test_quantized_embeddings_point_in_the_same_direction() -> None:
     values = torch.nn.functional.normalize(torch.randn(384), dim=0)
     for kind, offset in (("int8", 0), ("uint8", 128)):
-        steps = torch.tensor(quantized(pooled(values), kind)) - offset  # type: ignore[arg-type]
+        steps = torch.tensor(quantized(pooled(values), kind)) - offset
         assert torch.cosine_similarity(steps.float(), values, dim=0) > 0.99
     assert quantized(pooled(torch.tensor([1.0, -1.0, 2.0])), "int8") == [127, -127, 127]
     bits = quantized(pooled(torch.tensor([1.0] + [-1.0] * 7)), "ubinary")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fakes.back_end import fake_tokenizer
 from tokenmesh.services.gateway.apis.openai.response_parts import LogprobShapes
-from tokenmesh.services.gateway.apis.responses.model_turn import ContentLogprobs
+from tokenmesh.services.gateway.apis.responses.content_logprobs import ContentLogprobs
 from tokenmesh.services.gateway.core.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.parsers.parser import CallBegin, Content, Event, Reasoning
 from tokenmesh.shared.messages.tokens import TokenLogprobs

@@ -18,6 +18,7 @@ from tokenmesh.services.gateway.apis.responses.output_items import (
 )
 from tokenmesh.services.gateway.apis.responses.shapes import OutputItem
 from tokenmesh.services.gateway.apis.responses.tools import ToolName
+from tokenmesh.services.gateway.apis.table import APIS
 from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.document import response_components
 
@@ -67,7 +68,7 @@ def test_items_in_output_and_events_match_the_schemas(recorder: EventRecorder) -
 
 
 def test_the_document_distinguishes_items_by_type() -> None:
-    schemas: dict[str, Any] = response_components(ApiTable(()))
+    schemas: dict[str, Any] = response_components(ApiTable(APIS))
     items = schemas["responses.Response"]["properties"]["output"]["items"]
     assert items["discriminator"]["mapping"].keys() == {
         "message",

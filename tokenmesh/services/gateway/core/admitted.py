@@ -1,87 +1,29 @@
-"""AdmittedRoutes: requests to every route count against limits, except to those listed here.
+"""AdmittedRoutes: requests to every route count against limits, except to those that are exempt.
 
-New routes are limited without further code. Those that are listed have wider limits of their own,
-but for probes and the console's page.
+New routes are limited without further code. What an API exempts has wider limits of its own, but
+for probes and the console's page.
 """
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.core.context import RequestContext, context_of
 from tokenmesh.services.gateway.core.errors import error_response, log_error
-from tokenmesh.services.gateway.core.http.body_budget import Body, BodyBudget
+from tokenmesh.services.gateway.core.gateway_core import Core
+from tokenmesh.services.gateway.core.http.body_budget import Body
 from tokenmesh.services.gateway.core.http.endpoint import Endpoint
 from tokenmesh.services.gateway.core.http.event_loop import StartLimiter
-from tokenmesh.services.gateway.core.tenancy.admission import Admission
 from tokenmesh.services.gateway.core.tenancy.auth import OPEN_PATHS
 from tokenmesh.services.gateway.core.tenancy.reads import Reads
-from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import TokenMeshError
 
-_PROBES: Final = (
-    *("health", "livez", "readyz", "ping"),
-    *("load", "version", "metrics", "mesh", "server_info"),
-)
-_PAGES: Final = ("console", "console/[^/]+", "docs", "docs/[^/]+", "redoc", r"openapi\.json")
-_FACTS: Final = (
-    "traces",
-    "traces/[^/]+",
-    "v1/models",
-    "v1/models/.+",
-    "v1/usage",
-    "v1/usage/[^/]+",
-)
-_KEPT: Final = (
-    "v1/files/[^/]+",
-    "v1/responses/[^/]+",
-    "v1/responses/[^/]+/input_items",
-    "v1/batches/[^/]+",
-)
-"""Objects of a tenant: their creation has been counted, and clients poll them."""
-_FOR_ADMINS: Final = (
-    "mesh/[^/]+/drain",
-    "sleep",
-    "wake_up",
-    "start_profile",
-    "stop_profile",
-    "v1/load_lora_adapter",
-    "v1/unload_lora_adapter",
-    "adapters",
-)
-
-
-def _any_of(*paths: str) -> re.Pattern[str]:
-    return re.compile(f"/(?:{'|'.join(paths)})")
-
-
-_EXEMPT: Final = {
-    "GET": _any_of(*_PROBES, *_PAGES, *_FACTS, *_KEPT, "is_sleeping"),
-    "DELETE": _any_of(*_KEPT[:2], "adapters/.+"),
-    # Cancelling frees capacity for the tenant's other requests.
-    "POST": _any_of(
-        *_FOR_ADMINS,
-        "v1/responses/[^/]+/cancel",
-        "v1/batches/[^/]+/cancel",
-        "inference/v1/abort_requests",
-    ),
-    # Answered without a route.
-    "OPTIONS": re.compile(".*", re.DOTALL),
-}
-
-
+Exempt = Callable[[str, str], bool]
+"""Whether a request of a method and path does not count against its tenant's limits."""
 _READING: Final = ("GET", "DELETE")
 """Methods whose number at a time is bounded; ending something may take long and costs nothing."""
-
-
-def is_exempt(method: str, path: str) -> bool:
-    """Whether a request does not count against its tenant's limits."""
-    exempt = _EXEMPT.get(method)
-    return exempt is not None and exempt.fullmatch(path) is not None
 
 
 class AdmittedRoutes:
@@ -89,38 +31,28 @@ class AdmittedRoutes:
 
     The bodies that are read at a time are bounded by `BodyBudget`. A websocket counts as one
     request when it is opened; each of its responses is counted separately.
-
-    Endpoints that generate are called by path, without FastAPI's routing: this saves about 16 % of
-    a request's CPU time in `benchmarks/bench_gateway.py`. FastAPI has the same endpoints and
-    describes them in the OpenAPI document.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        endpoints: Mapping[str, Endpoint],
-        admission: Admission,
-        bodies: BodyBudget,
-        settings: GatewaySettings,
-        apis: ApiTable,
-    ) -> None:
-        """`app`: all other routes."""
-        self._apis = apis
+    def __init__(self, app: ASGIApp, core: Core, is_exempt: Exempt) -> None:
+        """`app`: all routes but the gateway's posts."""
         self._app = app
-        self._endpoints = endpoints
-        self._admission = admission
-        self._bodies = bodies
-        self._limiter = StartLimiter(settings.requests_per_turn)
-        self._reads = Reads(settings)
+        self._posts = core.posts
+        self._is_exempt = is_exempt
+        self._admission = core.tenancy.admission
+        self._bodies = core.tenancy.bodies
+        self._limiter = StartLimiter(core.settings.requests_per_turn)
+        self._reads = Reads(core.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or (
-            scope["type"] == "http" and self._is_exempt(scope["method"], scope["path"])
+            scope["type"] == "http"
+            # OPTIONS is answered without a route.
+            and (scope["method"] == "OPTIONS" or self._is_exempt(scope["method"], scope["path"]))
         ):
             await self._read(scope, receive, send)
             return
-        context, endpoint = context_of(scope), self._endpoints.get(scope["path"])
-        if endpoint is not None:
+        context, post = context_of(scope), self._posts.get(scope["path"])
+        if post is not None:
             # Metrics name the path also where the request is refused.
             context.route = scope["path"]
         try:
@@ -136,16 +68,13 @@ class AdmittedRoutes:
                 return
             length = context.headers.get(b"content-length", b"").decode("latin-1")
             context.body = Body(self._bodies, context.access.tenant.name, length, receive)
-            if endpoint is None or scope["method"] != "POST":
+            if post is None or scope["method"] != "POST":
                 await self._app(scope, context.body.receive, send)
             else:
-                await self._call(endpoint, scope, context, context.body.receive, send)
+                await self._call(post.endpoint, scope, context, context.body.receive, send)
         finally:
             context.release()
             context.hand_on()
-
-    def _is_exempt(self, method: str, path: str) -> bool:
-        return is_exempt(method, path) or self._apis.is_exempt(method, path)
 
     async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that counts against no other limit."""

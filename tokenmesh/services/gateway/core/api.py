@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 from fastapi import APIRouter
@@ -12,13 +12,16 @@ from tokenmesh.services.gateway.core.context import ErrorWriter
 from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http import errors
 from tokenmesh.services.gateway.core.http.endpoint import Post
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.journal import Journal
 
 
 class AnswerKind(NamedTuple):
     """What a route answers with."""
 
     id_prefix: str
-    """What ids of its answers begin with, such as `chatcmpl`."""
+    """What ids of its answers begin with."""
     operation: str | None = None
     """The name of OpenTelemetry's conventions; they have three, for other routes there is none."""
 
@@ -42,7 +45,7 @@ class AnswerShape(NamedTuple):
     is_empty: bool = False
 
 
-class Background(Protocol):
+class Background:
     """What an API does besides its routes."""
 
     async def start(self) -> None:
@@ -63,6 +66,8 @@ class Routes:
     """By path."""
     routers: Sequence[APIRouter] = ()
     """All other routes."""
+    bodies: Sequence[type[BaseModel]] = ()
+    """Of their requests, for the OpenAPI document."""
     background: Sequence[Background] = ()
 
 
@@ -71,6 +76,8 @@ class Api:
     """One API: a package of `apis`, and a line in its table."""
 
     name: str
+    open_journal: Callable[[MessageBus, Settings], Journal] | None = None
+    """What outlives the process: `Core.journals` has it by the API's name."""
     build: Callable[[Core], Routes]
     """Called once, at the start of a gateway."""
     prefixes: tuple[str, ...] = ()
@@ -85,7 +92,7 @@ class Api:
 
     They read or end something, which has limits of its own.
     """
-    bodies: Sequence[type[BaseModel]] = ()
-    """Of its routers' requests, for the OpenAPI document; others are found in `posts`."""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """Paths of clients of this API that the gateway does not serve, and what to do instead."""
     answers: Mapping[tuple[str, str], AnswerShape] = field(default_factory=dict)
     """By method and path, for the OpenAPI document."""

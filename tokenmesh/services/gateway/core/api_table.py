@@ -31,6 +31,10 @@ class ApiTable:
         """What a path is answered with."""
         return self._kinds.get(path, _OTHER)
 
+    def hint(self, path: str) -> str | None:
+        """What to do instead of calling a path that is not served."""
+        return next((api.hints[path] for api in self.apis if path in api.hints), None)
+
     def find(self, path: str) -> Api | None:
         """The API that writes the errors of a path; None: they have the gateway's own format."""
         return next((api for api in self.apis if path.startswith(api.prefixes)), None)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Final
 
 from fastapi import FastAPI, HTTPException, Request
@@ -20,22 +21,6 @@ from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 logger = logging.getLogger(__name__)
 
 _PATH_SHOWN: Final = 200
-_INSTEAD: Final = {
-    ("/v1/systemone", "/v1/decisions"): (
-        "ask a chat with structured_outputs.choice, or /generative_scoring for probabilities"
-    ),
-    ("/collective_rpc", "/get_world_size"): "workers run no code of others",
-    (
-        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights"),
-        *("/finish_weight_update", "/update_weight_version", "/weight_info"),
-    ): "weights are those of the checkpoint; restart workers with another one",
-    ("/pause", "/resume", "/is_paused"): "with --enable-admin-routes there are /sleep and /wake_up",
-    ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"): (
-        "a cache_salt keeps a request from older blocks"
-    ),
-    ("/scale_elastic_ep", "/is_scaling_elastic_ep"): "start and drain workers instead",
-}
-"""Routes of vLLM that are not served, and what to do."""
 _METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
@@ -73,8 +58,11 @@ def crash_response(scope: Scope) -> Response:
     return response
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Give every error of the application the shape of its API."""
+def install_error_handlers(app: FastAPI, hint: Callable[[str], str | None]) -> None:
+    """Give every error of the application the shape of its API.
+
+    `hint`: what to do instead of calling a path that some API has and the gateway does not serve.
+    """
 
     async def on_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, TokenMeshError)
@@ -83,7 +71,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        response = _status_response(request.scope, error.status_code, _message(request, error))
+        response = _status_response(
+            request.scope, error.status_code, _message(request, error, hint)
+        )
         response.headers.update(error.headers or {})
         if error.status_code == 405:
             response.headers["Allow"] = ", ".join(_methods(app, request.scope))
@@ -108,14 +98,16 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_crash)
 
 
-def _message(request: Request, error: StarletteHTTPException) -> str:
+def _message(
+    request: Request, error: StarletteHTTPException, hint: Callable[[str], str | None]
+) -> str:
     """FastAPI's message; for a missing route it names method and path."""
     if error.status_code != 404:
         return str(error.detail)
     path = str(request.scope["path"])
     what = f"no route matches {request.method} {request.url.path[:_PATH_SHOWN]}"
-    hint = next((hint for paths, hint in _INSTEAD.items() if path in paths), None)
-    return what if hint is None else f"{what}, a route of vLLM: {hint}"
+    instead = hint(path)
+    return what if instead is None else f"{what}, {instead}"
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:

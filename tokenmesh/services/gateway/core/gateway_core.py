@@ -1,18 +1,10 @@
 """Core: what one gateway process builds its APIs from."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from tokenmesh.services.gateway.apis.pooling.dispatcher import PoolDispatcher
-from tokenmesh.services.gateway.apis.pooling.job import PoolJob
-from tokenmesh.services.gateway.apis.pooling.prompts import PoolTokenizer
-from tokenmesh.services.gateway.apis.pooling.run import (
-    Compute,
-    PoolingResponse,
-    PoolServices,
-    answer_budget,
-)
 from tokenmesh.services.gateway.core.context import RequestContext
+from tokenmesh.services.gateway.core.files.contents import JOURNAL
 from tokenmesh.services.gateway.core.files.sweeper import FileSweeper
 from tokenmesh.services.gateway.core.files.uploads import Uploads
 from tokenmesh.services.gateway.core.generation.answer import (
@@ -29,13 +21,22 @@ from tokenmesh.services.gateway.core.operations.adapters import Adapters
 from tokenmesh.services.gateway.core.operations.commands import AdapterCommands
 from tokenmesh.services.gateway.core.operations.mesh_view import LOAD_FORMAT, Headers, load_header
 from tokenmesh.services.gateway.core.operations.open_requests import OpenRequests
+from tokenmesh.services.gateway.core.pooling.dispatcher import PoolDispatcher
+from tokenmesh.services.gateway.core.pooling.job import PoolJob
+from tokenmesh.services.gateway.core.pooling.prompts import PoolTokenizer
+from tokenmesh.services.gateway.core.pooling.run import (
+    Compute,
+    PoolingResponse,
+    PoolServices,
+    answer_budget,
+)
 from tokenmesh.services.gateway.core.tenancy.tenancy import Tenancy
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.ids import GatewayId, ModelName, SeedSource
-from tokenmesh.shared.journal import Journals
+from tokenmesh.shared.journal import Journal
 from tokenmesh.shared.membership import Members
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.redis import Redis
@@ -54,7 +55,7 @@ class Core:
         *,
         metrics: Metrics,
         redis: Redis | None = None,
-        journals: Journals | None = None,
+        journals: Mapping[str, Journal] | None = None,
         count_losses: Callable[[], int] = lambda: 0,
     ) -> None:
         """Without `redis` limits are per gateway and usage is not stored.
@@ -69,14 +70,15 @@ class Core:
         self.redis = redis
         self.config = config
         """Of all services."""
-        self.journals = journals or Journals()
+        self.journals = journals or {}
+        """What outlives the process, by names; what has none is not stored."""
         self.draining = asyncio.Event()
         """Set while the gateway finishes its requests and starts no background work."""
         self.posts: dict[str, Post] = {}
         """Of all APIs by path; complete when the first request arrives."""
         self.requests = OpenRequests(metrics)
         self.tenancy = Tenancy(gateway_id, redis, limits, metrics)
-        self._sweeper = FileSweeper.of(redis, blobs, self.journals.files, limits, metrics)
+        self._sweeper = FileSweeper.of(redis, blobs, self.journals.get(JOURNAL), limits, metrics)
         self.mesh = MeshClient(gateway_id, bus, members, config, metrics, count_losses)
         commands = AdapterCommands(bus, members, limits)
         self.adapters = Adapters(commands, self.mesh.catalog, redis)

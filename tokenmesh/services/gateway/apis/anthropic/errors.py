@@ -10,9 +10,6 @@ import msgspec
 from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.shared.errors import NotFound, TokenMeshError
 
-PREFIX: Final = "/v1/messages"
-"""Paths whose errors have this shape, including errors of the edge."""
-
 _TYPE_BY_STATUS: Final = {
     401: "authentication_error",
     403: "permission_error",

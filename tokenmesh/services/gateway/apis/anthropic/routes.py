@@ -13,46 +13,47 @@ from tokenmesh.services.gateway.apis.anthropic.writer import MessagesWriter, Tok
 from tokenmesh.services.gateway.apis.openai.chat_builder import build_chat
 from tokenmesh.services.gateway.apis.openai.former_fields import refuse_former_fields
 from tokenmesh.services.gateway.apis.openai.request import ChatRequest
+from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.apis.openai.tokens import count_prompt_tokens
 from tokenmesh.services.gateway.apis.openai.translation import TranslatedChat, warn_unknown
 from tokenmesh.services.gateway.core.context import RequestContext, context_of
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body import body_schema, read_json
 from tokenmesh.services.gateway.core.http.endpoint import Endpoint
 from tokenmesh.services.gateway.core.http.event_loop import off_loop
 from tokenmesh.services.gateway.core.http.sse import json_response
 from tokenmesh.services.gateway.core.mesh.catalog import Catalog
 from tokenmesh.services.gateway.core.mesh.vocabularies import Vocabularies
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.telemetry import span
 
 PATH: Final = "/v1/messages"
 
 
-def messages_endpoint(gateway: Gateway) -> Endpoint:
+def messages_endpoint(core: Core, builder: RequestBuilder) -> Endpoint:
     """The function of POST /v1/messages."""
 
     async def create_message(request: Request) -> Response:
         """Answer a conversation in Anthropic's shapes, whole or as a stream of events."""
         context = context_of(request.scope)
         with span("validate"):
-            body = await read_json(request, MessagesRequest, gateway.settings)
+            body = await read_json(request, MessagesRequest, core.settings)
             translation = await translate_body(body, context)
             chat = translation.chat
-            await drop_useless_budget(gateway.catalog, gateway.vocabularies, chat, context)
+            await drop_useless_budget(core.mesh.catalog, core.mesh.vocabularies, chat, context)
             with translation.client_paths():
-                generation = await build_chat(gateway.builder, chat, context)
+                generation = await build_chat(builder, chat, context)
         is_omitted = body.thinking is not None and body.thinking.display == "omitted"
         # Clients send the max_tokens of the largest models without checking this model's limit.
         jobs = tuple(replace(job, cuts_max_tokens=True) for job in generation.jobs)
         generation = replace(generation, jobs=jobs)
         writer = MessagesWriter(generation, translation.fields, shows_thinking=not is_omitted)
         context.rename_error = translation.fields.rename
-        return gateway.respond(generation, writer)
+        return core.respond(generation, writer)
 
     return create_message
 
 
-def messages_router(gateway: Gateway) -> APIRouter:
+def messages_router(core: Core, builder: RequestBuilder) -> APIRouter:
     """The other routes of the API."""
     router = APIRouter(tags=["generate"])
 
@@ -60,10 +61,10 @@ def messages_router(gateway: Gateway) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         """How many tokens a message's prompt has, system prompt, tools and images included."""
         context = context_of(request.scope)
-        body = await read_json(request, CountTokensRequest, gateway.settings)
+        body = await read_json(request, CountTokensRequest, core.settings)
         translation = await translate_body(body, context)
         with translation.client_paths():
-            count = await count_prompt_tokens(gateway, translation.chat, context)
+            count = await count_prompt_tokens(core, builder, translation.chat, context)
         return json_response(TokenCount(count))
 
     return router

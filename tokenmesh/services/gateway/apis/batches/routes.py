@@ -7,21 +7,17 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmesh.services.gateway.apis.openai.routes import CHAT, COMPLETIONS
+from tokenmesh.services.gateway.apis.batches.service import BatchService
 from tokenmesh.services.gateway.apis.openai.translation import warn_unknown
-from tokenmesh.services.gateway.apis.responses.routes import PATH as RESPONSES
 from tokenmesh.services.gateway.core.context import access_of, context_of
 from tokenmesh.services.gateway.core.files.uploads import FileObject
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body import body_schema, read_json
 from tokenmesh.services.gateway.core.http.fields import Bounded, Metadata
 from tokenmesh.services.gateway.core.http.sse import json_response
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.errors import InvalidInput
 
 PATH: Final = "/v1/batches"
-EMBEDDINGS: Final = "/v1/embeddings"
-ENDPOINTS: Final = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
-
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 
 
@@ -42,18 +38,17 @@ class BatchRequest(Bounded, extra="allow", strict=True):
     )
 
 
-def batches_router(gateway: Gateway) -> APIRouter:
+def batches_router(core: Core, batches: BatchService) -> APIRouter:
     """The routes of batches."""
     router = APIRouter(tags=["batches"])
-    batches = gateway.batches
 
     @router.post(PATH, openapi_extra=body_schema(BatchRequest))
     async def create_batch(request: Request) -> Response:
         """Run the requests of an uploaded file at low priority; their answers are a file."""
         context = context_of(request.scope)
-        body = await read_json(request, BatchRequest, gateway.settings)
+        body = await read_json(request, BatchRequest, core.settings)
         warn_unknown(list(body.model_extra or ()), context.warnings)
-        file = await gateway.uploads.get(body.input_file_id, context.access)
+        file = await core.uploads.get(body.input_file_id, context.access)
         _check_input(file)
         expiry = body.output_expires_after
         batch = await batches.create(

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
+
+from starlette.types import Receive, Scope, Send
 
 from tokenmesh.services.gateway.apis.batches.logs import (
     BatchLogs,
@@ -22,17 +23,16 @@ from tokenmesh.services.gateway.apis.batches.records import (
     batch_object,
 )
 from tokenmesh.services.gateway.apis.batches.run import BatchRun
-from tokenmesh.services.gateway.core.files.uploads import FileObject, Uploads
+from tokenmesh.services.gateway.core.admitted import AdmittedRoutes
+from tokenmesh.services.gateway.core.api import Background
+from tokenmesh.services.gateway.core.files.uploads import FileObject
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.local_call import LocalCalls
 from tokenmesh.services.gateway.core.mesh.ownership import OrphanWatch
 from tokenmesh.services.gateway.core.tenancy.tenant import Access, Tenant
-from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, wall_s
-from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import Conflict, NotFound, Overloaded, TokenMeshError
-from tokenmesh.shared.ids import GatewayId
-from tokenmesh.shared.journal import Journal
-from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.ids import GatewayId, InstanceId
 from tokenmesh.shared.subjects import response_cancels
 
 logger = logging.getLogger(__name__)
@@ -40,26 +40,22 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 60.0
 _POLL_S: Final = 0.05
 _CANCEL_PREFIX: Final = b"batch_"
+JOURNAL: Final = "batches"
+"""Its name among those of a gateway."""
 
 
 class BatchService:
     """What the routes need; all state is in the logs."""
 
-    def __init__(
-        self,
-        owner: GatewayId,
-        journal: Journal | None,
-        uploads: Uploads,
-        bus: Bus,
-        settings: Settings,
-    ) -> None:
-        """`journal` None: there are no batches."""
-        self.owner = owner
-        self.logs = BatchLogs(journal, settings.batches)
-        self.uploads = uploads
+    def __init__(self, core: Core) -> None:
+        """Without a journal there are no batches."""
+        settings = core.config
+        self.owner = core.id
+        self.logs = BatchLogs(core.journals.get(JOURNAL), settings.batches)
+        self.uploads = core.uploads
         self.settings = settings.batches
         self._beginning = asyncio.Lock()
-        self._bus = bus
+        self._bus = core.bus
         self._file_ttl_s = settings.gateway.file_ttl_s
         self.creating: set[str] = set()
         """Batches whose mark may be there before their log."""
@@ -166,28 +162,22 @@ class BatchService:
         return batch_object(found.begun, found.state)
 
 
-class BatchRunner:
+class BatchRunner(Background):
     """The batches that this gateway works on; `run` must be running."""
 
-    def __init__(
-        self,
-        batches: BatchService,
-        calls: LocalCalls,
-        bus: Bus,
-        *,
-        is_alive: Callable[[GatewayId], bool],
-        tenant_of: Callable[[str], Tenant],
-        delay_s: float,
-        metrics: Metrics,
-    ) -> None:
-        self._batches = batches
-        self._calls = calls
-        self._tenant_of = tenant_of
-        self._delay_s = delay_s
-        self._bus = bus
+    def __init__(self, service: BatchService, core: Core) -> None:
+        self.service = service
+        # Their requests count against limits like those of clients.
+        app = AdmittedRoutes(_no_route, core, _none_is_exempt)
+        self._calls = LocalCalls(app)
+        self._members = core.members
+        self._tenant_of = core.tenancy.keys.tenant
+        times = core.config.service
+        self._delay_s = times.missed_beats * times.beat_interval_s
+        self._bus = core.bus
+        metrics = core.metrics
         self._is_stopped = False
         self._metrics = metrics
-        self._is_alive = is_alive
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         metrics.gauge_of("batches_running", lambda: self.num_running)
@@ -197,22 +187,25 @@ class BatchRunner:
         """Batches that this gateway works on."""
         return len(self._runs)
 
+    def _is_alive(self, owner: GatewayId) -> bool:
+        return self._members.get(InstanceId(owner)) is not None
+
     async def run(self) -> None:
         """Begin and continue batches, until cancelled."""
-        logs, settings = self._batches.logs, self._batches.settings
+        logs, settings = self.service.logs, self.service.settings
         if logs.marks is None:
             return
         watch = OrphanWatch(
             logs.marks,
-            self._batches.owner,
+            self.service.owner,
             self._adopt,
             is_alive=self._is_alive,
-            is_here=lambda name: name in self._runs or name in self._batches.creating,
+            is_here=lambda name: name in self._runs or name in self.service.creating,
             interval_s=settings.look_interval_s,
             what="batch",
         )
         subscription = await self._bus.subscribe_raw(
-            response_cancels(self._batches.owner), self._on_cancel
+            response_cancels(self.service.owner), self._on_cancel
         )
         try:
             await watch.run(self._delay_s)
@@ -233,7 +226,7 @@ class BatchRunner:
                 run.cancel()
 
     def _has_room(self, batch_id: str) -> bool:
-        settings, token = self._batches.settings, token_of(batch_id)
+        settings, token = self.service.settings, token_of(batch_id)
         of_tenant = sum(token_of(each) == token for each in self._runs)
         is_full = len(self._runs) >= settings.max_running
         return not (is_full or of_tenant >= settings.max_running_per_tenant)
@@ -243,7 +236,7 @@ class BatchRunner:
         # Before its log is read: many may wait for a place.
         if self._is_stopped or not self._has_room(batch_id):
             return
-        batches = self._batches
+        batches = self.service
         logs, marks = batches.logs, batches.logs.marks
         assert marks is not None, "a journal has marks"
         found = await logs.find(batch_id)
@@ -274,10 +267,10 @@ class BatchRunner:
             await run.run()
         except* Conflict:
             # Another gateway has taken it over.
-            marks = self._batches.logs.marks
+            marks = self.service.logs.marks
             with suppress(TokenMeshError):
                 if marks is not None:
-                    await marks.remove(self._batches.owner, batch_id)
+                    await marks.remove(self.service.owner, batch_id)
         except* TokenMeshError as errors:
             # The mark stays: the next look continues it.
             logger.warning("batch %s pauses: %s", batch_id, errors.exceptions[0])
@@ -285,3 +278,11 @@ class BatchRunner:
             logger.exception("batch %s crashed", batch_id)
         finally:
             del self._runs[batch_id]
+
+
+async def _no_route(scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise AssertionError(f"a batch has no endpoint {scope['path']}")
+
+
+def _none_is_exempt(_method: str, _path: str) -> bool:
+    return False

@@ -1,15 +1,10 @@
 """Errors in Cohere's shape: {"message", "id"}; the message names what `param` would."""
 
-from typing import Final
-
 import msgspec
 
 from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.services.gateway.core.http.errors import StatusError
 from tokenmesh.shared.errors import TokenMeshError
-
-PREFIXES: Final = ("/cohere/", "/v2/chat")
-"""Of the paths whose errors have this shape, including errors of the edge."""
 
 
 class CohereError(msgspec.Struct, frozen=True, omit_defaults=True):

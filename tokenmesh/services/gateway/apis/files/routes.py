@@ -1,21 +1,13 @@
-"""Routes that take a file as a form: uploads of tenants, and recordings that become text."""
+"""Routes of uploads, which arrive as forms."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Message
 
-from tokenmesh.services.gateway.apis.audio.request import (
-    SpeechFields,
-    TranscriptionRequest,
-    TranslationRequest,
-)
-from tokenmesh.services.gateway.apis.audio.service import TRANSCRIBE, TRANSLATE
-from tokenmesh.services.gateway.core.context import access_of, context_of
+from tokenmesh.services.gateway.core.context import access_of
 from tokenmesh.services.gateway.core.files.contents import CHUNK_BYTES, ContentResponse
 from tokenmesh.services.gateway.core.files.uploads import (
     FileDeleted,
@@ -23,21 +15,22 @@ from tokenmesh.services.gateway.core.files.uploads import (
     NewFile,
     new_file_id,
 )
-from tokenmesh.services.gateway.core.http.body import SCHEMA_REF, arriving
-from tokenmesh.services.gateway.core.http.errors import UnsupportedMediaType, invalid
+from tokenmesh.services.gateway.core.gateway_core import Core
+from tokenmesh.services.gateway.core.http.errors import invalid
+from tokenmesh.services.gateway.core.http.forms import (
+    FILE_SCHEMA,
+    FORM_BYTES,
+    check_is_form,
+    read_form,
+)
 from tokenmesh.services.gateway.core.http.sse import json_response
 from tokenmesh.services.gateway.core.tenancy.upload_quota import UploadReservation
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
-from tokenmesh.shared.telemetry import span
 
-_FORM_BYTES = 64 * 1024
-"""Room for boundaries, headers and the other fields of a form."""
-_USUAL_FORM_BYTES = 4 * 1024
+_USUAL_BYTES = 4 * 1024
 """The part of it that is not reserved, since it is not stored."""
 _MAX_FIELDS = 8
-_MAX_SPEECH_FIELDS = 128
 
 _PURPOSES: Final = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 """As OpenAI has them."""
@@ -49,12 +42,11 @@ _MOST_S: Final = 30 * 86400
 """OpenAI's range of `expires_after`."""
 _MAX_PAGE: Final = 10_000
 
-_FILE = {"type": "string", "format": "binary", "minLength": 1}
 _SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["file"],
     "properties": {
-        "file": _FILE,
+        "file": FILE_SCHEMA,
         "purpose": {"enum": list(_PURPOSES)},
         _ANCHOR: {"enum": ["created_at"]},
         _SECONDS: {"type": "integer", "minimum": _LEAST_S, "maximum": _MOST_S},
@@ -63,25 +55,25 @@ _SCHEMA: Final[dict[str, Any]] = {
 _BODY = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}}
 
 
-def files_router(gateway: Gateway) -> APIRouter:
+def files_router(core: Core) -> APIRouter:
     """The routes of uploads."""
     router = APIRouter(tags=["files"])
 
     @router.post("/v1/files", openapi_extra=_BODY)
     async def create_file(request: Request) -> Response:
         """Store a file for a day: an image that chats name by its id, or the lines of a batch."""
-        _check_is_form(request, "file")
-        return json_response(await _keep(request, gateway))
+        check_is_form(request, "file")
+        return json_response(await _keep(request, core))
 
-    _add_reading(router, gateway)
+    _add_reading(router, core)
     return router
 
 
-async def _keep(request: Request, gateway: Gateway) -> FileObject:
+async def _keep(request: Request, core: Core) -> FileObject:
     """Store the form's file; after any error its part of the quota is released."""
     file_id, tenant = new_file_id(), access_of(request).tenant
-    settings = gateway.settings
-    quota = gateway.uploads.quota
+    settings = core.settings
+    quota = core.uploads.quota
     reservation = UploadReservation(quota, tenant, file_id, settings.body_timeout_s)
     try:
         form = await _receive(request, settings, reservation)
@@ -95,7 +87,7 @@ async def _keep(request: Request, gateway: Gateway) -> FileObject:
             new = NewFile(
                 id=file_id, filename=name, purpose=purpose, owner=tenant.name, ttl_s=ttl_s
             )
-            return await gateway.uploads.add(new, _parts(file))
+            return await core.uploads.add(new, _parts(file))
         finally:
             await form.close()
     except BaseException:
@@ -107,15 +99,15 @@ async def _receive(
     request: Request, limits: GatewaySettings, reservation: UploadReservation
 ) -> FormData:
     """Read the form. Its bytes are reserved before they are read, if their number is known."""
-    max_bytes = limits.max_file_bytes + _FORM_BYTES
+    max_bytes = limits.max_file_bytes + FORM_BYTES
     too_large = PayloadTooLarge(
         f"the body is larger than {max_bytes} bytes (gateway.max_file_bytes)", param="file"
     )
 
     async def reserve(num_bytes: int) -> None:
-        await reservation.grow(max(1, num_bytes - _USUAL_FORM_BYTES))
+        await reservation.grow(max(1, num_bytes - _USUAL_BYTES))
 
-    return await _read_form(
+    return await read_form(
         request, max_bytes, limits.body_timeout_s, too_large, reserve, max_fields=_MAX_FIELDS
     )
 
@@ -137,8 +129,8 @@ def _check_size(num_bytes: int, purpose: str, limits: GatewaySettings) -> None:
         )
 
 
-def _add_reading(router: APIRouter, gateway: Gateway) -> None:
-    uploads = gateway.uploads
+def _add_reading(router: APIRouter, core: Core) -> None:
+    uploads = core.uploads
 
     @router.get("/v1/files")
     async def list_files(
@@ -163,7 +155,7 @@ def _add_reading(router: APIRouter, gateway: Gateway) -> None:
         """The bytes of an upload."""
         file = await uploads.get(file_id, access_of(request))
         return ContentResponse(
-            file.id, file.bytes, uploads.content(file), gateway.settings.write_timeout_s
+            file.id, file.bytes, uploads.content(file), core.settings.write_timeout_s
         )
 
     @router.delete("/v1/files/{file_id}")
@@ -196,110 +188,3 @@ def _read(form: FormData) -> tuple[UploadFile, str]:
     if purpose not in _PURPOSES:
         raise invalid("purpose", f"is one of {', '.join(_PURPOSES)}")
     return file, purpose
-
-
-def _check_is_form(request: Request, what: str) -> None:
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise UnsupportedMediaType(f"send the {what} as multipart/form-data")
-
-
-async def _read_form(
-    request: Request,
-    max_bytes: int,
-    timeout_s: float,
-    too_large: PayloadTooLarge,
-    on_bytes: Callable[[int], Awaitable[None]] | None = None,
-    **limits: int,
-) -> FormData:
-    """The form, refused as soon as its body is larger than `max_bytes`.
-
-    `on_bytes` is called with the length that is announced, if any, before bytes are read, and then
-    with the number of those that have arrived. `limits` are Starlette's.
-    """
-    length, num_bytes = request.headers.get("content-length", ""), 0
-
-    async def count(number: int) -> None:
-        if number > max_bytes:
-            raise too_large
-        if on_bytes is not None:
-            await on_bytes(number)
-
-    async def receive() -> Message:
-        nonlocal num_bytes
-        message = await request.receive()
-        num_bytes += len(message.get("body", b""))
-        await count(num_bytes)
-        return message
-
-    await count(int(length) if length.isdigit() else 0)
-    try:
-        async with arriving(timeout_s):
-            return await Request(request.scope, receive).form(max_files=1, **limits)
-    except HTTPException as error:
-        raise InvalidInput(f"the form is broken: {error.detail}") from error
-
-
-def audio_router(gateway: Gateway) -> APIRouter:
-    """The routes of recordings."""
-    router = APIRouter(tags=["audio"])
-
-    @router.post("/v1/audio/transcriptions", openapi_extra=_speech_form(TranscriptionRequest))
-    async def create_transcription(request: Request) -> Response:
-        """Write down what is said in a recording."""
-        return await _transcribe(request, TRANSCRIBE)
-
-    @router.post("/v1/audio/translations", openapi_extra=_speech_form(TranslationRequest))
-    async def create_translation(request: Request) -> Response:
-        """Write down in English what is said in a recording."""
-        return await _transcribe(request, TRANSLATE)
-
-    async def _transcribe(request: Request, task: str) -> Response:
-        context = context_of(request.scope)
-        with span("validate"):
-            data, fields = await _read_speech(request, gateway.settings)
-            return await gateway.transcriptions.respond(data, fields, task, context)
-
-    return router
-
-
-def _speech_form(kind: type[SpeechFields]) -> dict[str, Any]:
-    """The `openapi_extra` of a form with a recording."""
-    schema = {
-        "allOf": [
-            {"$ref": SCHEMA_REF.format(model=kind.__name__)},
-            {"type": "object", "required": ["file"], "properties": {"file": _FILE}},
-        ]
-    }
-    content = {"multipart/form-data": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-async def _read_speech(
-    request: Request, limits: GatewaySettings
-) -> tuple[bytes, list[tuple[str, str]]]:
-    """The file of a form, and all other fields in their order. Raises InvalidInput."""
-    _check_is_form(request, "recording")
-    limit = limits.max_audio_bytes
-    too_large = PayloadTooLarge(
-        f"file: the file is larger than {limit} bytes (gateway.max_audio_bytes)", param="file"
-    )
-    form = await _read_form(
-        request,
-        limit + _FORM_BYTES,
-        limits.body_timeout_s,
-        too_large,
-        max_fields=_MAX_SPEECH_FIELDS,
-        max_part_size=_FORM_BYTES,
-    )
-    try:
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise InvalidInput("the form needs a file in the field file", param="file")
-        data = await file.read()
-        if not data:
-            raise InvalidInput("file: the file is empty", param="file")
-        if len(data) > limit:
-            raise too_large
-        return data, [(key, text) for key, text in form.multi_items() if isinstance(text, str)]
-    finally:
-        await form.close()

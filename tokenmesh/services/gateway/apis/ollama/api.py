@@ -29,7 +29,7 @@ from tokenmesh.services.gateway.core.gateway_core import Core
 
 def build(core: Core) -> Routes:
     """The routes, for one gateway."""
-    return Routes(posts=posts(core), routers=[models_router(core)])
+    return Routes(posts=posts(core), routers=[models_router(core)], bodies=[OllamaShowRequest])
 
 
 OLLAMA: Final = Api(
@@ -45,7 +45,6 @@ OLLAMA: Final = Api(
         EMBEDDINGS: AnswerKind("embd", EMBEDDING_OPERATION),
     },
     exempt={"GET": LISTS},
-    bodies=(OllamaShowRequest,),
     answers={
         ("post", EMBED): AnswerShape([OllamaEmbeddings]),
         ("post", EMBEDDINGS): AnswerShape([OllamaEmbedding]),

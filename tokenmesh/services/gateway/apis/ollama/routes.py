@@ -41,7 +41,7 @@ from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilde
 from tokenmesh.services.gateway.apis.openai.translation import Json, TranslatedChat, warn_unknown
 from tokenmesh.services.gateway.apis.pooling.fields import EmbeddingRequest
 from tokenmesh.services.gateway.apis.pooling.inputs import check_input
-from tokenmesh.services.gateway.apis.pooling.job import PoolBuilder, PoolJob
+from tokenmesh.services.gateway.apis.pooling.job_builder import PoolBuilder
 from tokenmesh.services.gateway.core.context import RequestContext, context_of
 from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.generation.request import GenerationRequest
@@ -49,6 +49,7 @@ from tokenmesh.services.gateway.core.http.body import body_schema, read_json
 from tokenmesh.services.gateway.core.http.endpoint import Post
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.sse import json_response
+from tokenmesh.services.gateway.core.pooling.job import PoolJob
 from tokenmesh.shared.clock import now_s, wall_s
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.telemetry import span
@@ -70,16 +71,8 @@ class _OllamaRoutes:
         self._core = core
         self._settings = core.settings
         self._catalog = core.mesh.catalog
-        resolve = core.adapters.resolve
-        self._builder = RequestBuilder(
-            core.mesh.catalog,
-            core.mesh.vocabularies,
-            core.uploads,
-            core.settings,
-            resolve,
-            core.generation.seeds,
-        )
-        self._pool_builder = PoolBuilder(core.mesh.catalog, core.settings, resolve)
+        self._builder = RequestBuilder(core)
+        self._pool_builder = PoolBuilder(core)
 
     async def create_ollama_chat(self, request: Request) -> Response:
         """Answer a conversation in Ollama's shapes, whole or as lines of JSON."""

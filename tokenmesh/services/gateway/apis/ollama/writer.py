@@ -11,10 +11,10 @@ from tokenmesh.services.gateway.apis.openai.translation import Json
 from tokenmesh.services.gateway.apis.pooling.fields import EmbeddingRequest
 from tokenmesh.services.gateway.apis.pooling.inputs import read_items
 from tokenmesh.services.gateway.apis.pooling.numbers import add_list, rows_of
-from tokenmesh.services.gateway.apis.pooling.run import NumbersBody, PoolRun
 from tokenmesh.services.gateway.core.generation.chunk import OutputChunk
 from tokenmesh.services.gateway.core.generation.delivery import Delivery
 from tokenmesh.services.gateway.core.http.sse import encode_json
+from tokenmesh.services.gateway.core.pooling.run import NumbersBody, PoolRun
 from tokenmesh.services.gateway.parsers.parser import CallBegin, Content, Reasoning
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import TokenMeshError

@@ -1,6 +1,5 @@
 """RequestBuilder: what chats, completions and token prompts share on the way to a request."""
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tokenmesh.services.gateway.apis.openai.former_fields import refuse_former_fields
@@ -14,15 +13,13 @@ from tokenmesh.services.gateway.apis.openai.sampling_checks import SamplingScope
 from tokenmesh.services.gateway.apis.openai.sampling_fields import SamplingFields, StreamOptions
 from tokenmesh.services.gateway.apis.openai.structured_limits import check_structured
 from tokenmesh.services.gateway.core.context import RequestContext, check_request_id
-from tokenmesh.services.gateway.core.files.uploads import Uploads
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.generation.choice import TextOptions
 from tokenmesh.services.gateway.core.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.core.generation.request import ChunkOptions, Head, PromptJob
 from tokenmesh.services.gateway.core.http.event_loop import off_loop
 from tokenmesh.services.gateway.core.mesh.catalog import Catalog
-from tokenmesh.services.gateway.core.mesh.vocabularies import Vocabularies
 from tokenmesh.shared.clock import now_s, wall_s
-from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.requests import AnswerSettings
 from tokenmesh.shared.errors import InvalidInput, UnknownModel
 from tokenmesh.shared.ids import RequestId, SeedSource
@@ -41,21 +38,18 @@ class RequestBuilder:
 
     def __init__(
         self,
-        catalog: Catalog,
-        vocabularies: Vocabularies,
-        uploads: Uploads,
-        settings: GatewaySettings,
-        resolve: Callable[[str], Awaitable[None]],
-        seeds: SeedSource,
+        core: Core,
+        catalog: Catalog | None = None,
+        seeds: SeedSource | None = None,
     ) -> None:
-        """`resolve` loads an unknown model as an adapter, or raises UnknownModel."""
-        self._resolve = resolve
-        self.blobs = uploads.blobs
-        self.uploads = uploads
-        self.settings = settings
-        self._catalog = catalog
-        self._vocabularies = vocabularies
-        self._seeds = seeds
+        """None: the gateway's own."""
+        self._resolve = core.adapters.resolve
+        self.blobs = core.uploads.blobs
+        self.uploads = core.uploads
+        self.settings = core.settings
+        self._catalog = catalog or core.mesh.catalog
+        self._vocabularies = core.mesh.vocabularies
+        self._seeds = seeds or core.generation.seeds
 
     async def begin(
         self, body: SamplingFields, context: RequestContext, max_tokens: int | None

@@ -3,7 +3,6 @@
 Every refusal names its field.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +10,7 @@ from pydantic import Field
 
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.fields import INT32_MAX, Bounded
+from tokenmesh.services.gateway.core.http.id_lists import check_vocabulary
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import RepetitionRule
@@ -119,18 +119,6 @@ def check_named_ids(ids: list[int], scope: SamplingScope) -> list[int]:
         )
     check_vocabulary(name, ids, scope.vocab_size)
     return ids
-
-
-def check_vocabulary(
-    name: str, ids: Sequence[int], vocab_size: int, param: str | None = None
-) -> None:
-    """Raise InvalidInput for token ids that the model does not have. `param`: else the name."""
-    highest = max(ids, default=0)
-    if highest >= vocab_size:
-        raise InvalidInput(
-            f"{name}: token id {highest} is out of vocabulary (0 to {vocab_size - 1})",
-            param=param or name,
-        )
 
 
 def count_logprobs(name: str, given: int | None, scope: SamplingScope) -> int | None:

@@ -14,12 +14,13 @@ from tokenmesh.services.gateway.apis.openai.request import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.apis.openai.shapes import DetokenizeResult, TokenizeResult
 from tokenmesh.services.gateway.core.context import RequestContext, context_of
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body import body_schema, read_json
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.sse import json_response
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import InvalidInput
@@ -34,21 +35,21 @@ from tokenmesh.shared.messages.tokenize import ChatPrompt, TextPrompt
 from tokenmesh.shared.tokens import count_ids, pack_ids, unpack_ids
 
 
-def tokenize_router(gateway: Gateway) -> APIRouter:
+def tokenize_router(core: Core) -> APIRouter:
     """The routes to and from token ids."""
     router = APIRouter(tags=["tokens"])
-    timeout_s = gateway.settings.tokenize_timeout_s
+    timeout_s = core.settings.tokenize_timeout_s
 
     @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         """The ids of a prompt, or of a conversation as its template writes it."""
-        body = await read_json(request, TokenizeRequest, gateway.settings)
-        card = await gateway.catalog.find_soon(body.model)
+        body = await read_json(request, TokenizeRequest, core.settings)
+        card = await core.mesh.catalog.find_soon(body.model)
         context = context_of(request.scope)
         if body.messages is not None:
-            await move_inline_media(body.messages, gateway.uploads, context.access)
+            await move_inline_media(body.messages, core.uploads, context.access)
             tensors = embeds_parts(body.messages)
-            await move_tensors(tensors, card, gateway.blobs, gateway.settings)
+            await move_tensors(tensors, card, core.uploads.blobs, core.settings)
         message = Tokenize(
             request_id=context.request_id,
             model=card.name,
@@ -57,15 +58,15 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
             context_tokens=card.max_model_len,
             return_token_strs=bool(body.return_token_strs),
         )
-        answer = await gateway.calls.tokenize(message, now_s() + timeout_s)
+        answer = await core.mesh.calls.tokenize(message, now_s() + timeout_s)
         ids = unpack_ids(answer.token_ids)
         return json_response(TokenizeResult(len(ids), card.max_model_len, ids, answer.token_strs))
 
     @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """The text of ids, special tokens included."""
-        body = await read_json(request, DetokenizeRequest, gateway.settings)
-        card = await gateway.catalog.find_soon(body.model)
+        body = await read_json(request, DetokenizeRequest, core.settings)
+        card = await core.mesh.catalog.find_soon(body.model)
         context = context_of(request.scope)
         if len(body.tokens) > card.max_model_len:
             raise invalid(
@@ -78,7 +79,7 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
             tenant=context.access.tenant.name,
         )
         subject, deadline_s = subjects.tokenize(card.name), now_s() + timeout_s
-        answer = await gateway.calls.request(
+        answer = await core.mesh.calls.request(
             subject, message, Detokenized, timeout_s=timeout_s, deadline_s=deadline_s
         )
         return json_response(DetokenizeResult(answer.text))
@@ -86,18 +87,18 @@ def tokenize_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-def tokenizer_info_router(gateway: Gateway) -> APIRouter:
+def tokenizer_info_router(core: Core) -> APIRouter:
     """Only mounted where `gateway.tokenizer_info` is on, since templates may be private."""
     router = APIRouter(tags=["tokens"])
-    timeout_s = gateway.settings.tokenize_timeout_s
+    timeout_s = core.settings.tokenize_timeout_s
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(
         model: Annotated[str | None, Query(description="Needed where there are several.")] = None,
     ) -> Response:
         """The tokenizer's configuration and the chat template in force."""
-        card = await gateway.catalog.find_soon(model)
-        answer = await gateway.calls.request(
+        card = await core.mesh.catalog.find_soon(model)
+        answer = await core.mesh.calls.request(
             subjects.tokenize(card.name),
             ReadTokenizerConfig(model=card.name),
             TokenizerConfigRead,
@@ -127,19 +128,21 @@ def _prompt(body: TokenizeRequest) -> TextPrompt | ChatPrompt:
     )
 
 
-async def count_prompt_tokens(gateway: Gateway, body: ChatRequest, context: RequestContext) -> int:
+async def count_prompt_tokens(
+    core: Core, builder: RequestBuilder, body: ChatRequest, context: RequestContext
+) -> int:
     """Tokens of a chat's prompt, with system prompt, tools and images.
 
     Raises InvalidInput and the errors of the tokenizer.
     """
-    card = await gateway.catalog.find_soon(body.model, context.request_id)
+    card = await core.mesh.catalog.find_soon(body.model, context.request_id)
     context.model = card.requested_name
     request = Tokenize(
         request_id=context.request_id,
         model=card.name,
         tenant=context.access.tenant.name,
         context_tokens=card.max_model_len,
-        prompt=await chat_prompt(gateway.builder, body, card, context.access),
+        prompt=await chat_prompt(builder, body, card, context.access),
     )
-    deadline_s = now_s() + gateway.settings.tokenize_timeout_s
-    return count_ids((await gateway.calls.tokenize(request, deadline_s)).token_ids)
+    deadline_s = now_s() + core.settings.tokenize_timeout_s
+    return count_ids((await core.mesh.calls.tokenize(request, deadline_s)).token_ids)

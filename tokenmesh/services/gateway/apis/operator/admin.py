@@ -18,11 +18,12 @@ from starlette.responses import PlainTextResponse, Response
 
 import tokenmesh
 from tokenmesh.services.gateway.core.context import context_of
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body import body_schema, read_json
 from tokenmesh.services.gateway.core.http.fields import Bounded
 from tokenmesh.services.gateway.core.http.sse import json_response
+from tokenmesh.services.gateway.core.operations.commands import Admin
 from tokenmesh.services.gateway.core.tenancy.auth import require_admin
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.membership import Member
 from tokenmesh.shared.messages import (
     Done,
@@ -67,14 +68,14 @@ class RegisterAdapter(Bounded):
 BODIES: Final = (LoadLoraAdapter, UnloadLoraAdapter, RegisterAdapter)
 
 
-def adapters_router(gateway: Gateway) -> APIRouter:
+def adapters_router(core: Core) -> APIRouter:
     router = APIRouter(tags=["admin"], dependencies=[Depends(require_admin)])
 
     @router.post(LOAD, openapi_extra=body_schema(LoadLoraAdapter))
     async def load_lora_adapter(request: Request) -> Response:
         """Load an adapter on every worker of a model; answered when all have it."""
-        body = await read_json(request, LoadLoraAdapter, gateway.settings)
-        warnings = await gateway.adapters.load(
+        body = await read_json(request, LoadLoraAdapter, core.settings)
+        warnings = await core.adapters.load(
             body.lora_name, body.lora_path, in_place=body.load_inplace, model=body.model
         )
         context_of(request.scope).warnings.extend(warnings)
@@ -83,15 +84,15 @@ def adapters_router(gateway: Gateway) -> APIRouter:
     @router.post(UNLOAD, openapi_extra=body_schema(UnloadLoraAdapter))
     async def unload_lora_adapter(request: Request) -> Response:
         """Take no more requests for an adapter; streams that run go on."""
-        body = await read_json(request, UnloadLoraAdapter, gateway.settings)
-        await gateway.adapters.unload(body.lora_name, body.model)
+        body = await read_json(request, UnloadLoraAdapter, core.settings)
+        await core.adapters.unload(body.lora_name, body.model)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     @router.post(ADAPTERS, openapi_extra=body_schema(RegisterAdapter))
     async def register_adapter(request: Request) -> Response:
         """SageMaker's way to load an adapter."""
-        body = await read_json(request, RegisterAdapter, gateway.settings)
-        warnings = await gateway.adapters.load(body.name, body.src, in_place=False, model=None)
+        body = await read_json(request, RegisterAdapter, core.settings)
+        warnings = await core.adapters.load(body.name, body.src, in_place=False, model=None)
         context_of(request.scope).warnings.extend(warnings)
         return PlainTextResponse(f"Adapter {body.name} registered")
 
@@ -99,7 +100,7 @@ def adapters_router(gateway: Gateway) -> APIRouter:
     @router.delete(f"{ADAPTERS}/{{adapter_name:path}}")
     async def unregister_adapter(adapter_name: str) -> Response:
         """SageMaker's way to unload an adapter."""
-        await gateway.adapters.unload(adapter_name, None)
+        await core.adapters.unload(adapter_name, None)
         return PlainTextResponse(f"Adapter {adapter_name} unregistered")
 
     return router
@@ -115,9 +116,9 @@ _ALL_TAGS: Final = list(get_args(WakeTag))
 _SECRET: Final = frozenset({"api_key_hashes", "keys_file", "ssl_keyfile"})
 
 
-def admin_router(gateway: Gateway) -> APIRouter:
+def admin_router(core: Core) -> APIRouter:
     router = APIRouter(tags=["admin"], dependencies=[Depends(require_admin)])
-    admin = gateway.admin
+    admin = Admin(core.bus, core.members, core.mesh.catalog, core.settings)
 
     @router.post("/sleep")
     async def sleep(level: _Level = 1, mode: _Mode = "abort", model: _Model = None) -> Response:
@@ -153,7 +154,7 @@ def admin_router(gateway: Gateway) -> APIRouter:
     @router.get("/server_info")
     async def server_info() -> Response:
         """Settings without secrets, versions, and the live processes of the mesh."""
-        return json_response(await _server_info(gateway))
+        return json_response(await _server_info(core))
 
     return router
 
@@ -166,12 +167,12 @@ def _by_worker(answers: Mapping[Any, msgspec.Struct]) -> Response:
     return json_response({"workers": workers})
 
 
-async def _server_info(gateway: Gateway) -> dict[str, Any]:
+async def _server_info(core: Core) -> dict[str, Any]:
     return {
         "version": tokenmesh.__version__,
-        "gateway_id": gateway.id,
-        "settings": gateway.settings.model_dump(mode="json", exclude=set(_SECRET)),
-        "members": [_member(member) for member in gateway.members.all()],
+        "gateway_id": core.id,
+        "settings": core.settings.model_dump(mode="json", exclude=set(_SECRET)),
+        "members": [_member(member) for member in core.members.all()],
         # In a thread: it reads hundreds of small files.
         "system": await asyncio.to_thread(_system),
     }

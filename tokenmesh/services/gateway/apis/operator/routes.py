@@ -16,10 +16,11 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 import tokenmesh
+from tokenmesh.services.gateway.apis.operator.mesh_metrics import MeshMetrics
 from tokenmesh.services.gateway.core.context import access_of
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.event_loop import OneByOne, off_loop
 from tokenmesh.services.gateway.core.http.sse import JSON, encode_json, json_response
-from tokenmesh.services.gateway.core.mesh.catalog import ENCODER
 from tokenmesh.services.gateway.core.operations.console.pages import (
     PAGE,
     ConsolePages,
@@ -27,18 +28,15 @@ from tokenmesh.services.gateway.core.operations.console.pages import (
     asset_response,
 )
 from tokenmesh.services.gateway.core.operations.console.state import StateReader
+from tokenmesh.services.gateway.core.operations.mesh_view import MeshView
 from tokenmesh.services.gateway.core.operations.trace_views import TraceFilter
 from tokenmesh.services.gateway.core.operations.traces import TraceStore
+from tokenmesh.services.gateway.core.readiness import readiness
 from tokenmesh.services.gateway.core.tenancy.auth import require_admin
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.errors import Forbidden, NotFound
 
-_NEEDED: Final[tuple[str, ...]] = ("tokenizer", "scheduler", "worker")
-_RENDER_NEEDED: Final = ("tokenizer",)
-_TOKENS_NEEDED: Final = ("scheduler", "worker")
 
-
-def health_router(gateway: Gateway) -> APIRouter:
+def health_router(core: Core, mesh_metrics: MeshMetrics) -> APIRouter:
     """State of this process; every gateway serves it."""
     router = APIRouter(tags=["operation"])
 
@@ -50,7 +48,7 @@ def health_router(gateway: Gateway) -> APIRouter:
     @router.get("/health")
     async def health() -> Response:
         """200 while requests can be served; vLLM's name for /readyz."""
-        return readiness(gateway)
+        return readiness(core)
 
     @router.get("/readyz")
     async def readyz() -> Response:
@@ -61,18 +59,18 @@ def health_router(gateway: Gateway) -> APIRouter:
 
         With --render-only a tokenizer is enough, with --tokens-only none is needed.
         """
-        return readiness(gateway)
+        return readiness(core)
 
     @router.get("/metrics", dependencies=[Depends(require_admin)])
     async def metrics(request: Request) -> Response:
         """Metrics of this process and of the mesh's engines for Prometheus."""
-        text, media_type = await gateway.render_metrics(request.headers.get("accept", ""))
+        text, media_type = await mesh_metrics.render(request.headers.get("accept", ""))
         return Response(text, media_type=media_type)
 
     @router.get("/load")
     async def load() -> Response:
         """The number of open HTTP requests of this gateway, without this one."""
-        return json_response({"server_load": gateway.requests.num_open - 1})
+        return json_response({"server_load": core.requests.num_open - 1})
 
     @router.get("/version")
     async def version() -> Response:
@@ -82,10 +80,10 @@ def health_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-def mesh_router(gateway: Gateway) -> APIRouter:
+def mesh_router(core: Core) -> APIRouter:
     """State of the mesh, for operators."""
     router = APIRouter(tags=["operation"], dependencies=[Depends(require_admin)])
-    view = gateway.mesh_view
+    view = MeshView(core.id, core.bus, core.members, core.settings)
 
     @router.get("/mesh")
     async def mesh() -> Response:
@@ -99,32 +97,6 @@ def mesh_router(gateway: Gateway) -> APIRouter:
         return json_response({"id": process_id, "draining": True})
 
     return router
-
-
-def readiness(gateway: Gateway) -> Response:
-    """200 while requests can be served, else 503 and why."""
-    needed, settings = _NEEDED, gateway.settings
-    if settings.render_only or settings.tokens_only:
-        needed = _RENDER_NEEDED if settings.render_only else _TOKENS_NEEDED
-    missing = [service for service in needed if not gateway.members.service(service)]
-    if "worker" in needed and _lacks_encoder(gateway):
-        missing.append(ENCODER)
-    if gateway.draining.is_set():
-        return json_response({"ready": False, "draining": True}, 503)
-    if missing:
-        return json_response({"ready": False, "missing": missing}, 503)
-    if "worker" in needed and not any(
-        member.takes_requests for member in gateway.members.service("worker")
-    ):
-        return json_response({"ready": False, "asleep": True}, 503)
-    return json_response({"ready": True, "gateway": gateway.id})
-
-
-def _lacks_encoder(gateway: Gateway) -> bool:
-    """Whether no model can be served in full, because no encoder is alive."""
-    models = gateway.catalog.all()
-    needs_one = bool(models) and all(card.needs_encoder for card in models)
-    return needs_one and not gateway.members.service(ENCODER)
 
 
 _MAX_LISTED: Final = 500
@@ -196,20 +168,20 @@ def traces_router(store: TraceStore) -> APIRouter:
 _Limit = Annotated[int | None, Query(ge=1, description="End after so many messages.")]
 
 
-def console_router(gateway: Gateway) -> APIRouter:
+def console_router(core: Core, traces: TraceStore) -> APIRouter:
     """The page and its files need no key; its events do."""
     router = APIRouter(tags=["operation"])
     reader = StateReader(
-        gateway.id,
-        gateway.members,
-        gateway.catalog,
-        gateway.streams,
-        gateway.requests,
-        gateway.meters,
-        gateway.traces,
-        gateway.settings,
+        core.id,
+        core.members,
+        core.mesh.catalog,
+        core.mesh.streams,
+        core.requests,
+        core.generation.meters,
+        traces,
+        core.settings,
     )
-    pages = ConsolePages(reader, gateway.settings, gateway.draining)
+    pages = ConsolePages(reader, core.settings, core.draining)
 
     @router.get("/", include_in_schema=False)
     async def root(request: Request) -> Response:
@@ -228,10 +200,10 @@ def console_router(gateway: Gateway) -> APIRouter:
         sees its tenant's requests. The stream ends after five minutes; connect again.
         """
         is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
-        if is_foreign and not gateway.settings.cors_origins:
+        if is_foreign and not core.settings.cors_origins:
             raise Forbidden("a page of another site cannot follow the mesh")
         access = access_of(request)
-        return PageResponse(partial(pages.messages, access, limit), gateway.settings)
+        return PageResponse(partial(pages.messages, access, limit), core.settings)
 
     @router.get("/console/{name}", include_in_schema=False)
     async def file(request: Request, name: str) -> Response:
@@ -250,10 +222,10 @@ _STATIC: Final = Path(str(files(fastapi_offline))) / "static"
 _NAMES: Final = frozenset(file.name for file in _STATIC.iterdir())
 
 
-def docs_router(gateway: Gateway) -> APIRouter:
+def docs_router(core: Core) -> APIRouter:
     """The two pages and the files that they load."""
     router = APIRouter(include_in_schema=False)
-    root = gateway.settings.root_path
+    root = core.settings.root_path
     title, document, folder = "TokenMesh", f"{root}/openapi.json", f"{root}/docs"
     made: list[bytes] = []
     making = OneByOne()

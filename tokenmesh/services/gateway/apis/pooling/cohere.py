@@ -11,13 +11,14 @@ import msgspec
 
 from tokenmesh.services.gateway.apis.pooling.fields import CohereEmbedRequest, CohereType
 from tokenmesh.services.gateway.apis.pooling.inputs import Side
-from tokenmesh.services.gateway.apis.pooling.job import PoolJob, check_number_of_media
+from tokenmesh.services.gateway.apis.pooling.job_builder import check_number_of_media
 from tokenmesh.services.gateway.apis.pooling.numbers import rows_of
-from tokenmesh.services.gateway.apis.pooling.prompts import PoolTokenizer
-from tokenmesh.services.gateway.apis.pooling.run import CHARS_PER_VALUE, NumbersBody, PoolRun
 from tokenmesh.services.gateway.apis.pooling.shapes import ApiVersion, BilledUnits, CohereMeta
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.sse import encode_json
+from tokenmesh.services.gateway.core.pooling.job import PoolJob
+from tokenmesh.services.gateway.core.pooling.prompts import PoolTokenizer
+from tokenmesh.services.gateway.core.pooling.run import CHARS_PER_VALUE, NumbersBody, PoolRun
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong, field_name
 from tokenmesh.shared.messages.media import IMAGE
 from tokenmesh.shared.messages.pooling import Pooled, PoolItem
@@ -173,6 +174,6 @@ def _row(kind: CohereType, pooled: Pooled) -> bytes:
     if kind == "base64":
         return encode_json(base64.b64encode(pooled.data).decode())
     # A thread runs this; numpy is not needed before.
-    from tokenmesh.services.gateway.apis.pooling import arrays
+    from tokenmesh.services.gateway.core.pooling import arrays
 
     return msgspec.json.encode(arrays.quantized(pooled, kind))

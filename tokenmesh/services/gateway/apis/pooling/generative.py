@@ -16,8 +16,6 @@ from tokenmesh.services.gateway.apis.openai.completion_builder import build_comp
 from tokenmesh.services.gateway.apis.openai.request import CompletionRequest
 from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.apis.openai.translation import FieldNames
-from tokenmesh.services.gateway.apis.pooling.job import PoolJob
-from tokenmesh.services.gateway.apis.pooling.prompts import PathOf, PoolTokenizer
 from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.services.gateway.core.generation.chunk import OutputChunk, merge
 from tokenmesh.services.gateway.core.generation.delivery import Delivery
@@ -27,6 +25,8 @@ from tokenmesh.services.gateway.core.http import sse
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.event_loop import Turns
 from tokenmesh.services.gateway.core.http.fields import Bounded, Flag, Off, On, Priority, TokenId
+from tokenmesh.services.gateway.core.pooling.job import PoolJob
+from tokenmesh.services.gateway.core.pooling.prompts import PathOf, PoolTokenizer
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.errors import FieldPath, PayloadTooLarge, PromptTooLong, TokenMeshError
 from tokenmesh.shared.messages.beat import ModelCard

@@ -12,14 +12,14 @@ import msgspec
 from tokenmesh.services.gateway.apis.openai.inline_media import move_inline_media
 from tokenmesh.services.gateway.apis.openai.prompt_embeds import embeds_parts, move_tensors
 from tokenmesh.services.gateway.apis.pooling.fields import InputFields
-from tokenmesh.services.gateway.apis.pooling.job import (
+from tokenmesh.services.gateway.apis.pooling.job_builder import (
     Messages,
     check_number_of_media,
     media_options,
 )
-from tokenmesh.services.gateway.apis.pooling.prompts import located
-from tokenmesh.services.gateway.apis.pooling.run import PoolRun
 from tokenmesh.services.gateway.core.http.errors import NotSupported, invalid
+from tokenmesh.services.gateway.core.pooling.prompts import located
+from tokenmesh.services.gateway.core.pooling.run import PoolRun
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
 from tokenmesh.shared.messages.pooling import PoolItem
 from tokenmesh.shared.messages.tokenize import ChatPrompt

@@ -11,10 +11,10 @@ from pydantic import Field
 from tokenmesh.services.gateway.apis.pooling.fields import ClassificationRequest
 from tokenmesh.services.gateway.apis.pooling.inputs import read_items
 from tokenmesh.services.gateway.apis.pooling.numbers import add_list, rows_of
-from tokenmesh.services.gateway.apis.pooling.run import NumbersBody, PoolRun
 from tokenmesh.services.gateway.core.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.core.http.fields import Bounded
 from tokenmesh.services.gateway.core.http.sse import encode_json
+from tokenmesh.services.gateway.core.pooling.run import NumbersBody, PoolRun
 from tokenmesh.shared.config.requests import PoolingSettings
 from tokenmesh.shared.errors import InvalidInput, ProtocolError
 from tokenmesh.shared.messages.beat import ModelCard

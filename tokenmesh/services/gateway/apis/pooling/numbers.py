@@ -16,7 +16,6 @@ from tokenmesh.services.gateway.apis.pooling.fields import (
     NumberFields,
 )
 from tokenmesh.services.gateway.apis.pooling.inputs import read_items
-from tokenmesh.services.gateway.apis.pooling.run import NumbersBody, PoolRun
 from tokenmesh.services.gateway.apis.pooling.shapes import (
     ClassificationList,
     ClassProbabilities,
@@ -28,6 +27,7 @@ from tokenmesh.services.gateway.apis.pooling.shapes import (
 )
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.sse import encode_json
+from tokenmesh.services.gateway.core.pooling.run import NumbersBody, PoolRun
 from tokenmesh.shared.errors import ProtocolError
 from tokenmesh.shared.messages.pooling import Pooled, PoolItem
 
@@ -50,7 +50,7 @@ def to_bytes(pooled: Pooled, dtype: EmbedDtype, endianness: Endianness) -> bytes
     if dtype == "float32" and endianness != "big":
         return pooled.data
     # A thread runs this; numpy is not needed before.
-    from tokenmesh.services.gateway.apis.pooling import arrays
+    from tokenmesh.services.gateway.core.pooling import arrays
 
     return arrays.to_bytes(pooled, dtype, is_big_endian=endianness == "big")
 

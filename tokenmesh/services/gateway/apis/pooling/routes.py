@@ -24,6 +24,7 @@ from tokenmesh.services.gateway.apis.pooling.fields import (
     ScoreRequest,
 )
 from tokenmesh.services.gateway.apis.pooling.inputs import check_input
+from tokenmesh.services.gateway.apis.pooling.job_builder import PoolBuilder
 from tokenmesh.services.gateway.apis.pooling.moderations import (
     ModerationRequest,
     categories_of,
@@ -41,10 +42,10 @@ from tokenmesh.services.gateway.apis.pooling.scores import (
     template_names,
 )
 from tokenmesh.services.gateway.core.context import context_of
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body import read_json
-from tokenmesh.services.gateway.core.http.endpoint import Endpoint
+from tokenmesh.services.gateway.core.http.endpoint import Endpoint, Post
 from tokenmesh.services.gateway.core.http.errors import NotSupported, invalid
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolTask
 from tokenmesh.shared.telemetry import span
@@ -74,11 +75,11 @@ _POOLING_TASKS: Final[tuple[PoolTask, ...]] = (
 class _PoolingRoutes:
     """The functions of the routes."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._settings = gateway.settings
-        self._begin = gateway.pool_builder.begin
-        self._pool = gateway.pool
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._settings = core.settings
+        self._begin = PoolBuilder(core).begin
+        self._pool = core.pool
 
     async def create_embeddings(self, request: Request) -> Response:
         """Embed texts, token ids or conversations."""
@@ -109,7 +110,7 @@ class _PoolingRoutes:
 
     async def create_moderation(self, request: Request) -> Response:
         """The labels of a classifier as OpenAI's categories."""
-        context, catalog = context_of(request.scope), self._gateway.catalog
+        context, catalog = context_of(request.scope), self._core.mesh.catalog
         with span("validate"):
             body = await read_json(request, ModerationRequest, self._settings)
             texts, cards = body.texts(), catalog.all()
@@ -152,14 +153,14 @@ class _PoolingRoutes:
             side = cohere_side(body)
             job = await self._begin(body, context, ("embed",), body.output_dimension)
             check_takes_images(side, job)
-            prompt = await prompt_of(body, job, self._gateway.pooling.tokenizer)
+            prompt = await prompt_of(body, job, self._core.pooling.tokenizer)
             answer = CohereAnswer(body, side, prompt)
         return self._pool(cohere_job(job, body), answer.compute)
 
 
-def pooling_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
-    """The functions of the routes by path."""
-    routes = _PoolingRoutes(gateway)
+def pooling_posts(core: Core) -> dict[str, Post]:
+    """The routes by path."""
+    routes = _PoolingRoutes(core)
     by_body: dict[type[BaseModel], Endpoint] = {
         EmbeddingRequest: routes.create_embeddings,
         CohereEmbedRequest: routes.create_cohere_embeddings,
@@ -169,7 +170,7 @@ def pooling_endpoints(gateway: Gateway) -> dict[str, Endpoint]:
         ScoreRequest: routes.create_score,
         RerankRequest: routes.create_rerank,
     }
-    return {path: by_body[body] for path, body in BODIES.items()}
+    return {path: Post(by_body[body], body, "pooling") for path, body in BODIES.items()}
 
 
 def _pooling_tasks(body: PoolingRequest) -> tuple[PoolTask, ...]:

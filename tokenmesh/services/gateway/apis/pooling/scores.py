@@ -10,14 +10,12 @@ import msgspec
 from tokenmesh.services.gateway.apis.openai.translation import FieldNames
 from tokenmesh.services.gateway.apis.pooling.fields import RerankRequest, ScoreFields, ScoreRequest
 from tokenmesh.services.gateway.apis.pooling.inputs import Side
-from tokenmesh.services.gateway.apis.pooling.job import (
+from tokenmesh.services.gateway.apis.pooling.job_builder import (
     Messages,
-    PoolJob,
     check_number_of_media,
     media_options,
 )
 from tokenmesh.services.gateway.apis.pooling.numbers import add_list, frame_of, rows_of
-from tokenmesh.services.gateway.apis.pooling.run import CHARS_PER_VALUE, NumbersBody, PoolRun
 from tokenmesh.services.gateway.apis.pooling.shapes import (
     ApiVersion,
     BilledUnits,
@@ -32,6 +30,8 @@ from tokenmesh.services.gateway.apis.pooling.shapes import (
 from tokenmesh.services.gateway.core.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.core.http.event_loop import off_loop
 from tokenmesh.services.gateway.core.http.sse import encode_json
+from tokenmesh.services.gateway.core.pooling.job import PoolJob
+from tokenmesh.services.gateway.core.pooling.run import CHARS_PER_VALUE, NumbersBody, PoolRun
 from tokenmesh.shared.errors import FieldPath, InvalidInput, ProtocolError
 from tokenmesh.shared.messages.pooling import Pooled, PoolTask
 from tokenmesh.shared.telemetry import REQUEST_ID, span
@@ -158,7 +158,7 @@ def _compare(
     task: PoolTask, queries: Sequence[Pooled], indices: Sequence[int], found: list[Pooled]
 ) -> list[float]:
     # numpy is imported when it is first needed, in this thread.
-    from tokenmesh.services.gateway.apis.pooling import arrays
+    from tokenmesh.services.gateway.core.pooling import arrays
 
     compare: Callable[[Pooled, list[Pooled]], list[float]]
     compare = arrays.cosines if task == "embed" else arrays.max_sims

@@ -14,9 +14,9 @@ from tokenmesh.services.gateway.apis.audio.speech_transcriber import Speech
 from tokenmesh.services.gateway.apis.realtime.audio_input import InputTranscription
 from tokenmesh.services.gateway.apis.realtime.errors import error_view
 from tokenmesh.services.gateway.apis.realtime.events import Channel
+from tokenmesh.services.gateway.apis.realtime.services import RealtimeServices
 from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.services.gateway.core.tenancy.tenant import Access
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.ids import RequestId, new_request_id
@@ -38,7 +38,7 @@ class FinishedTranscript:
 class ItemTranscripts:
     """Transcribes the items of one session; each is a separate request."""
 
-    gateway: Gateway
+    services: RealtimeServices
     channel: Channel
     access: Access
 
@@ -48,7 +48,7 @@ class ItemTranscripts:
         """Send the deltas of a whole recording. Raises TokenMeshError."""
         context = await self._admitted(self._context())
         try:
-            running = self.gateway.transcriptions.running(fields, context, audio, rate)
+            running = self.services.transcriptions.running(fields, context, audio, rate)
             async with running as transcriber:
                 stream = TextStream(transcriber.recording)
                 return await self._send(item_id, transcriber.run(context), stream, transcriber)
@@ -65,7 +65,7 @@ class ItemTranscripts:
         """
         context, stream = self._context(), None
         try:
-            transcriber = await self.gateway.transcriptions.listen(fields, context, speech)
+            transcriber = await self.services.transcriptions.listen(fields, context, speech)
             if transcriber is None:
                 return None
             await self._admitted(context)
@@ -83,7 +83,7 @@ class ItemTranscripts:
         return RequestContext(request_id, True, monotonic_s(), self.access)
 
     async def _admitted(self, context: RequestContext) -> RequestContext:
-        context.lease = await self.gateway.admission.admit(context)
+        context.lease = await self.services.core.tenancy.admission.admit(context)
         return context
 
     async def _send(

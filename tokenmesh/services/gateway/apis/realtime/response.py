@@ -12,11 +12,11 @@ from tokenmesh.services.gateway.apis.openai.translation import FieldNames, Json
 from tokenmesh.services.gateway.apis.realtime.conversation import Item, RealtimeConversation
 from tokenmesh.services.gateway.apis.realtime.errors import error_view
 from tokenmesh.services.gateway.apis.realtime.events import Channel
+from tokenmesh.services.gateway.apis.realtime.services import RealtimeServices
 from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.services.gateway.core.generation.delivery import Delivery, deliver
 from tokenmesh.services.gateway.core.generation.request import GenerationRequest
 from tokenmesh.services.gateway.core.generation.usage import Usage
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.services.gateway.parsers.parser import (
     CallArguments,
     CallBegin,
@@ -146,7 +146,7 @@ class RealtimeResponse:
     def __init__(
         self,
         generation: GenerationRequest,
-        gateway: Gateway,
+        services: RealtimeServices,
         channel: Channel,
         output: ResponseOutput,
         names: FieldNames,
@@ -155,12 +155,12 @@ class RealtimeResponse:
     ) -> None:
         """`fields`: fields of the response that do not change while it runs."""
         self._generation = generation
-        self._gateway = gateway
+        self._services = services
         self._channel = channel
         self._output = output
         self._names = names
         self._fields = fields
-        self._meter = gateway.meters.start(generation.head.model, context)
+        self._meter = services.core.generation.meters.start(generation.head.model, context)
         self._context = context
         self._delivery: Delivery | None = None
         self._unsent: deque[Json] = deque()
@@ -227,10 +227,12 @@ class RealtimeResponse:
 
     async def _generate(self) -> str | None:
         """Returns the finish reason."""
-        gateway, generation = self._gateway, self._generation
-        limit = gateway.settings.max_buffered_tokens
+        services, generation = self._services, self._generation
+        limit = services.core.settings.max_buffered_tokens
         reason: str | None = None
-        async with deliver(gateway.pipeline, generation, limit, gateway.admission) as delivery:
+        async with deliver(
+            services.core.mesh.pipeline, generation, limit, services.core.tenancy.admission
+        ) as delivery:
             self._delivery = delivery
             async for pieces in delivery.chunks():
                 self._meter.flush(delivery.prompts)

@@ -9,12 +9,12 @@ from fastapi import APIRouter, WebSocket
 from starlette.datastructures import Headers
 
 from tokenmesh.services.gateway.apis.realtime.events import Channel
+from tokenmesh.services.gateway.apis.realtime.services import RealtimeServices
 from tokenmesh.services.gateway.apis.realtime.session import RESTARTS, RealtimeSession
 from tokenmesh.services.gateway.apis.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.core.context import access_of
 from tokenmesh.services.gateway.core.errors import error_response
 from tokenmesh.services.gateway.core.tenancy.tenant import Tenant, refusal
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.errors import Draining, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
@@ -25,9 +25,9 @@ _PROTOCOL: Final = "realtime"
 _RETRY_AFTER_S: Final = 5.0
 
 
-def realtime_router(gateway: Gateway) -> APIRouter:
+def realtime_router(services: RealtimeServices) -> APIRouter:
     router = APIRouter()
-    sessions = Sessions(gateway)
+    sessions = Sessions(services)
 
     @router.websocket(PATH)
     async def realtime(websocket: WebSocket) -> None:
@@ -39,11 +39,11 @@ def realtime_router(gateway: Gateway) -> APIRouter:
 class Sessions:
     """The realtime sessions of one gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, services: RealtimeServices) -> None:
+        self._services = services
         self._num_open: Counter[str] = Counter()
         """By tenant."""
-        gateway.metrics.gauge_of("websocket_connections_active", self._num_open.total)
+        services.core.metrics.gauge_of("websocket_connections_active", self._num_open.total)
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serve one authorized websocket, from before it is accepted to its end."""
@@ -53,7 +53,7 @@ class Sessions:
         except TokenMeshError as error:
             await websocket.send_denial_response(error_response(error, websocket.scope))
             return
-        metrics, started_s = self._gateway.metrics, monotonic_s()
+        metrics, started_s = self._services.core.metrics, monotonic_s()
         metrics.counter("websocket_connections").inc()
         self._num_open[tenant.name] += 1
         try:
@@ -65,12 +65,12 @@ class Sessions:
 
     async def _admit(self, query: Mapping[str, str], tenant: Tenant) -> SessionConfig:
         """Raises Overloaded, Draining, UnknownModel."""
-        gateway, model = self._gateway, query.get("model")
-        card = await gateway.catalog.find_soon(model)
+        services, model = self._services, query.get("model")
+        card = await services.core.mesh.catalog.find_soon(model)
         # No await from here until the session is counted, so that no limit can be exceeded.
-        if gateway.draining.is_set():
+        if services.core.draining.is_set():
             raise Draining("this gateway is draining and opens no new sessions")
-        limit = gateway.settings.realtime_max_sessions
+        limit = services.core.settings.realtime_max_sessions
         if self._num_open.total() >= limit:
             raise Overloaded(
                 f"all {limit} realtime sessions are in use", retry_after_s=_RETRY_AFTER_S
@@ -86,7 +86,7 @@ class Sessions:
         )
 
     async def _run(self, websocket: WebSocket, config: SessionConfig) -> None:
-        gateway, session_id = self._gateway, new_request_id("sess")
+        services, session_id = self._services, new_request_id("sess")
         access = access_of(websocket)
         offered = websocket.scope.get("subprotocols", [])
         headers = [(b"x-request-id", session_id.encode())]
@@ -99,9 +99,9 @@ class Sessions:
         with span("realtime_session", attributes, parent=parent):
             protocol = _PROTOCOL if _PROTOCOL in offered else None
             await websocket.accept(protocol, headers)
-            channel = Channel(websocket, gateway.settings.write_timeout_s)
+            channel = Channel(websocket, services.core.settings.write_timeout_s)
             try:
-                await RealtimeSession(session_id, config, gateway, channel, access).run()
+                await RealtimeSession(session_id, config, services, channel, access).run()
             except asyncio.CancelledError:
                 # The server stops before the response is done. Nothing awaits this task.
                 await channel.close(RESTARTS)

@@ -21,6 +21,7 @@ from tokenmesh.services.gateway.apis.realtime.errors import (
 )
 from tokenmesh.services.gateway.apis.realtime.events import Channel
 from tokenmesh.services.gateway.apis.realtime.response import RealtimeResponse, ResponseOutput
+from tokenmesh.services.gateway.apis.realtime.services import RealtimeServices
 from tokenmesh.services.gateway.apis.realtime.session_config import SessionConfig, translate
 from tokenmesh.services.gateway.apis.realtime.speech_input import SpeechInput
 from tokenmesh.services.gateway.apis.realtime.vllm_dialect import (
@@ -33,7 +34,6 @@ from tokenmesh.services.gateway.apis.realtime.vllm_dialect import (
 )
 from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.services.gateway.core.tenancy.tenant import Access
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.clock import monotonic_s, wall_s
 from tokenmesh.shared.errors import (
     Cancelled,
@@ -58,22 +58,22 @@ class RealtimeSession:
         self,
         session_id: str,
         config: SessionConfig,
-        gateway: Gateway,
+        services: RealtimeServices,
         channel: Channel,
         access: Access,
     ) -> None:
         self._id = session_id
         self._config = config
-        self._gateway = gateway
-        self._settings = gateway.settings
+        self._services = services
+        self._settings = services.core.settings
         self._channel = channel
         self._access = access
-        self._conversation = RealtimeConversation(gateway.settings)
+        self._conversation = RealtimeConversation(self._settings)
         self._conversation_id = new_request_id("conv")
         self._response: RealtimeResponse | None = None
         self._lock = asyncio.Lock()  # held while an event is handled, or speech is answered
         self._speech = SpeechInput(
-            gateway, channel, self._conversation, access, config, self._interrupt, self._answer
+            services, channel, self._conversation, access, config, self._interrupt, self._answer
         )
         self._group = asyncio.TaskGroup()
         self._ends_s = monotonic_s() + self._settings.realtime_session_timeout_s
@@ -114,7 +114,7 @@ class RealtimeSession:
 
     async def _end_when_draining(self) -> None:
         """Raises Draining when the gateway drains and the current response is done."""
-        await self._gateway.draining.wait()
+        await self._services.core.draining.wait()
         if self._response is not None:
             await self._response.done()
         raise Draining("this gateway is about to stop")
@@ -183,7 +183,7 @@ class RealtimeSession:
         return events.read_event(value)
 
     async def _choose_model(self, event: VllmUpdate) -> None:
-        card = await self._gateway.catalog.find_soon(event.model)
+        card = await self._services.core.mesh.catalog.find_soon(event.model)
         self._config = transcribing(self._config, event.model or card.name)
         await self._speech.configure(self._config)
 
@@ -203,7 +203,7 @@ class RealtimeSession:
 
     async def _update(self, event: events.SessionUpdate) -> None:
         config = self._config.updated(event.session)
-        await self._gateway.catalog.find_soon(config.model)
+        await self._services.core.mesh.catalog.find_soon(config.model)
         self._config = config
         await self._speech.configure(config)
         view = config.view(self._id, self._expires_at_s)
@@ -261,7 +261,7 @@ class RealtimeSession:
             await self._create_response(event)
 
     async def _create_response(self, event: events.ResponseCreate) -> None:
-        if self._gateway.draining.is_set():
+        if self._services.core.draining.is_set():
             raise Draining("this gateway is about to stop: open a new session")
         if self._config.is_transcription:
             raise InvalidInput("a transcription session has no responses", param="type")
@@ -280,7 +280,7 @@ class RealtimeSession:
         context = RequestContext(
             RequestId(new_request_id("resp")), True, monotonic_s(), self._access
         )
-        context.lease = await self._gateway.admission.admit(context)
+        context.lease = await self._services.core.tenancy.admission.admit(context)
         try:
             self._response = await self._make_response(config, fields, context, is_apart=is_apart)
             await self._response.start(self._group)
@@ -298,10 +298,10 @@ class RealtimeSession:
     ) -> RealtimeResponse:
         translation = translate(config, self._input(fields))
         with translation.client_paths():
-            generation = await build_chat(self._gateway.builder, translation.chat, context)
+            generation = await build_chat(self._services.builder, translation.chat, context)
         return RealtimeResponse(
             generation,
-            self._gateway,
+            self._services,
             self._channel,
             ResponseOutput(context.request_id, None if is_apart else self._conversation),
             translation.fields,

@@ -24,13 +24,13 @@ from tokenmesh.services.gateway.apis.realtime.conversation import (
 from tokenmesh.services.gateway.apis.realtime.errors import ResponseActive
 from tokenmesh.services.gateway.apis.realtime.events import Channel, ResponseCreate
 from tokenmesh.services.gateway.apis.realtime.item_transcript import ItemTranscripts, LiveTranscript
+from tokenmesh.services.gateway.apis.realtime.services import RealtimeServices
 from tokenmesh.services.gateway.apis.realtime.session_config import SessionConfig
 from tokenmesh.services.gateway.apis.realtime.vllm_dialect import DONE
 from tokenmesh.services.gateway.core.files.uploads import NewFile, new_file_id
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.event_loop import Turns, off_loop
 from tokenmesh.services.gateway.core.tenancy.tenant import Access
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.base64_text import decode_base64
 from tokenmesh.shared.errors import Cancelled, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
@@ -63,7 +63,7 @@ class SpeechInput:
 
     def __init__(
         self,
-        gateway: Gateway,
+        services: RealtimeServices,
         channel: Channel,
         conversation: RealtimeConversation,
         access: Access,
@@ -72,7 +72,7 @@ class SpeechInput:
         on_turn: Callable[[ResponseCreate], Awaitable[None]],
     ) -> None:
         """`on_start`: speech has begun that interrupts; `on_turn`: an item is to be answered."""
-        self._gateway = gateway
+        self._services = services
         self._channel = channel
         self._conversation = conversation
         self._access = access
@@ -83,7 +83,7 @@ class SpeechInput:
         self._item_id = new_request_id("item")
         self._waiting: asyncio.Queue[_Turn] = asyncio.Queue(_MAX_WAITING)
         self._newest: _Turn | None = None
-        self._transcripts = ItemTranscripts(gateway, channel, access)
+        self._transcripts = ItemTranscripts(services, channel, access)
         self._live: LiveTranscript | None = None
         """Of the next item."""
         self._lives: set[LiveTranscript] = set()
@@ -92,7 +92,7 @@ class SpeechInput:
         """Tokens of the text that vLLM's client has not got whole."""
 
     def _new_buffer(self) -> InputBuffer:
-        max_s = self._gateway.settings.realtime_max_audio_s
+        max_s = self._services.core.settings.realtime_max_audio_s
         audio, is_vllm = self._session.audio, self._session.is_vllm
         return InputBuffer(audio.rate, max_s, audio.detection, keeps_silence=is_vllm)
 
@@ -222,14 +222,14 @@ class SpeechInput:
             filename="speech.wav",
             purpose="user_data",
             owner=self._access.tenant.name,
-            ttl_s=self._gateway.settings.file_ttl_s,
+            ttl_s=self._services.core.settings.file_ttl_s,
         )
-        await self._gateway.uploads.add_data(new, data, self._access.tenant)
+        await self._services.core.uploads.add_data(new, data, self._access.tenant)
         return StoredRecording(new.id, len(data))
 
     async def _is_heard(self) -> bool:
         try:
-            card = await self._gateway.catalog.find_soon(self._session.model)
+            card = await self._services.core.mesh.catalog.find_soon(self._session.model)
         except TokenMeshError:
             return False  # the response reports it
         return card.takes_audio
@@ -240,7 +240,7 @@ class SpeechInput:
             await self._cancel(live)
         with suppress(TokenMeshError):
             for each in self._conversation.recordings():
-                await self._gateway.uploads.remove(each.file_id, self._access)
+                await self._services.core.uploads.remove(each.file_id, self._access)
 
     def holds(self, event: ResponseCreate) -> bool:
         """Whether a response waits for the newest item's transcript, and `run` starts it.

@@ -19,9 +19,9 @@ from tokenmesh.services.gateway.apis.responses.items import (
     item_prefix,
     shaped_item,
 )
-from tokenmesh.services.gateway.apis.responses.log_writer import OVERHEAD_BYTES, StoredShares
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.event_loop import Turns
+from tokenmesh.services.gateway.core.tenancy.stored_shares import OVERHEAD_BYTES, StoredShares
 from tokenmesh.services.gateway.core.tenancy.tenant import Access
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config.responses import ResponseSettings

@@ -12,8 +12,8 @@ from typing import Any
 from tokenmesh.services.gateway.apis.openai.response_parts import LogprobShapes
 from tokenmesh.services.gateway.apis.openai.shapes import ChatLogprob
 from tokenmesh.services.gateway.apis.openai.translation import FieldNames, Json
+from tokenmesh.services.gateway.apis.responses.content_logprobs import ContentLogprobs
 from tokenmesh.services.gateway.apis.responses.event_log import encode_frames
-from tokenmesh.services.gateway.apis.responses.model_turn import ContentLogprobs, RawMessages
 from tokenmesh.services.gateway.apis.responses.output_items import (
     Event,
     EventRecorder,
@@ -26,6 +26,7 @@ from tokenmesh.services.gateway.apis.responses.output_items import (
     OutputStatus,
     add_listing,
 )
+from tokenmesh.services.gateway.apis.responses.raw_messages import RawMessages
 from tokenmesh.services.gateway.apis.responses.shapes import error_facts, usage_fields
 from tokenmesh.services.gateway.apis.responses.tools import ToolName
 from tokenmesh.services.gateway.core.generation.chunk import OutputChunk

@@ -11,7 +11,6 @@ from typing import Final
 
 from tokenmesh.services.gateway.apis.responses.conversations import Conversations
 from tokenmesh.services.gateway.apis.responses.event_log import EventLog, read_log
-from tokenmesh.services.gateway.apis.responses.log_writer import StoredShares
 from tokenmesh.services.gateway.apis.responses.records import (
     Record,
     ResponseBegun,
@@ -23,6 +22,7 @@ from tokenmesh.services.gateway.apis.responses.records import (
 )
 from tokenmesh.services.gateway.core.http.event_loop import Turns
 from tokenmesh.services.gateway.core.mesh.ownership import OwnerMarks
+from tokenmesh.services.gateway.core.tenancy.stored_shares import StoredShares
 from tokenmesh.services.gateway.core.tenancy.tenant import Access
 from tokenmesh.shared.bus.jetstream import JetStreamJournal, StreamSpec
 from tokenmesh.shared.bus.message_bus import MessageBus

@@ -17,8 +17,8 @@ from tokenmesh.services.gateway.apis.responses.mcp_servers import (
     RequestedServer,
     read_servers,
 )
-from tokenmesh.services.gateway.apis.responses.model_turn import RawMessages
 from tokenmesh.services.gateway.apis.responses.output_items import Event, McpCallItem
+from tokenmesh.services.gateway.apis.responses.raw_messages import RawMessages
 from tokenmesh.services.gateway.apis.responses.records import CallBegun, CallEnded, ToolsListed
 from tokenmesh.services.gateway.apis.responses.request import ResponsesRequest
 from tokenmesh.services.gateway.apis.responses.shapes import response_object

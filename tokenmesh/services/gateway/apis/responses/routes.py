@@ -8,6 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.apis.openai.tokens import count_prompt_tokens
 from tokenmesh.services.gateway.apis.openai.translation import Json
 from tokenmesh.services.gateway.apis.responses.conversations import Conversations, item_of
@@ -17,17 +18,17 @@ from tokenmesh.services.gateway.apis.responses.items import page
 from tokenmesh.services.gateway.apis.responses.request import Include, ResponsesRequest
 from tokenmesh.services.gateway.apis.responses.response_logs import not_found
 from tokenmesh.services.gateway.apis.responses.response_plan import prepare
-from tokenmesh.services.gateway.apis.responses.service import ResponseReader
+from tokenmesh.services.gateway.apis.responses.service import ResponseReader, Responses
 from tokenmesh.services.gateway.apis.responses.shapes import InputTokens
 from tokenmesh.services.gateway.apis.responses.translation import is_long, translate
 from tokenmesh.services.gateway.core.context import access_of, context_of
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body import body_schema, read_json
 from tokenmesh.services.gateway.core.http.endpoint import Endpoint
 from tokenmesh.services.gateway.core.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.core.http.event_loop import off_loop
 from tokenmesh.services.gateway.core.http.fields import Bounded, Metadata
 from tokenmesh.services.gateway.core.http.sse import JSON, json_response
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.ids import RequestId, new_response_id
 from tokenmesh.shared.telemetry import span
 
@@ -39,15 +40,15 @@ Includes = Annotated[list[Include] | None, Query()]
 Number = Annotated[int | None, Query(ge=0, le=_MAX_NUMBER)]
 
 
-def response_endpoint(gateway: Gateway) -> Endpoint:
+def response_endpoint(core: Core, responses: Responses) -> Endpoint:
     """The function of POST /v1/responses."""
-    maker = gateway.responses.maker
+    maker, builder = responses.maker, RequestBuilder(core)
 
     async def create_response(request: Request) -> Response:
         """Answer a conversation as items, whole or as a stream of events."""
         context = context_of(request.scope)
         with span("validate"):
-            body = await read_json(request, ResponsesRequest, gateway.settings)
+            body = await read_json(request, ResponsesRequest, core.settings)
             may_skip = body.store is None
             body = maker.resolve(body)
             response_id = new_response_id()
@@ -56,41 +57,41 @@ def response_endpoint(gateway: Gateway) -> Endpoint:
                 context.request_id = RequestId(response_id)
             if maker.needs_run(body):
                 return await maker.make(body, response_id, context, may_skip_storing=may_skip)
-            prepared = await prepare(gateway.builder, body, context, response_id)
+            prepared = await prepare(builder, body, context, response_id)
         names = prepared.translation.fields
         writer = ResponseWriter(prepared.events, names)
         context.rename_error = names.rename
-        return gateway.respond(prepared.generation, writer)
+        return core.respond(prepared.generation, writer)
 
     return create_response
 
 
-def input_tokens_router(gateway: Gateway) -> APIRouter:
-    router = APIRouter(tags=["responses"])
+def input_tokens_router(core: Core, responses: Responses) -> APIRouter:
+    router, builder = APIRouter(tags=["responses"]), RequestBuilder(core)
 
     @router.post(f"{PATH}/input_tokens", openapi_extra=body_schema(ResponsesRequest))
     async def count_input_tokens(request: Request) -> Response:
         """How many tokens a response's prompt would have, those of earlier responses included."""
         context = context_of(request.scope)
-        body = await read_json(request, ResponsesRequest, gateway.settings)
-        body, previous = await gateway.responses.maker.load_history(body, context.access)
+        body = await read_json(request, ResponsesRequest, core.settings)
+        body, previous = await responses.maker.load_history(body, context.access)
         is_large = is_long(body, previous) or context.has_large_body
         translation = await off_loop(is_large, translate, body, previous)
         context.warnings.extend(translation.warnings)
         with translation.client_paths():
-            count = await count_prompt_tokens(gateway, translation.chat, context)
+            count = await count_prompt_tokens(core, builder, translation.chat, context)
         return json_response(InputTokens(input_tokens=count))
 
     return router
 
 
-def stored_responses_router(gateway: Gateway) -> APIRouter:
+def stored_responses_router(core: Core, responses: Responses) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
     def reader(response_id: str) -> ResponseReader:
-        if gateway.responses.reader is None:
+        if responses.reader is None:
             raise not_found(response_id)
-        return gateway.responses.reader
+        return responses.reader
 
     @router.get(_STORED)
     async def get_response(
@@ -109,7 +110,7 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
             raise invalid("include_obfuscation", "is not supported")
         first = 0 if starting_after is None else starting_after + 1
         frames = await reader(response_id).events(response_id, access, first)
-        return FramesResponse(frames, gateway.settings)
+        return FramesResponse(frames, core.settings)
 
     @router.delete(_STORED)
     async def delete_response(request: Request, response_id: str) -> Response:
@@ -123,14 +124,14 @@ def stored_responses_router(gateway: Gateway) -> APIRouter:
         access = access_of(request)
         return _json(await reader(response_id).cancel(response_id, access))
 
-    _add_input_items(router, gateway, reader)
+    _add_input_items(router, responses, reader)
     return router
 
 
 def _add_input_items(
-    router: APIRouter, gateway: Gateway, reader: Callable[[str], ResponseReader]
+    router: APIRouter, responses: Responses, reader: Callable[[str], ResponseReader]
 ) -> None:
-    max_items = gateway.responses.settings.max_input_items
+    max_items = responses.settings.max_input_items
 
     @router.get(f"{_STORED}/input_items")
     async def list_input_items(
@@ -176,12 +177,12 @@ class ConversationItems(Bounded, extra="allow", strict=True):
 CONVERSATION_BODIES: Final = (ConversationRequest, ConversationUpdate, ConversationItems)
 
 
-def conversations_router(gateway: Gateway) -> APIRouter:
+def conversations_router(core: Core, responses: Responses) -> APIRouter:
     """The routes of conversations."""
     router = APIRouter(tags=["conversations"])
 
     def store() -> Conversations:
-        found = gateway.responses.conversations
+        found = responses.conversations
         if found is None:
             raise NotSupported("conversations are not supported: this server stores no responses")
         return found
@@ -189,7 +190,7 @@ def conversations_router(gateway: Gateway) -> APIRouter:
     @router.post("/v1/conversations", openapi_extra=body_schema(ConversationRequest))
     async def create_conversation(request: Request) -> Response:
         """A new conversation, for the field `conversation` of responses."""
-        body = await read_json(request, ConversationRequest, gateway.settings)
+        body = await read_json(request, ConversationRequest, core.settings)
         made = await store().create(access_of(request), body.items or [], body.metadata or {})
         return json_response(made.view())
 
@@ -203,7 +204,7 @@ def conversations_router(gateway: Gateway) -> APIRouter:
     )
     async def update_conversation(request: Request, conversation_id: str) -> Response:
         """Replace the metadata of a conversation."""
-        body = await read_json(request, ConversationUpdate, gateway.settings)
+        body = await read_json(request, ConversationUpdate, core.settings)
         metadata = body.metadata or {}
         found = await store().update(conversation_id, access_of(request), metadata)
         return json_response(found.view())
@@ -215,12 +216,12 @@ def conversations_router(gateway: Gateway) -> APIRouter:
         deleted = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
         return json_response(deleted)
 
-    _add_items(router, gateway, store)
+    _add_items(router, core, responses, store)
     return router
 
 
-def _add_items(router: APIRouter, gateway: Gateway, store: Any) -> None:
-    max_items = gateway.responses.settings.max_input_items
+def _add_items(router: APIRouter, core: Core, responses: Responses, store: Any) -> None:
+    max_items = responses.settings.max_input_items
 
     @router.get("/v1/conversations/{conversation_id}/items")
     async def list_items(
@@ -242,7 +243,7 @@ def _add_items(router: APIRouter, gateway: Gateway, store: Any) -> None:
         request: Request, conversation_id: str, include: Includes = None
     ) -> Response:
         """Append items to a conversation."""
-        body = await read_json(request, ConversationItems, gateway.settings)
+        body = await read_json(request, ConversationItems, core.settings)
         items = await store().add(conversation_id, access_of(request), body.items)
         return json_response(page(items, limit=len(items), order="asc", after=None, before=None))
 

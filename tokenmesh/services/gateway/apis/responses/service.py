@@ -21,15 +21,15 @@ from tokenmesh.services.gateway.apis.responses.response_logs import ResponseLogs
 from tokenmesh.services.gateway.apis.responses.response_plan import Planner, ResponseSpec
 from tokenmesh.services.gateway.apis.responses.response_run import RunContext
 from tokenmesh.services.gateway.apis.responses.runs import Runs
+from tokenmesh.services.gateway.core.api import Background
 from tokenmesh.services.gateway.core.context import RequestContext
-from tokenmesh.services.gateway.core.generation.answer import GenerationServices
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body_budget import SHORT_BYTES
 from tokenmesh.services.gateway.core.http.event_loop import off_loop
 from tokenmesh.services.gateway.core.mesh.ownership import OrphanWatch
 from tokenmesh.services.gateway.core.tenancy.tenant import DEFAULT_TENANT, Access, Tenant
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.clock import monotonic_s, now_s
-from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.responses import ResponseSettings
 from tokenmesh.shared.errors import (
     Conflict,
@@ -39,13 +39,11 @@ from tokenmesh.shared.errors import (
     Unavailable,
 )
 from tokenmesh.shared.ids import GatewayId, InstanceId, RequestId, ResponseId
-from tokenmesh.shared.journal import Journal
-from tokenmesh.shared.membership import Members
-from tokenmesh.shared.metrics import Metrics
-from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.subjects import response_cancels
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 
+JOURNAL: Final = "responses"
+"""Its name among those of a gateway."""
 _END_ATTEMPTS: Final = 20
 """An owner that is still alive may append between reading its log and ending it."""
 
@@ -220,40 +218,32 @@ class Adopter:
 _RESPONSE_ID: Final = re.compile(rb"[A-Za-z0-9_-]{1,128}")
 
 
-class Responses:
-    """`journal` None: responses are not stored."""
+class Responses(Background):
+    """Without a journal responses are not stored."""
 
-    def __init__(
-        self,
-        gateway_id: GatewayId,
-        bus: Bus,
-        journal: Journal | None,
-        members: Members,
-        settings: Settings,
-        *,
-        builder: RequestBuilder,
-        services: GenerationServices,
-        tenant_of: Callable[[str], Tenant],
-        metrics: Metrics,
-        redis: Redis | None,
-    ) -> None:
+    def __init__(self, core: Core) -> None:
+        settings, members, metrics = core.config, core.members, core.metrics
         self.settings = settings.responses
-        self._bus = bus
+        self._bus = core.bus
         self._members = members
         self._adopt_delay_s = settings.service.missed_beats * settings.service.beat_interval_s
-        logs = ResponseLogs(journal, self.settings, redis) if journal is not None else None
+        journal = core.journals.get(JOURNAL)
+        logs = ResponseLogs(journal, self.settings, core.redis) if journal is not None else None
+        builder = RequestBuilder(core)
         context = RunContext(
             builder=builder,
-            services=services,
+            services=core.generation,
             conversations=logs.conversations if logs is not None else None,
         )
         self.conversations = context.conversations
-        self._runs = Runs(gateway_id, logs, context, self.settings, metrics)
+        self._runs = Runs(core.id, logs, context, self.settings, metrics)
         planner = Planner(builder, McpServers(self.settings, metrics), self.settings)
         self.maker = ResponseMaker(logs, self._runs, planner, settings.gateway, self.settings)
-        self.reader = ResponseReader(logs, self._runs, bus) if logs is not None else None
+        self.reader = ResponseReader(logs, self._runs, core.bus) if logs is not None else None
         self._adopter = (
-            Adopter(self._runs, logs, planner, self.settings, self._is_alive, tenant_of)
+            Adopter(
+                self._runs, logs, planner, self.settings, self._is_alive, core.tenancy.keys.tenant
+            )
             if logs is not None
             else None
         )

@@ -1,31 +1,26 @@
 """GET and POST /ping, POST /invocations: the interface of SageMaker containers."""
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from tokenmesh.services.gateway.apis.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.apis.openai.routes import CHAT, COMPLETIONS
-from tokenmesh.services.gateway.apis.operator.routes import readiness
-from tokenmesh.services.gateway.apis.pooling.routes import BODIES as POOLING_BODIES
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body import any_body_schema, read_bytes, without_ids
-from tokenmesh.services.gateway.core.http.endpoint import Endpoint
 from tokenmesh.services.gateway.core.mesh.catalog import Catalog
-from tokenmesh.services.gateway.gateway import Gateway
+from tokenmesh.services.gateway.core.readiness import readiness
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.pooling import PoolTask
 
-_BODIES: Final[tuple[type[BaseModel], ...]] = (
-    ChatRequest,
-    CompletionRequest,
-    *dict.fromkeys(POOLING_BODIES.values()),
+_PATHS: Final = (
+    *(CHAT, COMPLETIONS, "/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+    *("/v1/moderations", "/score", "/rerank"),
 )
+"""Routes whose bodies are described."""
 _BY_TASK: Final[dict[PoolTask, str]] = {"embed": "/v1/embeddings", "classify": "/classify"}
 _POOLING: Final = "/pooling"
 """For models with neither task."""
@@ -56,22 +51,21 @@ class _Keys(msgspec.Struct):
     queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def sagemaker_router(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> APIRouter:
-    """`endpoints`: the functions of the tasks by path."""
+def sagemaker_router(core: Core) -> APIRouter:
     router = APIRouter(tags=["generate"])
-    limits = gateway.settings
+    limits, bodies = core.settings, [core.posts[path].body for path in _PATHS]
 
     @router.get("/ping", tags=["operation"])
     async def ping() -> Response:
         """200 while requests can be served; the same as /health."""
-        return readiness(gateway)
+        return readiness(core)
 
     @router.post("/ping", tags=["operation"])
     async def post_ping() -> Response:
         """200 while requests can be served; the same as /health."""
-        return readiness(gateway)
+        return readiness(core)
 
-    @router.post("/invocations", response_model=None, openapi_extra=any_body_schema(_BODIES))
+    @router.post("/invocations", response_model=None, openapi_extra=any_body_schema(bodies))
     async def invoke(request: Request) -> Response:
         """Answer a body as the route of its fields does.
 
@@ -80,7 +74,8 @@ def sagemaker_router(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> API
         `data_1` or `queries` as scores. Models that do not generate have `messages` as `input`.
         """
         parts = [await read_bytes(request, limits.max_body_bytes, limits.body_timeout_s)]
-        endpoint = endpoints[await _path_of(await without_ids(parts[0], limits), gateway.catalog)]
+        path = await _path_of(await without_ids(parts[0], limits), core.mesh.catalog)
+        endpoint = core.posts[path].endpoint
         # Only this list references the body: it is freed as soon as the endpoint is done with it.
         return await endpoint(Request(request.scope, _replayed(parts, request.receive)))
 

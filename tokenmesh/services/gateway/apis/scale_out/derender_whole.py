@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tokenmesh.services.gateway.apis.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.apis.scale_out.derender_request import (
     LogprobCandidate,
     PromptCell,
@@ -19,6 +18,7 @@ from tokenmesh.services.gateway.core.generation.chunk import Output, OutputChunk
 from tokenmesh.services.gateway.core.generation.delivery import Delivery, Inbox
 from tokenmesh.services.gateway.core.generation.request import GenerationRequest, Head, Prompt
 from tokenmesh.services.gateway.core.http.errors import invalid
+from tokenmesh.services.gateway.core.http.id_lists import check_vocabulary
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams

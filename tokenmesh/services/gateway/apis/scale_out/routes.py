@@ -34,14 +34,18 @@ from tokenmesh.services.gateway.apis.scale_out.generate_request import (
     GenerateRequest,
     with_own_names,
 )
-from tokenmesh.services.gateway.apis.scale_out.generate_response import GenerateWriter
+from tokenmesh.services.gateway.apis.scale_out.generate_response import (
+    AbortableResponse,
+    GenerateWriter,
+)
+from tokenmesh.services.gateway.apis.scale_out.scale_out import ScaleOut
 from tokenmesh.services.gateway.apis.scale_out.shapes import RenderedRequest
 from tokenmesh.services.gateway.core.context import RequestContext, access_of, context_of
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body import body_schema, read_json
 from tokenmesh.services.gateway.core.http.endpoint import Endpoint
 from tokenmesh.services.gateway.core.http.errors import NotSupported, invalid
 from tokenmesh.services.gateway.core.http.sse import JSON, json_response
-from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.errors import Forbidden
 from tokenmesh.shared.ids import new_response_id
 from tokenmesh.shared.telemetry import REQUEST_ID, span
@@ -88,13 +92,13 @@ class _ScaleOutRoutes:
     serves.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._scale_out = scale_out = gateway.scale_out
-        self._settings = gateway.settings
+    def __init__(self, core: Core, scale_out: ScaleOut) -> None:
+        self._core = core
+        self._scale_out = scale_out
+        self._settings = core.settings
         self._builder = scale_out.builder
-        builder = DerenderBuilder(scale_out.catalog, scale_out.builder, gateway.vocabularies)
-        self._derenderer = Derenderer(builder, gateway.settings)
+        builder = DerenderBuilder(scale_out.catalog, scale_out.builder, core.mesh.vocabularies)
+        self._derenderer = Derenderer(builder, core.settings)
 
     async def chat(self, request: Request) -> Response:
         """The token ids and sampling parameters of a conversation."""
@@ -125,7 +129,7 @@ class _ScaleOutRoutes:
             translation = await translate_body(body, context)
             await drop_useless_budget(
                 self._scale_out.catalog,
-                self._gateway.vocabularies,
+                self._core.mesh.vocabularies,
                 translation.chat,
                 context,
             )
@@ -195,7 +199,8 @@ class _ScaleOutRoutes:
             body = await read_json(request, GenerateRequest, self._settings)
             context.rename_error = with_own_names
             generation = await self._scale_out.tokens.build(body, context)
-        return self._gateway.respond_abortable(generation, GenerateWriter(generation, body))
+        writer, aborts = GenerateWriter(generation, body), self._scale_out.aborts
+        return AbortableResponse(generation, writer, self._core.generation, aborts)
 
     async def abort_requests(self, request: Request) -> Response:
         """End running generate requests of the tenant by their ids; unknown ids are ignored."""
@@ -217,14 +222,14 @@ def _take_offsets(body: SamplingFields) -> bool:
     return wanted
 
 
-def scale_out_router(gateway: Gateway) -> APIRouter:
+def scale_out_router(core: Core, scale_out: ScaleOut) -> APIRouter:
     """Each route with its function, or with the refusal."""
     router = APIRouter(tags=["scale-out"])
-    if not gateway.scale_out.is_enabled:
+    if not scale_out.is_enabled:
         for path in BODIES:
             router.post(path, include_in_schema=False)(_refuse)
         return router
-    routes = _ScaleOutRoutes(gateway)
+    routes = _ScaleOutRoutes(core, scale_out)
     endpoints: dict[str, Endpoint] = {
         RENDER_CHAT: routes.chat,
         RENDER_COMPLETION: routes.completion,

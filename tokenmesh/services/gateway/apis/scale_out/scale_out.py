@@ -4,7 +4,7 @@ GenerateBuilder turns a GenerateRequest into a GenerationRequest, with or withou
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -17,22 +17,21 @@ from tokenmesh.services.gateway.apis.openai.request_builder import (
     text_options,
 )
 from tokenmesh.services.gateway.apis.openai.sampling import read_budget
-from tokenmesh.services.gateway.apis.openai.sampling_checks import check_vocabulary
 from tokenmesh.services.gateway.apis.scale_out.generate_request import (
     GenerateRequest,
     GenerateSampling,
     RenderedPrompt,
 )
 from tokenmesh.services.gateway.apis.scale_out.generate_response import Aborts
+from tokenmesh.services.gateway.core.api import Background
 from tokenmesh.services.gateway.core.context import RequestContext
-from tokenmesh.services.gateway.core.files.uploads import Uploads
+from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.generation.parsing import ModelText, Parsing
 from tokenmesh.services.gateway.core.generation.request import GenerationRequest, Prompt
+from tokenmesh.services.gateway.core.http.id_lists import check_vocabulary
 from tokenmesh.services.gateway.core.mesh.catalog import Catalog
-from tokenmesh.services.gateway.core.mesh.pipeline import Pipeline
 from tokenmesh.services.gateway.core.mesh.vocabularies import Vocabularies
 from tokenmesh.services.gateway.parsers.formats import FormatFamily
-from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.errors import InvalidInput, PromptTooLong
 from tokenmesh.shared.hashing import chain_head, route_hashes, route_scope
@@ -210,38 +209,19 @@ def _with_rules(
     )
 
 
-class ScaleOut:
+class ScaleOut(Background):
     """Does nothing if the routes are disabled."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        settings: Settings,
-        *,
-        rendered: Catalog,
-        catalog: Catalog,
-        vocabularies: Vocabularies,
-        uploads: Uploads,
-        pipeline: Pipeline,
-        resolve: Callable[[str], Awaitable[None]],
-    ) -> None:
-        """`catalog`: of models that workers serve; `resolve`: see `RequestBuilder`."""
-        limits = settings.gateway
+    def __init__(self, core: Core) -> None:
+        limits, mesh = core.settings, core.mesh
         self.is_enabled = limits.serves_scale_out
-        self.catalog = rendered
+        self.catalog = mesh.rendered
         """Includes models that only a tokenizer serves: that is enough to render."""
-        seeds = SeedSource(limits.seed)
-        self.builder = RequestBuilder(rendered, vocabularies, uploads, limits, resolve, seeds)
-        self.tokens = GenerateBuilder(
-            RequestBuilder(
-                catalog, vocabularies, uploads, limits, resolve, SeedSource(limits.seed)
-            ),
-            catalog,
-            vocabularies,
-            settings,
-        )
-        self.aborts = Aborts(bus, limits.max_abort_requests)
-        self._pipeline = pipeline
+        self.builder = RequestBuilder(core, mesh.rendered, SeedSource(limits.seed))
+        builder = RequestBuilder(core, seeds=SeedSource(limits.seed))
+        self.tokens = GenerateBuilder(builder, mesh.catalog, mesh.vocabularies, core.config)
+        self.aborts = Aborts(core.bus, limits.max_abort_requests)
+        self._pipeline = mesh.pipeline
 
     async def start(self) -> None:
         if self.is_enabled:

@@ -35,6 +35,9 @@ _SPARE_S: Final = 600
 PARTS: Final = "0123456789abcdef"
 """First digits of ids: the files of one are listed at a time."""
 
+JOURNAL: Final = "files"
+"""The name of the journal among those of a gateway."""
+
 
 def open_file_journal(bus: MessageBus, settings: Settings) -> JetStreamJournal:
     """The journal of uploads; its stream is created at first use."""

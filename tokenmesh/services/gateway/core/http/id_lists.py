@@ -5,7 +5,7 @@ ones, and reading them at once would block the event loop for a tenth of a secon
 before validation and read in portions.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, get_args
 
@@ -14,7 +14,7 @@ from annotated_types import MaxLen
 from pydantic import BaseModel
 
 from tokenmesh.services.gateway.core.http.event_loop import Turns
-from tokenmesh.shared.errors import PayloadTooLarge
+from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 _MIN_BYTES: Final = 1024
 _MAX_LISTS: Final = 16_384
@@ -233,3 +233,15 @@ def _only(value: object) -> int:
     if isinstance(value, list) and len(value) == 1 and type(value[0]) is int:
         return value[0]
     return -1
+
+
+def check_vocabulary(
+    name: str, ids: Sequence[int], vocab_size: int, param: str | None = None
+) -> None:
+    """Raise InvalidInput for token ids that the model does not have. `param`: else the name."""
+    highest = max(ids, default=0)
+    if highest >= vocab_size:
+        raise InvalidInput(
+            f"{name}: token id {highest} is out of vocabulary (0 to {vocab_size - 1})",
+            param=param or name,
+        )

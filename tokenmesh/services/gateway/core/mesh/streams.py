@@ -14,18 +14,18 @@ from math import inf
 
 from tokenmesh.services.gateway.core.generation.delivery import Inbox
 from tokenmesh.services.gateway.core.generation.request import Prompt, PromptJob
+from tokenmesh.services.gateway.core.mesh.cancels import Cancels
 from tokenmesh.services.gateway.core.mesh.liveness import Breaker, LivenessTracker
 from tokenmesh.services.gateway.core.mesh.session import Session, SessionState
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Overloaded, TokenMeshError
+from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.ids import GatewayId, WorkerId
-from tokenmesh.shared.messages import Cancel, Tokens
+from tokenmesh.shared.messages import Tokens
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.recent_most import RecentMost
-from tokenmesh.shared.subjects import worker_control
 
 logger = logging.getLogger(__name__)
 
@@ -222,42 +222,6 @@ class Streams:
         self._cancelled_s.move_to_end((worker_id, number))
         if len(self._cancelled_s) > self._settings.max_cancels_known:
             self._cancelled_s.popitem(last=False)
-
-
-class Cancels:
-    """Cancel commands on their way to workers, sent in order by one background task.
-
-    A task that ends a stream is often being cancelled itself, so it cannot send. Commands are not
-    acknowledged: a stream that still sends tokens is cancelled again.
-    """
-
-    def __init__(self, bus: Bus, gateway: GatewayId, limit: int) -> None:
-        self._bus = bus
-        self._gateway = gateway
-        self._waiting: asyncio.Queue[tuple[WorkerId, Cancel]] = asyncio.Queue(limit)
-
-    def put(self, worker_id: WorkerId, stream: int, attempt: int) -> None:
-        """Queue a command. A full queue drops the oldest one."""
-        cancel = Cancel(gateway=self._gateway, stream=stream, attempt=attempt)
-        if self._waiting.full():
-            self._waiting.get_nowait()
-        self._waiting.put_nowait((worker_id, cancel))
-
-    async def run(self) -> None:
-        """Send commands until cancelled."""
-        while True:
-            await self._send(*await self._waiting.get())
-
-    async def flush(self) -> None:
-        """Send what is queued."""
-        while not self._waiting.empty():
-            await self._send(*self._waiting.get_nowait())
-
-    async def _send(self, worker_id: WorkerId, cancel: Cancel) -> None:
-        try:
-            await self._bus.publish(worker_control(worker_id), cancel)
-        except TokenMeshError as error:
-            logger.warning("cannot send a Cancel to %s: %s", worker_id, error)
 
 
 def _runs_on(stream: Stream, worker_id: WorkerId) -> bool:

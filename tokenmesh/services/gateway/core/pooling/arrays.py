@@ -4,7 +4,6 @@ from typing import Any, Final
 
 import numpy
 
-from tokenmesh.services.gateway.apis.pooling.fields import CohereType, EmbedDtype
 from tokenmesh.shared.messages.pooling import Pooled
 
 Array = numpy.ndarray[Any, numpy.dtype[Any]]
@@ -19,7 +18,7 @@ def array_of(pooled: Pooled) -> Array:
     return numpy.frombuffer(pooled.data, dtype="<f4").reshape(pooled.shape)
 
 
-def to_bytes(pooled: Pooled, dtype: EmbedDtype, *, is_big_endian: bool) -> bytes:
+def to_bytes(pooled: Pooled, dtype: str, *, is_big_endian: bool) -> bytes:
     """The numbers as bytes of a type, rounded to the nearest even; row by row."""
     values = array_of(pooled)
     order = ">" if is_big_endian else "<"
@@ -61,7 +60,7 @@ def _to_fp8(values: Array, dtype: str) -> Array:
     return codes
 
 
-def quantized(pooled: Pooled, kind: CohereType) -> list[int]:
+def quantized(pooled: Pooled, kind: str) -> list[int]:
     """An embedding as small integers: of [-1, 1] in 255 steps, or the signs, eight to a byte."""
     values = array_of(pooled)
     if kind in ("binary", "ubinary"):

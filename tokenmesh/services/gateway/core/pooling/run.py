@@ -14,9 +14,6 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenmesh.services.gateway.apis.pooling.dispatcher import PoolDispatcher
-from tokenmesh.services.gateway.apis.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolBatch, PoolJob
-from tokenmesh.services.gateway.apis.pooling.prompts import PoolTokenizer
 from tokenmesh.services.gateway.core.context import RequestContext, context_of
 from tokenmesh.services.gateway.core.files.uploads import Uploads
 from tokenmesh.services.gateway.core.generation.answer import GenerationServices
@@ -24,6 +21,9 @@ from tokenmesh.services.gateway.core.generation.usage import Usage, usage_of
 from tokenmesh.services.gateway.core.http.body_budget import SHORT_BYTES, BodyBudget, Share
 from tokenmesh.services.gateway.core.http.event_loop import off_loop
 from tokenmesh.services.gateway.core.http.response_sender import ClientWatch, ResponseSender
+from tokenmesh.services.gateway.core.pooling.dispatcher import PoolDispatcher
+from tokenmesh.services.gateway.core.pooling.job import FLOAT_BYTES, PER_TOKEN, PoolBatch, PoolJob
+from tokenmesh.services.gateway.core.pooling.prompts import PoolTokenizer
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Cancelled, PayloadTooLarge, TokenMeshError
@@ -170,7 +170,7 @@ def _joined_pieces(
 ) -> list[Pooled]:
     """The embedding of each item: the mean of its parts', weighted by their tokens."""
     # numpy is imported when it is first needed, in this thread.
-    from tokenmesh.services.gateway.apis.pooling import arrays
+    from tokenmesh.services.gateway.core.pooling import arrays
 
     found, start = [], 0
     for item in items:

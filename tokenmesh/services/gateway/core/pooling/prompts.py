@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.apis.openai.sampling_checks import check_vocabulary
-from tokenmesh.services.gateway.apis.pooling.job import PoolJob
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.http.event_loop import Turns
+from tokenmesh.services.gateway.core.http.id_lists import check_vocabulary
 from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls
+from tokenmesh.services.gateway.core.pooling.job import PoolJob
 from tokenmesh.shared import subjects
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config.gateway import GatewaySettings

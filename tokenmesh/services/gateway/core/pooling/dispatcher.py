@@ -13,7 +13,10 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.services.gateway.apis.pooling.job import (
+from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls, card_attributes
+from tokenmesh.services.gateway.core.mesh.liveness import Breaker
+from tokenmesh.services.gateway.core.mesh.streams import Streams
+from tokenmesh.services.gateway.core.pooling.job import (
     FLOAT_BYTES,
     PER_TOKEN,
     PoolBatch,
@@ -21,9 +24,6 @@ from tokenmesh.services.gateway.apis.pooling.job import (
     split,
     with_embeddings,
 )
-from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls, card_attributes
-from tokenmesh.services.gateway.core.mesh.liveness import Breaker
-from tokenmesh.services.gateway.core.mesh.streams import Streams
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s

@@ -1,0 +1,1 @@
+"""Numbers instead of text: prompts whose embeddings, classes or scores workers compute."""
