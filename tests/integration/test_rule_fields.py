@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.fakes.back_end import BackEnd, fake_tokenizer
-from tokenmesh.services.gateway.apis.openai import completion_builder as fill_in
+from tokenmesh.services.gateway.apis.openai import suffix as fill_in
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages.sampling import RepetitionRule, ThinkingBudget
 from tokenmesh.shared.tokens import unpack_ids
