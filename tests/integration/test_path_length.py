@@ -13,8 +13,8 @@ from tokenmesh.services import gateway
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 ROOT = str(Path(str(gateway.__file__)).parent)
-MAX_FILES = 52
-MAX_FUNCTIONS = 318
+MAX_FILES = 54
+MAX_FUNCTIONS = 320
 NOT_A_FUNCTION = ("<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
 
 
