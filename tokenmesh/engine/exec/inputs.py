@@ -14,17 +14,8 @@ from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.layers.step import NO_MEDIA, HostStep, Patch, StepMedia
 from tokenmesh.engine.plan import ScheduledRow
 from tokenmesh.engine.sampling.logprobs import PromptSpan
+from tokenmesh.engine.sampling.sampler import Drafted
 from tokenmesh.kernels.lora import AdapterRows
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Drafts of one row that samples."""
-
-    row: int
-    token_ids: list[int]
-    first: int
-    """Of the places in `StepInputs.last_tokens` for what is drawn after each of them."""
 
 
 @dataclass(frozen=True, slots=True)

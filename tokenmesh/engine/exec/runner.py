@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count as counting
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
-from tokenmesh.engine.exec.inputs import Drafted, StepInputs, build_inputs
+from tokenmesh.engine.exec.inputs import StepInputs, build_inputs
 from tokenmesh.engine.exec.placeholders import within_vocabulary
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.models.api import LanguageModel
@@ -202,39 +201,19 @@ class TorchRunner:
             alignments=logits.alignments,
         )
         if logits.sampled is not None:
-            num_rows = len(inputs.sampled_rows)
-            draws = self._sampler.draw(inputs.sampled_rows, logits.sampled[:num_rows])
+            draws = self._sampler.draw(inputs.sampled_rows, logits.sampled, inputs.drafted)
             result.errors |= draws.errors
             result.non_retryable |= draws.non_retryable
             self._note_draws(draws, result)
-            if inputs.drafted:
-                self._verify(inputs.drafted, logits.sampled, result)
         for number, error in result.errors.items():
             self._rows.fail(number, error)
         return result
 
-    def _verify(self, drafted: list[Drafted], logits: torch.Tensor, result: StepResult) -> None:
-        """Draw on after drafts [N + D, V], place by place, for as long as they are what was drawn.
-
-        A row that cannot draw says so in the step after, as it would without drafts.
-        """
-        for place in counting():
-            drafted = [
-                each
-                for each in drafted
-                if place < len(each.token_ids)
-                and result.tokens.get(each.row, [])[place:] == each.token_ids[place : place + 1]
-            ]
-            if not drafted:
-                return
-            places = [each.first + place for each in drafted]
-            self._note_draws(
-                self._sampler.draw([each.row for each in drafted], logits[places]), result
-            )
-
     def _note_draws(self, draws: Draws, result: StepResult) -> None:
-        for number, draw in draws.draw_by_row.items():
-            self._rows[number].token_ids.append(draw.token_id)
-            result.tokens.setdefault(number, []).append(draw.token_id)
-            if draw.logprobs is not None:
-                result.logprobs.setdefault(number, []).append(draw.logprobs)
+        for number, drawn in draws.draws_by_row.items():
+            token_ids = [draw.token_id for draw in drawn]
+            self._rows[number].token_ids += token_ids
+            result.tokens[number] = token_ids
+            logprobs = [draw.logprobs for draw in drawn if draw.logprobs is not None]
+            if logprobs:
+                result.logprobs[number] = logprobs

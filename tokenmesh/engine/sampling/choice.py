@@ -111,6 +111,10 @@ class _Row:
     """Output position of the next token."""
     is_greedy: bool
 
+    def ahead(self, places: int) -> "_Row":
+        """The same row, so many tokens later."""
+        return _Row(self.params, self.position + places, self.is_greedy) if places else self
+
 
 class ChoiceState:
     """How each row chooses a token."""
@@ -143,11 +147,19 @@ class ChoiceState:
         """A row has drawn a token."""
         self._row_by_number[number].position += 1
 
-    def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
-        """logits [N, V] -> [N] token ids. Rows without any possible token get an arbitrary one."""
+    def apply(
+        self, logits: torch.Tensor, numbers: Sequence[int], ahead: Sequence[int]
+    ) -> torch.Tensor:
+        """logits [N, V] -> [N] token ids. Rows without any possible token get an arbitrary one.
+
+        `ahead`: by how many tokens each is behind the next one of its row.
+        """
         if self.is_greedy:
             return first_max(logits)
-        rows = [self._row_by_number[number] for number in numbers]
+        rows = [
+            self._row_by_number[number].ahead(places)
+            for number, places in zip(numbers, ahead, strict=True)
+        ]
         tokens = torch.empty(len(rows), dtype=torch.int64)
         greedy = [i for i, row in enumerate(rows) if row.is_greedy]
         if greedy:

@@ -132,7 +132,7 @@ class DeviceDraws:
         draws = Draws()
         for index, number in enumerate(numbers):
             if flaws[index] == SOUND:
-                draws.draw_by_row[number] = Draw(tokens[index], entries.get(index))
+                draws.draws_by_row[number] = [Draw(tokens[index], entries.get(index))]
             elif flaws[index] == LOGITS_NOT_FINITE:
                 draws.errors[number] = NOT_FINITE
             else:

@@ -44,6 +44,9 @@ class BadWordState:
     def __len__(self) -> int:
         return len(self._row_by_number)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._row_by_number
+
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
         row = self._row_by_number.get(number)
@@ -109,25 +112,26 @@ class VocabularyState:
         if row is not None:
             row.num_missing -= 1
 
-    def apply(self, logits: torch.Tensor, numbers: Sequence[int]) -> None:
-        """Change logits [N, V] in place; numbers [N] are the rows they belong to."""
+    def apply(self, logits: torch.Tensor, numbers: Sequence[int], ahead: Sequence[int]) -> None:
+        """Change logits [N, V] in place; numbers [N] are the rows they belong to, `ahead` how many
+        tokens they are behind the next one of the row."""
         if not self._row_by_number:
             return
         for index, number in enumerate(numbers):
             row = self._row_by_number.get(number)
             if row is not None:
-                _change(logits[index], row)
+                _change(logits[index], row, row.num_missing - ahead[index])
 
     def _known(self, ids: Sequence[int]) -> list[int]:
         return [token for token in ids if 0 <= token < self._vocab_size]
 
 
-def _change(logits: torch.Tensor, row: _Row) -> None:
+def _change(logits: torch.Tensor, row: _Row, num_missing: int) -> None:
     if row.allowed is not None:
         kept = logits[row.allowed]
         logits.fill_(float("-inf"))
         logits[row.allowed] = kept
     if row.biased is not None:
         logits[row.biased] += row.bias
-    if row.num_missing > 0:
+    if num_missing > 0:
         logits[row.stops] = float("-inf")

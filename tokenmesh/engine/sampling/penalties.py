@@ -72,6 +72,9 @@ class PenaltyState:
     def __len__(self) -> int:
         return len(self._row_by_number)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._row_by_number
+
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
         row = self._row_by_number.get(number)

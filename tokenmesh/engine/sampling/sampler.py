@@ -1,7 +1,7 @@
 """Sampler: the order in which logits become tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,11 +32,22 @@ class Draw:
     logprobs: TokenLogprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Drafts of one row that samples."""
+
+    row: int
+    token_ids: list[int]
+    first: int
+    """Of the places in the logits for what is drawn after each of them."""
+
+
 @dataclass(slots=True)
 class Draws:
-    """The outcome of one step. Every row is in `draw_by_row` or in `errors`."""
+    """The outcome of one step. Every row is in `draws_by_row` or in `errors`."""
 
-    draw_by_row: dict[int, Draw] = field(default_factory=dict)
+    draws_by_row: dict[int, list[Draw]] = field(default_factory=dict)
+    """One, and one more after each draft that was right."""
     errors: dict[int, str] = field(default_factory=dict)
     non_retryable: set[int] = field(default_factory=set)
     """Rows of `errors` that would fail on every worker."""
@@ -45,6 +56,31 @@ class Draws:
         """Fail a row whose own parameters leave no token, which no retry changes."""
         self.errors[number] = error
         self.non_retryable.add(number)
+
+    @property
+    def draw_by_row(self) -> dict[int, Draw]:
+        """The first of each row."""
+        return {row: draws[0] for row, draws in self.draws_by_row.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """By place of a batch."""
+
+    token_ids: list[int]
+    is_sound: list[bool]
+    is_possible: list[bool]
+    failed: Mapping[int, str]
+    """By row: why its grammar allows nothing."""
+    logprobs: dict[int, TokenLogprobs]
+
+    def problem(self, index: int, number: int) -> str | None:
+        """Why the row could not draw there; None: it could."""
+        if not self.is_sound[index]:
+            return NOT_FINITE
+        if number in self.failed:
+            return self.failed[number]
+        return None if self.is_possible[index] else NOTHING_ALLOWED
 
 
 class _HostState(SamplerFeature, Protocol):
@@ -84,10 +120,91 @@ class Sampler(RowStates[_HostState]):
             self._speech,
         )
         """Features that change logits, in their order."""
+        self._following = (
+            self._grammars,
+            self._penalties,
+            self._bad_words,
+            self._thinking,
+            self._speech,
+        )
+        """Those of them that depend on which tokens a row drew."""
         super().__init__((*self._changing, self._choice))
 
-    def draw(self, numbers: Sequence[int], logits: torch.Tensor) -> Draws:
-        """Draw one token for each row; logits [N, V] are overwritten."""
+    def draw(
+        self, numbers: Sequence[int], logits: torch.Tensor, drafted: Sequence[Drafted] = ()
+    ) -> Draws:
+        """Draw one token for each row; logits [N + D, V] are overwritten.
+
+        A row of `drafted` draws on from its places among the D for as long as its drafts are what
+        it drew. Where it can draw no further, the step after says so.
+        """
+        at_once = [each for each in drafted if not self._depends_on_draws(each.row)]
+        rows = [*numbers, *(each.row for each in at_once for _ in each.token_ids)]
+        ahead = [0] * len(numbers)
+        places = list(range(len(numbers)))
+        for each in at_once:
+            ahead += range(1, len(each.token_ids) + 1)
+            places += range(each.first, each.first + len(each.token_ids))
+        # a copy only where rows in between are drawn place by place
+        chosen = logits if len(places) == len(logits) else logits[places]
+        drawn = self._draw(rows, chosen, ahead)
+        draws = Draws()
+        for index, number in enumerate(numbers):
+            self._note(draws, drawn, index, number)
+        index = len(numbers)
+        for each in at_once:
+            for place, token in enumerate(each.token_ids):
+                so_far = draws.draws_by_row.get(each.row, [])
+                if len(so_far) != place + 1 or so_far[-1].token_id != token:
+                    break
+                if drawn.problem(index + place, each.row) is not None:
+                    break
+                self._note(draws, drawn, index + place, each.row)
+            index += len(each.token_ids)
+        self._draw_place_by_place([each for each in drafted if each not in at_once], logits, draws)
+        return draws
+
+    def _draw_place_by_place(
+        self, drafted: Sequence[Drafted], logits: torch.Tensor, draws: Draws
+    ) -> None:
+        """Of rows whose logits depend on what they drew before."""
+        for place in range(max((len(each.token_ids) for each in drafted), default=0)):
+            drafted = [
+                each
+                for each in drafted
+                if place < len(each.token_ids)
+                and [draw.token_id for draw in draws.draws_by_row.get(each.row, [])[place:]]
+                == each.token_ids[place : place + 1]
+            ]
+            rows = [each.row for each in drafted]
+            if not rows:
+                return
+            at = [each.first + place for each in drafted]
+            drawn = self._draw(rows, logits[at], [0] * len(rows))
+            for index, number in enumerate(rows):
+                if drawn.problem(index, number) is None:
+                    self._note(draws, drawn, index, number)
+
+    def _depends_on_draws(self, number: int) -> bool:
+        """Whether what the row drew changes its next logits by more than a count."""
+        return any(number in state for state in self._following)
+
+    def _note(self, draws: Draws, drawn: "_Drawn", index: int, number: int) -> None:
+        problem = drawn.problem(index, number)
+        if problem == NOT_FINITE:
+            draws.errors[number] = problem
+            return
+        if problem is not None:
+            draws.give_up(number, problem)
+            return
+        token_id = drawn.token_ids[index]
+        draw = Draw(token_id, drawn.logprobs.get(index))
+        draws.draws_by_row.setdefault(number, []).append(draw)
+        for state in self._states:
+            state.append(number, token_id)
+
+    def _draw(self, numbers: Sequence[int], logits: torch.Tensor, ahead: Sequence[int]) -> "_Drawn":
+        """A token for each of these places of rows, `ahead` of the next one; nothing is noted."""
         changed = len(self._num_logprobs) + sum(len(state) for state in self._changing)
         is_plain = self._choice.is_greedy and not changed
         is_sound = [] if is_plain else _repair(logits)
@@ -95,12 +212,12 @@ class Sampler(RowStates[_HostState]):
         raw = logits[asked] if asked else None
 
         failed = self._grammars.apply(logits, numbers)
-        self._vocabulary.apply(logits, numbers)
+        self._vocabulary.apply(logits, numbers, ahead)
         self._penalties.apply(logits, numbers)
         self._bad_words.apply(logits, numbers)
         self._thinking.apply(logits, numbers)
         self._speech.apply(logits, numbers)
-        tokens = self._choice.apply(logits, numbers)
+        tokens = self._choice.apply(logits, numbers, ahead)
         if raw is not None and self._shows_processed:
             raw = self._choice.kept(logits[asked], [numbers[i] for i in asked])
 
@@ -110,19 +227,7 @@ class Sampler(RowStates[_HostState]):
             # the logits are unchanged and the largest is drawn, or the first NaN
             is_sound = is_possible
         logprobs = {} if raw is None else self._logprobs(raw, tokens, asked, numbers)
-        draws = Draws()
-        for index, (number, token_id) in enumerate(zip(numbers, token_ids, strict=True)):
-            if not is_sound[index]:
-                draws.errors[number] = NOT_FINITE
-            elif number in failed:
-                draws.give_up(number, failed[number])
-            elif not is_possible[index]:
-                draws.give_up(number, NOTHING_ALLOWED)
-            else:
-                draws.draw_by_row[number] = Draw(token_id, logprobs.get(index))
-                for state in self._states:
-                    state.append(number, token_id)
-        return draws
+        return _Drawn(token_ids, is_sound, is_possible, failed, logprobs)
 
     def _logprobs(
         self, raw: torch.Tensor, tokens: torch.Tensor, asked: list[int], numbers: Sequence[int]

@@ -66,6 +66,9 @@ class ThinkingState:
     def __len__(self) -> int:
         return len(self._tracker_by_number)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._tracker_by_number
+
     def append(self, number: int, token_id: int) -> None:
         """A row has drawn a token."""
         tracker = self._tracker_by_number.get(number)
