@@ -17,6 +17,13 @@ def test_without_a_method_there_are_no_drafts() -> None:
     assert config(method=None, num_speculative_tokens=None).method is None
 
 
+@pytest.mark.parametrize("given", [{}, {"method": "ngram"}, {"method": "suffix"}])
+def test_a_config_that_is_written_out_is_read_again(given: dict[str, Any]) -> None:
+    made = config(**given)
+    assert SpeculativeConfig.model_validate(made.model_dump()) == made
+    assert SpeculativeConfig.model_validate_json(made.model_dump_json()) == made
+
+
 @pytest.mark.parametrize("model", ["ngram", "[ngram]"])
 def test_a_lookup_may_be_named_as_the_model(model: str) -> None:
     assert config(model=model, num_speculative_tokens=3).method == "ngram"

@@ -122,7 +122,9 @@ class SpeculativeConfig(BaseModel):
         if others:
             known = ", ".join(cls.model_fields)
             raise ValueError(f"without {others[0]}: its keys are {known}")
-        if method is None and any(value is not None for value in given.values()):
+        # services get all keys written out
+        fields = cls.model_fields
+        if method is None and any(given[key] not in (None, fields[key].default) for key in given):
             raise ValueError(f"with a method: {' or '.join(METHODS)}")
         return given
 
