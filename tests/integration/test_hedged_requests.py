@@ -77,6 +77,14 @@ def calls_of(bus: MessageBus, members: Members) -> ServiceCalls:
     return calls_with(bus, members, GatewaySettings(second_ask_s=0.05))
 
 
+async def detokenize(calls: ServiceCalls, model: ModelName) -> None:
+    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40]))
+    until_s = now_s() + 60
+    await calls.request(
+        subjects.tokenize(model), message, Detokenized, timeout_s=30, deadline_s=until_s
+    )
+
+
 def calls_with(bus: MessageBus, members: Members, settings: GatewaySettings) -> ServiceCalls:
     prompts = HeldPrompts(bus, GATEWAY)
     return ServiceCalls(
@@ -328,16 +336,9 @@ async def test_a_service_that_starts_again_and_again_is_not_waited_for(
         while not members.starting("tokenizer") or members.is_starting("tokenizer"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     limits = GatewaySettings(service_wait_s=0.1, retry_pause_max_s=0.1, call_attempts=1)
-    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40]))
     async with asyncio.timeout(15):
         with pytest.raises(NoResponders):
-            await calls_with(bus, members, limits).request(
-                subjects.tokenize(model),
-                message,
-                Detokenized,
-                timeout_s=30,
-                deadline_s=now_s() + 60,
-            )
+            await detokenize(calls_with(bus, members, limits), model)
 
 
 async def test_a_request_for_a_model_that_no_tokenizer_can_load_ends_at_once(
@@ -349,17 +350,10 @@ async def test_a_request_for_a_model_that_no_tokenizer_can_load_ends_at_once(
         error = CheckpointError("/srv/models/m/tokenizer.json cannot be read: no such file")
         mesh.note_broken([model], error)
 
-    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40]))
     async with running("tokenizer", settings, build), asyncio.timeout(15):
         await known(members, "tokenizer")
         with pytest.raises(Unavailable) as caught:
-            await calls_of(bus, members).request(
-                subjects.tokenize(model),
-                message,
-                Detokenized,
-                timeout_s=30,
-                deadline_s=now_s() + 60,
-            )
+            await detokenize(calls_of(bus, members), model)
     assert caught.value.message == (
         f"the tokenizer cannot load the model {model}: tokenizer.json cannot be read: no such file"
     )
@@ -373,17 +367,10 @@ async def test_a_tokenizer_says_which_of_its_models_it_could_not_load(
     broken = ModelSettings(model=str(tmp_path), served_model_name=(model,))
     skips = changed(settings, {"service": {"skip_broken_models": True}})
     skips = skips.model_copy(update={"models": (broken,)})
-    message = Detokenize(request_id=RequestId("r"), model=model, token_ids=pack_ids([40]))
     async with running("tokenizer", skips, build_tokenizer), asyncio.timeout(15):
         await known(members, "tokenizer")
         with pytest.raises(Unavailable) as caught:
-            await calls_of(bus, members).request(
-                subjects.tokenize(model),
-                message,
-                Detokenized,
-                timeout_s=30,
-                deadline_s=now_s() + 60,
-            )
+            await detokenize(calls_of(bus, members), model)
     assert caught.value.message.startswith(f"the tokenizer cannot load the model {model}: ")
     assert str(tmp_path.parent) not in caught.value.message
 

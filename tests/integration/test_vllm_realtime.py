@@ -40,7 +40,7 @@ class World:
     mesh: SpeechMesh
 
     async def text(self, samples: Any) -> str:
-        """What the route of recordings answers."""
+        """Return the transcript by the route of recordings."""
         found = await self.mesh.transcribe(audio_file(samples, subtype="PCM_16"))
         assert found.status_code == 200, found.text
         return str(found.json()["text"]).strip()
@@ -92,6 +92,11 @@ class Client:
             part = base64.b64encode(data[start : start + 4096]).decode()
             await self.send("input_audio_buffer.append", audio=part)
 
+    async def say(self, samples: Any) -> None:
+        """Send a whole recording."""
+        await self.append(samples)
+        await self.send(COMMIT, final=True)
+
     async def whole(self) -> tuple[list[str], dict[str, Any]]:
         """The deltas until the whole text, and its event."""
         deltas = []
@@ -136,8 +141,7 @@ async def test_the_client_of_files_gets_the_text_of_a_recording(
         await client.start()
         for samples, text in zip((first, second), expected, strict=True):
             charged.clear()
-            await client.append(samples)
-            await client.send(COMMIT, final=True)
+            await client.say(samples)
             deltas, done = await client.whole()
             assert deltas
             assert done["text"] == "".join(deltas)
@@ -174,8 +178,7 @@ async def test_no_audio_of_a_recording_is_left_out(world: World) -> None:
     async with connected(world.mesh) as client:
         await client.start()
         before = await seconds(world)
-        await client.append(samples)
-        await client.send(COMMIT, final=True)
+        await client.say(samples)
         await client.whole()
         heard.append(round((await seconds(world) - before) * RATE))
     assert heard == [pytest.approx(len(samples), abs=RATE // 100)]
@@ -211,8 +214,7 @@ async def test_bad_events_are_refused_and_the_session_goes_on(world: World) -> N
         for kind, fields, text in later:
             await client.send(kind, **fields)
             assert text in await client.error()
-        await client.append(samples)
-        await client.send(COMMIT, final=True)
+        await client.say(samples)
         _, done = await client.whole()
     assert done["text"].strip() == await world.text(samples)
 
@@ -230,11 +232,9 @@ async def test_a_failed_transcript_is_an_error_and_no_whole_text(
         with monkeypatch.context() as patched:
             for name in methods:
                 patched.setattr(ItemTranscripts, name, failing)
-            await client.append(samples)
-            await client.send(COMMIT, final=True)
+            await client.say(samples)
             assert await client.error() == "it broke"
-        await client.append(samples)
-        await client.send(COMMIT, final=True)
+        await client.say(samples)
         _, done = await client.whole()
     assert done["text"].strip() == await world.text(samples)
 
@@ -255,8 +255,7 @@ async def test_a_client_that_leaves_ends_its_transcript(
         monkeypatch.setattr(ItemTranscripts, name, endless)
     async with connected(world.mesh) as client:
         await client.start()
-        await client.append(tones(1.0, seed=2))
-        await client.send(COMMIT, final=True)
+        await client.say(tones(1.0, seed=2))
         await asyncio.wait_for(begun.wait(), 20)
         assert not ended.is_set()
     await asyncio.wait_for(ended.wait(), 20)
