@@ -45,7 +45,6 @@ MAY_HAVE_FRAGMENTS: Final = (
     "tokenmesh/services/gateway",
     "tokenmesh/services/worker_svc",
     "tokenmesh/shared/config",
-    "tests",
 )
 """Folders in which fragments are left; a folder goes when it has none."""
 

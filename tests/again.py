@@ -18,7 +18,7 @@ _KEY: Final = "tokenmesh/failed"
 _NOTES: Final = Path(".pytest_cache/v", _KEY)
 _failed: dict[str, None] = {}
 _broken: list[str] = []
-"""What could not be collected."""
+"""Files that could not be collected."""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -26,7 +26,7 @@ from tokenmesh.shared.redis import open_redis
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """What is imported stays: looking through it again and again takes half of the collection.
+    """Keep the garbage collector from imported objects: it takes half of the collection.
 
     Frozen, it costs nothing in the collections of garbage during the tests either.
     """
@@ -75,7 +75,7 @@ def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_pulled_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a developer has pulled must not change what `tokenmesh up` serves in a test."""
+    """Hide the models that a developer has pulled: they would change what `tokenmesh up` serves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield

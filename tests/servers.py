@@ -122,7 +122,7 @@ def make_redis(folder: Path) -> Server:
 
 
 def bus_settings_of(server: Server) -> BusSettings:
-    """How to reach a test's NATS."""
+    """Return settings that reach a test's NATS."""
     return BusSettings(
         url=f"nats://127.0.0.1:{server.port}",
         user="tokenmesh",
@@ -135,7 +135,7 @@ def bus_settings_of(server: Server) -> BusSettings:
 
 
 def redis_settings_of(server: Server) -> RedisSettings:
-    """How to reach a test's Redis."""
+    """Return settings that reach a test's Redis."""
     return RedisSettings(
         url=f"redis://127.0.0.1:{server.port}/0", password=SecretStr(server.password)
     )

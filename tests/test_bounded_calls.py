@@ -54,7 +54,7 @@ def _names_of(node: ast.AST) -> tuple[str, str]:
 
 
 def _of_tokenizer(node: ast.AST, methods: set[str]) -> bool:
-    """Whether the object, an option or the method has the name that a tokenizer's call has."""
+    """Return whether object, option or method has the name that a tokenizer's call has."""
     if isinstance(node, ast.Call):
         options = {each.arg for each in node.keywords}
         is_special = bool(options & {"add_special_tokens", "skip_special_tokens"})

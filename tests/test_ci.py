@@ -1,4 +1,4 @@
-"""What CI runs, and what it may leave out."""
+"""Tests of CI: what it runs, and what it may leave out."""
 
 import os
 import re

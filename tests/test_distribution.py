@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)  # a build writes 7 MB of weights
 
 
 def build(out: Path) -> None:
-    """What `make dist` runs."""
+    """Run the command of `make dist`."""
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(out)]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH}
     subprocess.run(command, check=True, env=environment, cwd=ROOT, capture_output=True)

@@ -1,4 +1,4 @@
-"""What the documentation names exists: settings, metrics, subjects, files, headings, errors."""
+"""Settings, metrics, subjects, files, headings and errors that the documentation names exist."""
 
 import ast
 import fnmatch
@@ -104,7 +104,7 @@ def test_every_subject_that_is_named_exists(page: Path) -> None:
 
 
 def is_one_of(name: list[str], patterns: list[list[str]]) -> bool:
-    """Whether a subject, perhaps with a wildcard at its end, is one of these."""
+    """Return whether a subject, perhaps with a wildcard at its end, is one of these."""
     if name[-1] in (">", "*"):
         name = name[:-1]
         patterns = [pattern[: len(name)] for pattern in patterns]

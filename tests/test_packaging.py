@@ -1,4 +1,4 @@
-"""What is installed: the distribution's name and the bounds of its requirements."""
+"""The distribution's name and the bounds of its requirements."""
 
 import ast
 import importlib

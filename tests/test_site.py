@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(90)
 
 
 def build(out: Path, *, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
-    """What `make site` runs."""
+    """Run the command of `make site`."""
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(out)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(

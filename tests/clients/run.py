@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def scripts(names: Sequence[str], *, has_node: bool, has_open_webui: bool) -> list[Path]:
-    """Of this folder, by name. Raises SystemExit for a name that is not there."""
+    """Return the scripts of these clients. Raises SystemExit for a name that is not there."""
     found = {path.stem.removeprefix("use_"): path for path in sorted(HERE.glob("use_*"))}
     if unknown := set(names) - set(found):
         raise SystemExit(f"{', '.join(sorted(unknown))}: there are {', '.join(found)}")
@@ -61,7 +61,7 @@ def embedder_of(python: str) -> Path:
 
 
 def run_client(script: Path, server: MeshProcess, options: argparse.Namespace) -> str | None:
-    """What it printed, if it failed."""
+    """Run a client; return what it printed, if it failed."""
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
         "TOKENMESH_URL": server.url,

@@ -81,7 +81,7 @@ class Rig:
         return answer
 
     async def deliver(self, keeps: Callable[[], bool]) -> None:
-        """What has been published arrives, or is lost."""
+        """Wait until all that was published has arrived, or is lost."""
         await self.stream.flush()
         await self.bus.flush()
         await self.other.flush()

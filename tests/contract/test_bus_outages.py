@@ -44,7 +44,7 @@ def changed(settings: BusSettings, **changes: object) -> BusSettings:
 
 
 async def collect(bus: MessageBus, subject: str) -> list[bytes]:
-    """What arrives on a subject; the list grows."""
+    """Collect what arrives on a subject; the list grows."""
     seen: list[bytes] = []
 
     async def receive(packet: Packet) -> None:

@@ -48,7 +48,7 @@ async def are_gone(redis: Redis, names: list[str]) -> bool:
 
 
 class Renewals:
-    """Whether the time left for a key grows."""
+    """Notes whether the time left for a key grows."""
 
     def __init__(self, redis: Redis, name: str) -> None:
         self._redis = redis

@@ -1,4 +1,4 @@
-"""What arrives on a connection to NATS: messages, whatever cuts them, and nonsense."""
+"""A connection to NATS reads messages, whatever cuts them, and notices nonsense."""
 
 import asyncio
 import hashlib

@@ -17,7 +17,7 @@ from tokenmesh.shared.telemetry import Event, record_span, span, start_telemetry
 
 @dataclass
 class Collector:
-    """What was posted."""
+    """Keeps what was posted."""
 
     url: str = ""
     heads: list[str] = field(default_factory=list)

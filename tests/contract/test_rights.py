@@ -23,7 +23,7 @@ from tokenmesh.shared.redis import Redis, open_redis
 from tokenmesh.shared.rights import SERVICE_USERS, USERS, nats_users, redis_users
 
 SOON_S = 0.3
-"""How long a refused message could take to arrive."""
+"""A refused message could take so long to arrive."""
 MODEL, WORKER, GATEWAY = ModelName("m"), WorkerId("worker-1"), GatewayId("gateway-1")
 
 
@@ -101,7 +101,7 @@ async def test_a_request_that_is_needed_is_answered(
 async def arrives(
     server: Server, sender: str, receiver: str, subject: str
 ) -> tuple[bool, list[str]]:
-    """Whether what one user publishes reaches another, and the sender's problems."""
+    """Return whether what one user publishes reaches another, and the sender's problems."""
     found = asyncio.Event()
 
     async def receive(_subject: str, _data: bytes) -> None:

@@ -29,7 +29,7 @@ class MeshProcess:
 
     @property
     def output(self) -> str:
-        """What it has shown so far."""
+        """Return all that it has shown."""
         return self.log.read_text()
 
     def family(self) -> list[psutil.Process]:

@@ -113,7 +113,7 @@ def dense(text: str) -> str:
 
 
 def matches(output: str, answer: str) -> bool:
-    """Whether an output is as the page shows it: `...`, and a comma before it, match any text."""
+    """Return whether an output is as the page shows it; `...`, or `, ...`, matches any text."""
     first, *others = dense(answer).replace(",...", "...").split("...")
     rest = dense(output)
     if not others:

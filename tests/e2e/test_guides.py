@@ -37,7 +37,7 @@ PAGES = (
     "guides/add-a-model.md",
 )
 MORE_FLAGS = {"guides/serve-adapters.md": ["--enable-admin-routes", "--lora-allowed-dirs", "/"]}
-"""What a page demands in its text."""
+"""Flags that a page demands in its text."""
 ELSEWHERE = (".gguf", "make ", "python ", "cp ", ".venv", "tokenmesh chat", "tokenmesh top")
 """Files that a user brings, targets of make, and programs for a terminal; others test these."""
 TIMEOUT_S = 120.0
@@ -99,7 +99,7 @@ def run(words: list[str], url: str) -> None:
 
 
 def answers(url: str) -> bool:
-    """Whether each model of a mesh completes a text."""
+    """Return whether each model of a mesh completes a text."""
     with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
         names = [each["id"] for each in client.get("/v1/models").json()["data"]]
         bodies = [{"model": name, "prompt": "Hi", "max_tokens": 2} for name in names]

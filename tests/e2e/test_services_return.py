@@ -57,7 +57,7 @@ class Asked:
 
 
 def content_of(kind: str, number: int) -> list[dict[str, Any]]:
-    """Of a chat; each number has its own text, image and recording: no answer is a copy."""
+    """Return a chat's content; each number has its own text and media: no answer is a copy."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": f"Tell me about number {number}."}]
     if kind == "image":
         parts += [{"type": "image_url", "image_url": {"url": data_uri(image_file(image(number)))}}]

@@ -50,7 +50,7 @@ class Killer:
 async def transcripts(
     running: MeshProcess, killer: Killer | None, language: str | None = "en"
 ) -> list[str]:
-    """Of each sound, in one session; the worker dies after the first delta."""
+    """Transcribe each sound, in one session; the worker dies after the first delta."""
     client = openai.AsyncOpenAI(
         base_url="http://unused",
         api_key="none",
@@ -112,7 +112,7 @@ def num_recoveries(running: MeshProcess) -> int:
 
 
 async def answered(running: MeshProcess, killer: Killer | None) -> str:
-    """Of a chat with an image, a recording and a video with its sound, streamed."""
+    """Stream the answer of a chat with an image, a recording and a video with its sound."""
     url, text = f"{running.url}/v1", ""
     extra: dict[str, Any] = {"ignore_eos": True, "skip_special_tokens": False}
     extra |= {"mm_processor_kwargs": {**OPTIONS, "use_audio_in_video": True}}
@@ -144,7 +144,7 @@ def two_workers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
 async def check_survives(
     running: MeshProcess, make: Callable[[MeshProcess, Killer | None], Awaitable[Any]]
 ) -> None:
-    """What a worker makes is the same when it dies meanwhile."""
+    """Check that a result is the same when a worker dies meanwhile."""
     expected, before = await make(running, None), num_recoveries(running)
     for _ in range(MAX_ROUNDS):
         assert await make(running, Killer(running)) == expected

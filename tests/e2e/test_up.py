@@ -37,7 +37,7 @@ class Terminal:
 
     def __init__(self, *arguments: str, home: Path) -> None:
         self.shown = ""
-        """What it has written since the last `forget`."""
+        """All that it has written since the last `forget`."""
         self._master, slave = pty.openpty()
         own = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "HOME": str(home)}
         environment = {**os.environ, **own}

@@ -23,7 +23,7 @@ PROMPTS: Final = [prompt_of(37), prompt_of(20, seed=2)]
 
 
 def outcome(directory: Path, config_class: type) -> str:
-    """What became of an architecture; an AssertionError when we compute something else."""
+    """Name the result for an architecture; an AssertionError when we compute something else."""
     try:
         oracle = make_checkpoint(directory, config_class)
     except CannotMake:

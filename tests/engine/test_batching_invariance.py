@@ -33,7 +33,8 @@ KINDS = (
 """One of each kind of attention, norm and rope."""
 FEWER = ("llama_odd", "llama_dynamic", "qwen2_window", "qwen3", "olmo3", "ministral3")
 GROUPS = {"olmo3": 4, "exaone4": 4, "qwen2_window": 3}
-"""Of those with several KV groups. Each request has a block table for each of them."""
+"""The numbers of KV groups of models with several. Each request has a block table for each of
+them."""
 SAMPLED = SamplingParams(seed=11, max_tokens=24, temperature=0.9, top_p=0.95, ignore_eos=True)
 
 

@@ -28,7 +28,7 @@ CALLS = (Call("get_weather", {"city": "Paris", "days": 2}), Call("now", {}))
 
 
 def takes(structured: Structured, text: str) -> bool:
-    """Whether a text with special tokens, and then its end, follows the grammar."""
+    """Return whether a text with special tokens, and then its end, follows the grammar."""
     matcher = BACKEND.load(BACKEND.compile(structured)).start()
     parts = text.split("<|call|>")
     ids = [*parts[0].encode()]

@@ -120,7 +120,7 @@ def keys_of_family(architecture: str) -> set[str]:
 
 
 def read_keys(values: dict[str, Any]) -> set[str]:
-    """What our reader looks at."""
+    """Return the keys at which our reader looks."""
     raw = RawConfig(values, "config.json")
     read_facts(raw)
     return raw.read

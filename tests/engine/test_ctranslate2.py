@@ -314,7 +314,7 @@ def hostile(content: bytes) -> dict[str, tuple[bytes, str]]:
 
 
 MODEL: Final = Ct2Content({"decoder/embeddings/weight": torch.ones(2, 2)}).encode()
-"""Of which only the names of cases are taken."""
+"""Only the names of its variables are taken, as cases."""
 
 
 @pytest.mark.parametrize("what", sorted(hostile(MODEL)))

@@ -1,4 +1,4 @@
-"""What transformers multiplies embeddings by only where it makes them from ids is not lost."""
+"""A factor is not lost that transformers applies only to embeddings which it makes from ids."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a request may ask of the engine beyond tokens, and what nonsense does to the others."""
+"""Requests of the engine that want more than tokens, and bad ones that must not harm others."""
 
 from pathlib import Path
 from typing import Any

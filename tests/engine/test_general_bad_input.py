@@ -1,4 +1,4 @@
-"""What the general kind refuses when it is loaded, and that each error names file and key."""
+"""The general kind refuses bad checkpoints when it loads them; each error names file and key."""
 
 import json
 import logging

@@ -126,7 +126,7 @@ def half_at(block: list[int], place: int) -> float:
 
 
 def scale_and_offset(block: list[int], j: int) -> tuple[float, float]:
-    """Of sub-block j: 6 bits each, in 12 bytes from the fourth on."""
+    """Return the numbers of sub-block j: 6 bits each, in 12 bytes from the fourth on."""
     q = block[4:16]
     if j < 4:
         scale, least = q[j] & 63, q[j + 4] & 63

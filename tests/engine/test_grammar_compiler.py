@@ -429,7 +429,7 @@ async def test_what_xgrammar_does_not_follow_is_left_to_llguidance(
 
 @pytest.fixture
 def only_xgrammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it gives up is not compiled by the other library."""
+    """Let nothing that it gives up be compiled by the other library."""
     monkeypatch.setattr(f"{GrammarCompiler.__module__}.backends_of", lambda _: ("xgrammar",))
 
 

@@ -66,7 +66,7 @@ def job_of(
 
 
 def check(schema: Any, outcome: Outcome, grammars: Grammars) -> bool:
-    """Whether it was finished; then it must be valid."""
+    """Return whether it was finished; then it must be valid."""
     assert outcome.error is None
     assert max(outcome.token_ids) < len(grammars.tokens.tokens)
     if outcome.reason != "stop":
@@ -80,7 +80,7 @@ def check(schema: Any, outcome: Outcome, grammars: Grammars) -> bool:
 def run_schemas(
     driver: EngineDriver, grammars: Grammars, seeds: range, setting: GrammarBackend
 ) -> tuple[int, int]:
-    """How many schemas had a grammar, and how many outputs of two each were finished."""
+    """Count the schemas that had a grammar, and the outputs, two of each, that were finished."""
     schemas, jobs = [], []
     for seed in seeds:
         schema = random_schema(seed)

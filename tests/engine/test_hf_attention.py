@@ -36,7 +36,7 @@ def outputs(
     window: int | None,
     softcap: float | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor, Run]:
-    """Of all steps, the pages after them, and the run."""
+    """Return the outputs of all steps, the pages after them, and the run."""
     torch.manual_seed(0)
     heads, kv_heads, dim = shape
     store = make_store(

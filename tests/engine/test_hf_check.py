@@ -1,4 +1,4 @@
-"""How far the logits of a loaded tree may be from those of transformers."""
+"""The logits of a loaded tree may differ from those of transformers by this much."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -46,7 +46,7 @@ def classes_of(family: str) -> list[type[nn.Module]]:
 
 
 def config(**fields: Any) -> SimpleNamespace:
-    """What any of the modules looks for; the sizes of some are one number, those of others two."""
+    """Return all fields that any module looks for; some sizes are one number, others two."""
     names = {"num_experts": NUM_EXPERTS, "num_local_experts": NUM_EXPERTS, "hidden_size": HIDDEN}
     names |= {"n_routed_experts": NUM_EXPERTS, "moe_num_experts": NUM_EXPERTS}
     names |= {"moe_hidden_size": HIDDEN, "intermediate_size": INNER, "moe_intermediate_size": INNER}

@@ -47,7 +47,7 @@ class ImageFamily(MediaFamily):
 
     processor: ItemProcessor
     options: Mapping[str, Any] = field(default_factory=lambda: {"fps": 3})
-    """Of videos."""
+    """Options of videos."""
 
     def placeholder(self, kind: str) -> str:
         fake = MEDIA[self.name]

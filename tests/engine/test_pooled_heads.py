@@ -194,7 +194,7 @@ def test_modules_follow_each_other(tmp_path: Path) -> None:
     ],
 )
 def test_ways_to_take(take: str, formula: Any, tmp_path: Path) -> None:
-    """Of an encoder in one step, and of a decoder in chunks."""
+    """Compare an encoder in one step, and a decoder in chunks."""
     given = prompts(*LENGTHS)
     for name, fake in {"bert": ENCODERS["bert"], "llama": DECODERS["llama"]}.items():
         model = make_pooler(fake, "Model")

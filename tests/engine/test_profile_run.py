@@ -20,7 +20,7 @@ MAX_LEN = 128
 
 
 def parts_of(driver: EngineDriver) -> tuple[RunnerMaker, Decoder]:
-    """What a driver's runner was made from."""
+    """Return the maker and the model of a driver's runner."""
     resident: Any = driver.model.resident
     maker, decoder = resident._load.args[0], resident._model
     assert isinstance(maker, RunnerMaker)

@@ -41,7 +41,7 @@ EXPERTS = {
     "glm4_moe_one_group": ("sigmoid", True, [False, True, True]),
     "exaone_moe_one_group": ("sigmoid", True, [False, True, True, True]),
 }
-"""How the experts are chosen, whether their weights are normalized, and which layers have any."""
+"""The router's function, whether weights are normalized, and the layers that have experts."""
 IN_TORCH = frozenset({"mixtral", "qwen2_moe", "glm4_moe_one_group", "gpt_oss"})
 """Softmax with and without normalized weights, sigmoid with a correction, biases and clipping."""
 UNREAD = ("ministral3", "hunyuan")

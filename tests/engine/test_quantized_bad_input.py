@@ -1,4 +1,4 @@
-"""What is refused of quantized checkpoints, and that each error names file, tensor or key."""
+"""Bad quantized checkpoints are refused; each error names file, tensor or key."""
 
 import json
 from collections.abc import Callable

@@ -26,7 +26,7 @@ REJECTED: Final = (
     *(KeyError, ValueError, TypeError, AttributeError, RuntimeError, ZeroDivisionError),
     StrictDataclassError,
 )
-"""What transformers raises for a configuration that it cannot run."""
+"""Errors of transformers for a configuration that it cannot run."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def _quiet() -> Iterator[None]:
 
 
 def compare(directory: Path, config: dict[str, Any], rng: Random) -> str:
-    """What became of one configuration; an AssertionError when we compute something else."""
+    """Name the result for a configuration; an AssertionError when we compute something else."""
     prompt = prompt_of(rng.choice([9, 30, 50]), seed=rng.randrange(99))
     try:
         read_facts(RawConfig(config, "config.json"))

@@ -43,7 +43,7 @@ def new_row(
 
 
 def processed(logits: Sequence[float], params: SamplingParams) -> list[float]:
-    """What is left of the logits before temperature, token by token."""
+    """Return the logits that are left before temperature, token by token."""
     out = []
     stops = {*params.stop_token_ids, EOS}
     for token, value in enumerate(logits):
@@ -192,7 +192,7 @@ def test_filters_are_exact_when_more_tokens_survive_than_are_looked_at_first(
 
 
 def chi_square(tokens: torch.Tensor, weights: Sequence[float]) -> float:
-    """How far counts are from probabilities, in standard deviations of a right sampler."""
+    """Return how far counts are from probabilities, in standard deviations of a right sampler."""
     total = sum(weights)
     expected = torch.tensor([w / total for w in weights], dtype=torch.float64) * len(tokens)
     observed = torch.bincount(tokens, minlength=len(weights)).double()

@@ -31,7 +31,7 @@ NUM_TOP: Final = 20
 
 
 def answer_of(driver: EngineDriver, prompt: Sequence[int]) -> tuple[list[int], torch.Tensor]:
-    """What a prompt is answered, and the logprobs [tokens, NUM_TOP] on the way, best first."""
+    """Return the answer to a prompt, and the logprobs [tokens, NUM_TOP] on the way, best first."""
     sampling = SamplingParams(
         seed=0, max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=NUM_TOP
     )

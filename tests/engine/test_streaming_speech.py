@@ -33,7 +33,7 @@ from tokenmesh.shared.tokens import unpack_ids
 
 NUM_TOKENS = 32
 SECONDS = {1: 1.7, 2: 2.36, 3: 2.0}
-"""Of each recording."""
+"""The length of each recording."""
 
 
 @dataclass(eq=False)

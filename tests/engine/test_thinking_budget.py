@@ -19,7 +19,7 @@ MARKERS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 def draw_many(
     budget: ThinkingBudget, prompt: list[int], wanted: list[int], output: list[int] | None = None
 ) -> list[int]:
-    """What comes out when the model wants `wanted`, one token at each position."""
+    """Return the drawn tokens when the model wants `wanted`, one token at each position."""
     sampler = Sampler(VOCAB, frozenset())
     params = SamplingParams(seed=1, max_tokens=99, temperature=0.0, thinking=budget)
     done = list(output or [])

@@ -1,4 +1,4 @@
-"""Which tokens end a text: those of the configuration, and the tokenizer's own."""
+"""The tokens of the configuration end a text, and the tokenizer's own."""
 
 import json
 from pathlib import Path

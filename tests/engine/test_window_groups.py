@@ -31,7 +31,7 @@ WINDOWS = {
     "exaone4": (None, *[10] * 3),
     "olmo3": (None, *[8] * 3),
 }
-"""Of each group. The first two are promoted."""
+"""The windows of each group. The first two are promoted."""
 
 
 def marks_of(name: str, native: bool) -> list[pytest.MarkDecorator]:

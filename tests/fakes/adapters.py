@@ -18,7 +18,7 @@ EXPERTS = {"gate_up_proj": ".base_layer", "down_proj": ""}
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """What to write."""
+    """Describes an adapter to write."""
 
     modules: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
                               "down_proj")  # fmt: skip
@@ -33,7 +33,7 @@ class AdapterSpec:
     alphas: Mapping[str, float] = field(default_factory=dict)
     """alpha_pattern."""
     size: float = 0.3
-    """Of what it adds, in addition to the base weights."""
+    """The size of what it adds to the base weights."""
     dtype: torch.dtype = torch.float32
     experts: bool = False
     """Also for the parameters of all experts."""

@@ -72,7 +72,7 @@ class AudioFake:
     tokens: Mapping[str, str]
     """Special tokens by their attribute of the tokenizer; the first takes the embeddings."""
     placeholder: str
-    """What the chat template writes for a recording."""
+    """The text that the chat template writes for a recording."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of config.json."""
 
@@ -273,7 +273,7 @@ _PROCESSORS: Final = {
 
 
 def their_inputs(directory: Path, name: str, text: str, recordings: list[Any]) -> Any:
-    """What transformers' processor makes of a prompt with all its recordings."""
+    """Return transformers' inputs for a prompt with all its recordings."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     if name == "fun_asr_nano":
         return _of_fun_asr_nano(directory, tokenizer, text, recordings)

@@ -86,7 +86,7 @@ def _fake_encoder() -> TextEncoder:
 
 
 def chat_text(prompt: ChatPrompt) -> str:
-    """What the fake template makes of a conversation."""
+    """Render a conversation by the fake template."""
     messages = msgspec.json.decode(prompt.messages_json)
     lines = [f"{each['role']}: {json.dumps(each.get('content'))}" for each in messages]
     return "\n".join([*lines, "assistant: "])
@@ -187,7 +187,7 @@ class FakeScheduler(Actor):
         self.refusal: Refused | None = None
         self.delay_s = 0.0
         self.delays_s: list[float] = []
-        """Of the next questions, in their order; then `delay_s`."""
+        """The delays of the next questions, in their order; then `delay_s`."""
 
     @handles(Place)
     async def place(self, message: Place, context: Context) -> Placed | Refused:
@@ -239,7 +239,7 @@ class BackEnd:
         self.step_s = 0.002
         self.tokens_per_step = 1
         self.card_fields: dict[str, Any] = {}
-        """What the cards of workers hold in place of their defaults."""
+        """Fields of workers' cards in place of their defaults."""
         self.apis = APIS
         self._stack = AsyncExitStack()
 

@@ -86,6 +86,6 @@ class LoggedSchedule(Schedule):
 
     @property
     def findable(self) -> set[bytes]:
-        """What the pool has by now; where rows keep states, what is before a saved one."""
+        """Return the blocks that the pool has; where rows keep states, those before a saved one."""
         states = self.engine._cache._states
         return set(self.engine._pool._block_by_hash if states is None else states._num_behind)

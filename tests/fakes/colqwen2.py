@@ -51,7 +51,7 @@ class Oracle:
         )
 
     def inputs(self, given: Any) -> Any:
-        """What the processor makes of a text or an image."""
+        """Run the processor on a text or an image."""
         named = {"text": [given]} if isinstance(given, str) else {"images": [given]}
         return self.processor(**named)
 

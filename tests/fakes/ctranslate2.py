@@ -35,7 +35,7 @@ _UNUSED: Final = "\u00ff"
 
 @dataclass
 class Ct2Content:
-    """What a model.bin holds."""
+    """The content of a model.bin."""
 
     variables: dict[str, torch.Tensor]
     aliases: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Ct2Content:
     revision: int = 3
 
     def number(self, name: str) -> torch.Tensor:
-        """What a variable stands for, float32."""
+        """Return the numbers of a variable, float32."""
         found = self.variables[name].float()
         scale = self.variables.get(f"{name}_scale", torch.ones(()))
         return found / scale.view(-1, *[1] * (found.dim() - 1)) if found.dim() else found

@@ -83,7 +83,7 @@ class CudaDriver(EngineDriver):
         return model
 
     def request(self, job: Job) -> Request:
-        """What `run` would add to the engine."""
+        """Return the request that `run` would add to the engine."""
         return self._request(job)
 
 
@@ -125,7 +125,7 @@ def make_runner(
 
 @dataclass(slots=True)
 class Report:
-    """What a run came to."""
+    """The results of a run."""
 
     outcomes: list[Outcome]
     num_replays: int
@@ -133,7 +133,7 @@ class Report:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Of each job, none of which may have failed."""
+        """Return the tokens of each job, none of which may have failed."""
         assert [outcome.error for outcome in self.outcomes] == [None] * len(self.outcomes)
         return [outcome.token_ids for outcome in self.outcomes]
 

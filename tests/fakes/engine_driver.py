@@ -50,13 +50,13 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a job."""
+    """The result of a job."""
 
     token_ids: list[int]
     reason: str
     error: str | None
     code: str | None
-    """Of the error."""
+    """The code of the error."""
     num_preemptions: int
     num_cached: int
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -114,7 +114,7 @@ class EngineDriver:
         self.salt: str | None = None
         """Their cache salt."""
         self.drafts = DraftTotals()
-        """Of the engine."""
+        """The totals of the engine."""
 
     def on_output(self, output: StepOutput) -> None:
         """Called with that of each step; a test may put another in its place."""

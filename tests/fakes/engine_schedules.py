@@ -67,7 +67,7 @@ class Case:
 
     @property
     def has_crossed(self) -> bool:
-        """Whether it outgrew its rope boundary while it was decoded here."""
+        """Return whether it outgrew its rope boundary while it was decoded here."""
         start, boundary = self.request.num_prompt, self.request.spec.rope_boundary
         resumed = start + self.request.output.num_resumed
         return boundary is not None and resumed <= boundary < start + len(self.received) - 1
@@ -111,7 +111,7 @@ def unbatched(request: Request, prompt: list[int]) -> tuple[list[int], Ending]:
 
 
 def endless(case: Case) -> list[int]:
-    """What the request would draw if nothing but max_tokens ended it."""
+    """Return what the request would draw if nothing but max_tokens ended it."""
     free = {"ignore_eos": True, "stop_token_ids": [], "min_tokens": 0}
     spec = case.request.spec
     spec = replace(spec, sampling=msgspec.structs.replace(spec.sampling, **free))

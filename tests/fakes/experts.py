@@ -8,7 +8,7 @@ from tokenmesh.kernels.native import CodedExperts
 
 
 def stacks_of(model: RunnableModel) -> list[Any]:
-    """Of each layer, in their order, the weights of the first product and of the second."""
+    """Return the weights of the first product and of the second of each layer, in their order."""
     return stacks_in(model.resident._model)
 
 

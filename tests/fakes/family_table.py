@@ -41,7 +41,7 @@ def table() -> str:
 
 
 def kept_by(fake: Fake, more: Mapping[str, Any]) -> set[str]:
-    """What the probe finds in a fake's layers, in the page's words."""
+    """Return what the probe finds in a fake's layers, in the page's words."""
     _, model_class = classes(fake)
     with torch.device("meta"):
         model: Any = model_class._from_config(config_of(fake, more), attn_implementation="eager")

@@ -1,4 +1,4 @@
-"""What llama.cpp's conversion writes of each family: keys, and names of tensors."""
+"""Files of each family as llama.cpp's conversion writes them: keys, and names of tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -40,7 +40,7 @@ def apart(
 
 
 def turns(own: str) -> Iterator[tuple[str, slice]]:
-    """Which rows of a tensor are those of which part."""
+    """Yield each part and the rows of a tensor that are its own."""
     if own.startswith("down"):
         yield "down", slice(None)
     else:

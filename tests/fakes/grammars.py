@@ -61,7 +61,7 @@ class Grammars:
         raise reason
 
     def text(self, ids: list[int]) -> str:
-        """What ids say, specials left out."""
+        """Return the text of ids, without specials."""
         return b"".join(self.tokens.tokens[each] for each in ids).decode("utf-8", "replace")
 
     def ids(self, text: str) -> list[int]:

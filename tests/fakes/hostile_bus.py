@@ -20,7 +20,7 @@ FOREIGN = ("_INBOX.", "$SRV.")
 
 
 def listened(service: Mesh) -> list[str]:
-    """What a process has subscribed to, by its connection."""
+    """Return the subjects to which a process has subscribed, by its connection."""
     link = service.bus._link
     assert isinstance(link, NatsLink)
     return sorted({each.inner.subject for each in link._subscriptions})

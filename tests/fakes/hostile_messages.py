@@ -1,4 +1,4 @@
-"""What no process of the mesh sends: bytes, lengths, shapes, versions and headers."""
+"""Messages that no process of the mesh sends: bytes, lengths, shapes, versions and headers."""
 
 from collections.abc import Iterator
 from pathlib import Path

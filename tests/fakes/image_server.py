@@ -15,7 +15,7 @@ class ImageServer:
     hits: list[str] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     release: asyncio.Event = field(default_factory=asyncio.Event)
-    """What `/slow`, `/trickle` and paths that begin with `/held` wait for."""
+    """`/slow`, `/trickle` and paths that begin with `/held` wait for it."""
 
     @property
     def hosts(self) -> list[str]:

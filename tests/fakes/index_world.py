@@ -133,7 +133,7 @@ class World:
             worker.writer.release(name)
 
     async def progress(self, number: int, share: int) -> None:
-        """Of each prompt that is reserved all but a `share`-th is computed."""
+        """Compute all but a `share`-th of each prompt that is reserved."""
         worker = self.workers[number]
         left = {name: tokens // share for name, (tokens, _) in worker.reserved.items()}
         worker.writer.note_progress(left)

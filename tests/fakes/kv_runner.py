@@ -32,17 +32,17 @@ Cells = list[int]
 
 
 def cell_after(previous: int, token: int, media: int) -> int:
-    """What stands for a position: it depends on everything before it, as real KV does."""
+    """Return the number of a position: it depends on everything before it, as real KV does."""
     return (previous * 1_000_003 + token * 8191 + media + 3) % MODULUS
 
 
 def in_group(cell: int, group: int) -> int:
-    """What a window group's layers keep of a position."""
+    """Return the number that a window group's layers keep of a position."""
     return cell * 31 + group + 1
 
 
 def first_cell(boundary: int | None, num_known: int) -> int:
-    """What comes before the first position: on the other side of the boundary, something else."""
+    """Return the number before the first position: each side of the boundary has its own."""
     return 7 if boundary is None or num_known <= boundary else 11
 
 
@@ -52,7 +52,7 @@ def draw_from(cells: Cells) -> int:
 
 
 def media_mark(media: list[MediaItem], position: int) -> int:
-    """What an image puts at a position; -1 where there is none."""
+    """Return the mark of an image at a position; -1 where there is none."""
     for item in media:
         if item.offset <= position < item.offset + item.length:
             return int(item.content_hash, 16) * 1000 + position - item.offset
@@ -277,7 +277,7 @@ class KvRunner:
         }
 
     def _context(self, row: KvRow, length: int) -> Cells:
-        """What the last query sees; one number more when a window group holds anything else."""
+        """Return the cells that the last query sees; one more if a window group holds others."""
         cells = [self._read(row, position) for position in range(length)]
         if self.has_states and (cells != row.state and self.has_pages):
             return [*row.state, 1]
@@ -291,7 +291,7 @@ class KvRunner:
         return cells
 
     def _before(self, row: KvRow, position: int) -> int:
-        """What stands for the position before, in the row's state or else in its blocks."""
+        """Return the cell of the position before, from the row's state or else its blocks."""
         if not self.has_states:
             return self._read(row, position - 1)
         assert len(row.state) == position, "the state of another position"
@@ -329,7 +329,7 @@ class KvRunner:
         return result
 
     def _propose(self, row: KvRow, context: Cells, count: int) -> list[int]:
-        """What the row would draw next, often cut, spoiled or nonsense."""
+        """Return what the row would draw next, often cut, spoiled or nonsense."""
         assert 0 < count <= self.max_proposed
         cells, drafts = list(context), list[int]()
         if len(cells) != len(row.tokens) - 1:

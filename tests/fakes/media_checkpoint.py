@@ -1,4 +1,4 @@
-"""What tiny checkpoints of models that take media share: sizes, template, weights."""
+"""Sizes, template and weights that tiny checkpoints of models that take media share."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -60,15 +60,14 @@ def several(kind: str, *seeds: int) -> Items:
 
 
 def frames_of(processor: ItemProcessor, data: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What our rules make of the frames of a video."""
+    """Return the features of a video's frames by our rules."""
     assert processor.frames is not None
     with open_video(data, VIDEO_LIMITS) as opened:
         return processor.frames.features(opened, options, VIDEO_LIMITS)
 
 
 def made_of(videos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What transformers' video processor returns for several videos of which `frames_of` has made
-    the features."""
+    """Join the features of several videos as transformers' video processor returns them."""
     names = ("pixel_values_videos", "video_grid_thw")
     joined = {name: numpy.concatenate([each[name] for each in videos]) for name in names}
     return {**joined, "video_metadata": [each["video_metadata"][0] for each in videos]}
@@ -79,7 +78,7 @@ class MediaFamily(ABC):
     """One checkpoint."""
 
     kind: ClassVar[str] = IMAGE
-    """Of the items in the tests of all families."""
+    """The kind of the items in the tests of all families."""
     kind_names: ClassVar[Mapping[str, str]] = {}
     """Kinds of the tests that are of another kind for the services."""
 
@@ -93,7 +92,7 @@ class MediaFamily(ABC):
 
     @classmethod
     def parts(cls, directory: Path, **driver: Any) -> dict[str, Any]:
-        """What every family has but its name and model; `driver`: settings of the engine."""
+        """Return the fields that every family has; `driver`: settings of the engine."""
         settings = ModelSettings(model=str(directory))
         loaded, found = load_model(settings), find_tower(str(directory), None)
         media = media_model(loaded, settings, MediaSettings())
@@ -109,7 +108,7 @@ class MediaFamily(ABC):
 
     @abstractmethod
     def placeholder(self, kind: str) -> str:
-        """What a chat template writes for an item."""
+        """Return the text that a chat template writes for an item."""
 
     @abstractmethod
     def prepare(self, kind: str, seed: int) -> PreparedItem:
@@ -117,7 +116,7 @@ class MediaFamily(ABC):
 
     @abstractmethod
     def their_inputs(self, items: Items) -> dict[str, Any]:
-        """What transformers' processor makes of all items at once."""
+        """Return the inputs that transformers' processor makes of all items at once."""
 
     def text(self, items: Items) -> str:
         parts = [f"{self.placeholder(kind)} number {seed}\n" for kind, seed in items]

@@ -75,7 +75,7 @@ class MediaFake:
     ids: Mapping[str, str]
     """Key of config.json -> the attribute of the token that it names."""
     placeholder: str
-    """What the chat template writes for an image."""
+    """The text that the chat template writes for an image."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of config.json."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class MediaFake:
 
     @property
     def video_placeholder(self) -> str:
-        """What the chat template writes for a video; empty for a model of images."""
+        """Return the chat template's text for a video; empty for a model of images."""
         texts = self.tokens
         if not {"image_token", "video_token"} <= texts.keys():
             return ""
@@ -93,7 +93,7 @@ class MediaFake:
 
     @property
     def audio_placeholder(self) -> str:
-        """What the chat template writes for a recording."""
+        """Return the text that the chat template writes for a recording."""
         names = ("audio_bos_token", "audio_token", "audio_eos_token")
         return "".join(self.tokens.get(name, "") for name in names)
 

@@ -41,7 +41,7 @@ class MeshProcess:
 
     @property
     def memory_bytes(self) -> int:
-        """What it has resident."""
+        """Return its resident memory."""
         pages = Path(f"/proc/{self._pid}/statm").read_text().split()[1]
         return int(pages) * 4096
 

@@ -43,7 +43,7 @@ class FakeIndex:
         self.stops_after: dict[str, int] = {}
         """Where the first answer about a file ends."""
         self.statuses: dict[str, int] = {}
-        """Of files that are not served."""
+        """Statuses of files that are not served."""
         self.ranges: list[str | None] = []
         """From where on files were asked for."""
 

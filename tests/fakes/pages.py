@@ -53,7 +53,7 @@ def prose(page: Path) -> str:
 
 
 def spans(page: Path) -> list[str]:
-    """What stands in backticks outside of code blocks."""
+    """Return the texts in backticks outside of code blocks."""
     return _SPAN.findall(prose(page))
 
 
@@ -71,7 +71,7 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as the usual viewers make them."""
+    """Return the anchors of the headings, as the usual viewers make them."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
         for heading in _HEADING.findall(prose(page))

@@ -130,7 +130,7 @@ class PoolDriver:
 
 
 def numbers_of(request: Request) -> Numbers:
-    """Of a request that has ended."""
+    """Return the numbers of a request that has ended."""
     pooled = request.output.pooled
     assert pooled is not None
     return np.frombuffer(pooled.data, np.dtype("<f4")).reshape(pooled.shape)

@@ -39,7 +39,7 @@ def pooled_of(item: PoolItem, task: PoolTask, dimensions: int | None = None) -> 
 
 
 def answer_of(pool: Pool) -> PoolAnswer:
-    """What a worker without faults answers."""
+    """Return the answer of a worker without faults."""
     params = pool.params
     found = [pooled_of(item, params.task, params.dimensions) for item in pool.items]
     return PoolAnswer(pooled=found, cached_tokens=CACHED)
@@ -88,7 +88,7 @@ def tokens(text: str) -> list[int]:
 
 
 def expected(text: str | list[int], task: PoolTask = "embed", dims: int | None = None) -> Any:
-    """What the fake worker computes for a text or for ids."""
+    """Return the numbers that the fake worker computes for a text or for ids."""
     ids = text if isinstance(text, list) else tokens(text)
     pooled = pooled_of(PoolItem(prompt_ids=pack_ids(ids)), task, dims)
     return numpy.frombuffer(pooled.data, "<f4").reshape(pooled.shape).tolist()

@@ -153,6 +153,6 @@ def states_of(model: Any, prompt: Sequence[int], types: Sequence[int] = ()) -> t
 
 
 def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
-    """Of random tokens that are not special."""
+    """Return prompts of random tokens that are not special."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(5, VOCAB, (length,), generator=generator).tolist() for length in lengths]

@@ -51,7 +51,7 @@ def floating(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
 
 
 def gptq(bits: int, **more: Any) -> dict[str, Any]:
-    """Of the first version."""
+    """Return a config of GPTQ's first version."""
     known = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": False}
     return {**known, "sym": False, "damp_percent": 0.01, "checkpoint_format": "gptq", **more}
 

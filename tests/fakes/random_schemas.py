@@ -22,7 +22,7 @@ RARE: tuple[Schema, ...] = (
     {"dependentRequired": {"a": ["b"]}},
     {"if": {"type": "string"}, "then": {"minLength": 2}},
 )
-"""What most clients never send: to be followed, or refused."""
+"""Keywords that most clients never send: to be followed, or refused."""
 FORMATS = ("date", "uuid", "ipv4")
 
 

@@ -23,7 +23,7 @@ def tones(seconds: float, rate: int = RATE, seed: int = 0) -> npt.NDArray[numpy.
 
 
 def syllables(words: int, rate: int = RATE, seed: int = 0) -> npt.NDArray[numpy.float32]:
-    """What sounds like words of a voice: pulses through two resonances, with short pauses."""
+    """Make sounds like words of a voice: pulses through two resonances, with short pauses."""
     draw = numpy.random.default_rng(seed)
     pause = numpy.zeros(rate // 12, numpy.float32)
     parts = [pause]
@@ -80,7 +80,7 @@ class _Pipe:
 def streamed_file(
     samples: npt.NDArray[numpy.float32], kind: str, codec: str, rate: int, options: dict[str, str]
 ) -> bytes:
-    """What FFmpeg writes into a pipe: its headers cannot know the length."""
+    """Write as FFmpeg writes into a pipe: its headers cannot know the length."""
     pipe = _Pipe()
     _write(pipe, samples, kind, codec, rate, options)
     return pipe.data

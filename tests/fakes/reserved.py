@@ -1,4 +1,4 @@
-"""What is reserved on a worker, as the scripts of the prefix index keep it."""
+"""Reads reservations on a worker, as the scripts of the prefix index keep them."""
 
 from tokenmesh.shared.redis import Redis
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 Schema = dict[str, Any]
 _DEPTH: Final = 7
-"""Of values within values; deeper ones are the same schemas again."""
+"""The depth of values within values; deeper ones are the same schemas again."""
 
 
 class Places:

@@ -17,7 +17,7 @@ from tokenmesh.shared.subjects import process_control
 async def running(
     service: str, settings: Settings, build: Callable[[Mesh], Coroutine[object, object, None]]
 ) -> AsyncIterator[Mesh]:
-    """What run_service does, without signals and telemetry."""
+    """Do what run_service does, without signals and telemetry."""
     instance_id = new_instance_id(service)
     async with AsyncExitStack() as stack:
         metrics = Metrics(settings.telemetry.metrics_prefix)

@@ -35,7 +35,7 @@ _SIZES = {
 
 
 def _write_checkpoint(directory: Path, architecture: str, **values: object) -> None:
-    """What the sim engine and the tokenizer read of a checkpoint: no weights."""
+    """Write the files that the sim engine and the tokenizer read: no weights."""
     directory.mkdir()
     (directory / "vocab.txt").write_text("\n".join(_WORDS), encoding="utf-8")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}

@@ -109,7 +109,7 @@ class SmallMesh:
 
     @property
     def url(self) -> str:
-        """Of the gateway."""
+        """The URL of the gateway."""
         return f"http://127.0.0.1:{self.settings.gateway.port}"
 
     async def add_worker(self) -> Mesh:
@@ -119,7 +119,7 @@ class SmallMesh:
         return mesh
 
     def loads(self) -> list[WorkerLoad]:
-        """Of every worker, as the gateway sees it."""
+        """Return the load of every worker, as the gateway sees it."""
         members = self.gateway.members.workers(self.model)
         return [each.beat.load for each in members if each.beat.load is not None]
 

@@ -60,7 +60,7 @@ class SpeechMesh:
 
     @property
     def url(self) -> str:
-        """Of the gateway."""
+        """The URL of the gateway."""
         return f"http://127.0.0.1:{self.settings.gateway.port}"
 
     async def transcribe(

@@ -34,7 +34,7 @@ class StuckEncoder:
 
     @property
     def is_encoding(self) -> bool:
-        """Whether its tower has begun a batch."""
+        """True once its tower has begun a batch."""
         return self._is_encoding.is_set()
 
     async def kill(self) -> None:
@@ -59,7 +59,7 @@ async def stuck_encoder(settings: Settings, model: ModelName) -> AsyncIterator[S
 
 
 class _StuckTower:
-    """What `Embeddings` uses of a tower."""
+    """The part of a tower that `Embeddings` uses."""
 
     kinds = frozenset({IMAGE})
     encoder_states = 0

@@ -56,12 +56,12 @@ class TinyCheckpoint:
 
     @cached_property
     def _is_by_length(self) -> bool:
-        """Whether the oracle's state and its keys of earlier tokens depend on the length."""
+        """True where the oracle's state and its keys of earlier tokens depend on the length."""
         config = (self.directory / "config.json").read_text()
         return any(each in config for each in _BY_LENGTH)
 
     def _is_answer(self, prompt: Sequence[int], tokens: Sequence[int], num_tokens: int) -> bool:
-        """Whether each token is transformers' choice after those before it."""
+        """Return whether each token is transformers' choice after those before it."""
         if self._is_by_length or len(tokens) != num_tokens:
             return False
         logits = self.logits([*prompt, *tokens[:-1]])[len(prompt) - 1 :]

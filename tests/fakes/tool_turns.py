@@ -1,4 +1,4 @@
-"""What a model that calls tools says, turn by turn."""
+"""Turns of a model that calls tools."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the code of transformers does to embeddings only where it makes them from token ids."""
+"""Finds code of transformers that changes embeddings where it makes them from token ids."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What transformers reads of a config.json: fields of its classes and names in its source."""
+"""Finds the keys of config.json that transformers reads: fields, and names in its source."""
 
 import ast
 import dataclasses

@@ -64,7 +64,7 @@ class Op:
     out: Any
 
     def own(self) -> list[torch.Tensor]:
-        """What it allocated."""
+        """Return the tensors that it allocated."""
         theirs = {_memory(each) for each in _tensors((self.args, self.kwargs))}
         return [each for each in _tensors(self.out) if _memory(each) not in theirs]
 

@@ -151,7 +151,7 @@ class WhisperOracle:
             return self.model.model.encoder(features).last_hidden_state[0]  # type: ignore[no-any-return]
 
     def language(self, states: torch.Tensor) -> str:
-        """Of a clip."""
+        """Return the language of a clip."""
         encoded = BaseModelOutput(last_hidden_state=states[None])
         ids = self.model.detect_language(encoder_outputs=encoded, generation_config=self.config)
         return str(self.tokenizer.convert_ids_to_tokens(ids)[0]).strip("<|>")

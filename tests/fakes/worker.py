@@ -37,7 +37,7 @@ CACHED_TOKENS = 3
 
 @dataclass
 class Faults:
-    """What goes wrong. Counts are of tokens per stream or of Tokens messages."""
+    """The faults of a worker. Counts are of tokens per stream or of Tokens messages."""
 
     drops: set[int] = field(default_factory=set)
     """Numbers of the Tokens messages that are lost on their way."""
@@ -51,7 +51,7 @@ class Faults:
     fails_with: Failed | None = None
     refuses: bool = False
     refuses_number: int | None = None
-    """Which Generate is refused, counted from 1."""
+    """The number of the Generate that is refused, counted from 1."""
     hides_end: bool = False
     """Never say that a stream is over."""
     is_deaf: bool = False
@@ -89,11 +89,11 @@ class FakeWorker:
         self.received: list[Message] = []
         self.num_messages = 0
         self.distribution: Callable[[Generate], TokenLogprobs] | None = None
-        """What log-probabilities say of a stream's next token, in place of a fixed table."""
+        """Makes the log-probabilities of a stream's next token, in place of a fixed table."""
         self.pool: Callable[[Pool], Message | None] = lambda _: None
         """Answers a Pool; None: not at all."""
         self.ignored_cancels = 0
-        """How many Cancels are lost on their way."""
+        """The number of Cancels that are lost on their way."""
         self._bus = bus
         self._card = card
         self.script = script

@@ -32,7 +32,7 @@ class WorkerProcess:
 
     @property
     def is_reading(self) -> bool:
-        """Whether it has begun to read an adapter while reads are held."""
+        """Return whether it has begun to read an adapter while reads are held."""
         return (self._folder / f"reading-{self._process.pid}").exists()
 
     def kill(self) -> None:

@@ -44,9 +44,9 @@ pytestmark = [
 SPEECH = "speech"
 """Served alongside the other mesh, over the same NATS."""
 MAX_S = 30.0
-"""Of a refusal, on a loaded machine."""
+"""The bound of a refusal, on a loaded machine."""
 GROWTH_BYTES = 400 * 1024 * 1024
-"""Of all processes together; one of 30,000 x 30,000 pixels would take 2.7 GB."""
+"""The bound of all processes together; one picture of 30,000 x 30,000 pixels would take 2.7 GB."""
 Make = Callable[[], bytes]
 
 
@@ -181,7 +181,7 @@ async def check_refused(mesh: SpeechMesh, path: str, reason: str, **request: Any
 
 
 def memory() -> int:
-    """Of this process, which holds the services, and of those that decode."""
+    """Return the memory of this process, which holds the services, and of those that decode."""
     found = psutil.Process()
     return int(sum(each.memory_info().rss for each in [found, *found.children(recursive=True)]))
 

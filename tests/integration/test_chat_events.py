@@ -53,14 +53,14 @@ async def chunks(mesh: BackEnd, client: httpx.AsyncClient, **fields: Any) -> lis
 
 
 def prompt_of(mesh: BackEnd) -> ChatPrompt:
-    """What the tokenizer was asked last."""
+    """Return the tokenizer's last prompt."""
     prompt = mesh.tokenizer.received[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
 
 def joined(events: list[Any], index: int = 0) -> dict[str, Any]:
-    """What a client makes of the deltas of a choice."""
+    """Join the deltas of a choice as a client does."""
     whole: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}, "finish": None}
     for event in events:
         for choice in event["choices"]:

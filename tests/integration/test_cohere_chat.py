@@ -36,7 +36,7 @@ def script(generate: Generate) -> list[int]:
 
 @pytest.fixture
 def is_reasoning_model(request: pytest.FixtureRequest) -> bool:
-    """What the operator has set."""
+    """Return the operator's setting."""
     return bool(getattr(request, "param", True))
 
 

@@ -80,7 +80,7 @@ class Oracle:
 
     @torch.inference_mode()
     def embedding(self, *parts: Any) -> torch.Tensor:
-        """Of texts and images in their order."""
+        """Return the embedding of texts and images in their order."""
         texts = [each if isinstance(each, str) else MEDIA[NAME].placeholder for each in parts]
         images = [each for each in parts if not isinstance(each, str)]
         prompt = f"<|im_start|>user\n{''.join(texts)}<|im_end|>\n"

@@ -22,7 +22,7 @@ async def ask(mesh: BackEnd, **fields: Any) -> httpx.Response:
 
 
 def joined(response: httpx.Response) -> dict[int, dict[str, list[Any]]]:
-    """What each choice's chunks say together."""
+    """Join what each choice's chunks say."""
     found: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for line in response.text.splitlines():
         if line.startswith("data: {"):

@@ -53,7 +53,7 @@ class Ask:
     body: Any
     form: bool = False
     always: bool = False
-    """Whether the short form has it, too."""
+    """True where the short form has it, too."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Ask:
 
 
 def extra(model: str) -> Iterator[Ask]:
-    """What one field alone does not do."""
+    """Yield requests whose cost lies in several fields together."""
     chats, completions = "/v1/chat/completions", "/v1/completions"
     base = {"model": model, "max_tokens": 2}
     cut = {**base, "truncate_prompt_tokens": 1}
@@ -147,7 +147,7 @@ def _escaped(text: str) -> str:
 
 @dataclass
 class Watch:
-    """What another client sees meanwhile."""
+    """Watches as another client meanwhile."""
 
     mesh: MeshProcess
     during: str = "the start"

@@ -30,7 +30,7 @@ Clients = tuple[httpx.AsyncClient, httpx.AsyncClient]
 async def clients(
     start_nats: Callable[[], Server], bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> AsyncIterator[Clients]:
-    """Of the frontend and of the engine, which share neither a bus nor a process."""
+    """Yield clients of the frontend and of the engine, which share neither a bus nor a process."""
     models = (ModelSettings(model=str(DEMO_MODEL), served_model_name=(MODEL,)),)
     front = Settings(
         models=models,

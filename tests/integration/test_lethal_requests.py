@@ -158,7 +158,7 @@ class Caller:
         return answer.text
 
     async def ask_often(self, first: int, until: "asyncio.Task[str]") -> int:
-        """How often it was answered before another request was."""
+        """Count the answers before another request was answered."""
         count = 0
         while not until.done():
             number = first + count

@@ -63,11 +63,11 @@ GATEWAY = GatewayId("gateway-of-test")
 REQUEST = RequestId("r")
 NUM_TOKENS = 16
 CACHE_BYTES = 64 * 1024
-"""Of an encoder: embeddings of 20 images."""
+"""The cache of an encoder: embeddings of 20 images."""
 REDIS_BYTES = 4 * 1024 * 1024
 """For features and embeddings of about 290 images."""
 GROWTH_BYTES = 48 * 1024 * 1024
-"""Of all processes; 800 files would take 144 MB."""
+"""The bound of all processes; 800 files would take 144 MB."""
 
 Messages = list[dict[str, Any]]
 
@@ -354,7 +354,7 @@ async def used_memory(redis: Redis) -> int:
 
 
 def resident_bytes() -> int:
-    """Of this process, which runs the services, and of those that it started."""
+    """Return the memory of this process, which runs the services, and of those that it started."""
     process, total = psutil.Process(), 0
     for each in (process, *process.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # it has just ended

@@ -1,4 +1,4 @@
-"""How much of the gateway one plain streamed chat passes through."""
+"""Counts the files of the gateway that one plain streamed chat passes through."""
 
 import sys
 from collections import Counter

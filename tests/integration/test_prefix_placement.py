@@ -179,7 +179,7 @@ async def test_a_killed_worker_is_chosen_no_more_and_its_keys_go(
 
 
 async def keys_of_strangers(mesh: SmallMesh) -> list[str]:
-    """What incarnations hold that are not in this process."""
+    """Return the keys of incarnations that are not in this process."""
     redis = open_redis(mesh.settings.redis)
     found = await redis.call("KEYS", f"kvx:{{*{mesh.model}*}}:*")
     await redis.close()

@@ -42,7 +42,7 @@ SENTENCES: Final = {
 }
 LIMITS: Final = {"max_audio_bytes": 1_000_000, "realtime_max_audio_s": 10.0}
 PCM_RATE: Final = 24000
-"""Of realtime sessions: the only one in the types of the client."""
+"""The rate of realtime sessions: the only one in the types of the client."""
 HEARING: Final = "hearing-tiny"
 TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)

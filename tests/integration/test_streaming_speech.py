@@ -48,7 +48,7 @@ async def mesh(
 
 
 def expected(checkpoint: Path, samples: Any) -> str:
-    """What transformers writes, until it ends."""
+    """Return what transformers writes, until it ends."""
     kind = transformers.VoxtralRealtimeForConditionalGeneration
     model = kind.from_pretrained(checkpoint, dtype=torch.float32).eval()
     features: Any = load_audio_features(checkpoint)
@@ -189,7 +189,7 @@ async def test_a_client_that_leaves_ends_its_transcript(mesh: SpeechMesh) -> Non
 async def test_speech_goes_on_after_its_encoder_was_lost(
     mesh: SpeechMesh, checkpoint: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a new encoder lacks, and what has expired in Redis."""
+    """Lose what a new encoder lacks, or what has expired in Redis."""
     data = pcm(tones(2.4, rate=RATE, seed=7 + len(lost)))
     half = len(data) // 4 * 2
     async with talking(mesh) as talk:

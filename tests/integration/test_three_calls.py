@@ -81,7 +81,7 @@ def of_completion(mesh: BackEnd, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged(chunks: list[Any]) -> dict[str, Any]:
-    """What a client makes of a stream; nothing of how it was portioned."""
+    """Merge a stream as a client does; nothing is left of its portions."""
     whole: dict[str, Any] = {"usage": None}
     for chunk in chunks:
         whole["id"], whole["model"] = chunk["id"], chunk["model"]

@@ -1,4 +1,4 @@
-"""How streams of a worker end: with their gateway, with the worker, all at once, one by one."""
+"""Streams of a worker end with their gateway, with the worker, all at once, or one by one."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -32,7 +32,7 @@ OUTAGE_S = 1.2
 
 
 class Inbox:
-    """What reached the gateway."""
+    """Keeps what reached the gateway."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []

@@ -153,7 +153,7 @@ async def test_bad_input_is_refused_by_name(
 async def test_pools_with_adapters_wait_their_turn(
     bus: MessageBus, blobs: Blobs, tmp_path: Path
 ) -> None:
-    """Of more adapters than may run at a time; one that is cancelled gives up its place."""
+    """Run more adapters than may run at a time; one that is cancelled gives up its place."""
     values = {"enable_lora": True, "max_loras": 1, "allowed_dirs": [str(tmp_path)]}
     settings = LoraSettings.model_validate(values)
     store = AdapterStore(settings, SimAdapters(settings), AdapterDirectories(settings))

@@ -43,7 +43,7 @@ def settings_of(
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """What a simulated model needs of a checkpoint."""
+    """Write the files that a simulated model needs of a checkpoint."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 500,

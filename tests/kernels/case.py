@@ -1,4 +1,4 @@
-"""What the tests of a Triton op need: cases to run and kernels to compile ahead of time.
+"""Forms of the tests of a Triton op: cases to run and kernels to compile ahead of time.
 
 Every `tokenmesh/kernels/<op>/triton.py` has a `tests/kernels/cases/<op>.py` with `cases()` and
 `compilations()`. The same case runs in Triton's interpreter and, in bfloat16, on a GPU.
@@ -37,12 +37,12 @@ class KernelCase:
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What a compiled kernel may use."""
+    """Bounds of a compiled kernel."""
 
     max_registers: int
-    """Of one thread; 65,536 of them serve all threads of an SM."""
+    """Registers of one thread; 65,536 of them serve all threads of an SM."""
     max_shared_bytes: int = 0
-    """Of one program."""
+    """Shared memory of one program."""
     max_spills: int = 0
     """Loads from and stores to local memory."""
     oldest_triton: tuple[int, int] = (3, 6)

@@ -100,7 +100,7 @@ class FarDevice(TorchFunctionMode):
 
 
 def is_far(tensor: torch.Tensor) -> bool:
-    """Whether the tensor counts as one of the far device."""
+    """Return whether the tensor counts as one of the far device."""
     return bool(tensor.__dict__.get(_MARK, False))
 
 

@@ -34,7 +34,7 @@ class _Driver:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What Triton would compile."""
+    """Names what Triton would compile."""
 
     kernel: Any
     signature: dict[str, str]

@@ -69,7 +69,7 @@ def _some_ids(rng: random.Random, vocab_size: int, most: int) -> list[int]:
 
 
 def _budget(rng: random.Random, vocab_size: int) -> ThinkingBudget:
-    """Of few tokens, so that prompts and outputs hold markers and parts of them."""
+    """Make a budget of few tokens, so that prompts and outputs hold markers and parts of them."""
     few = min(4, vocab_size)
     start = _some_ids(rng, few, 2) if rng.random() < 0.7 else []
     end = _some_ids(rng, few, 3)
@@ -203,7 +203,7 @@ def _compare_logprobs(
 
 
 def compare_twins(seed: int, vocab_size: int, num_steps: int, interpreted: bool) -> int:
-    """How many tokens were compared; with the kernels, or with their references."""
+    """Compare the twins, with the kernels or with their references; return the number of tokens."""
     twins = Twins(random.Random(seed), vocab_size)
     with interpreted_on_cpu() if interpreted else nullcontext():
         twins.steps(num_steps)

@@ -38,7 +38,7 @@ def run(directory: Path, jobs: list[Job], settings: dict[str, Any]) -> Report:
 
 
 def expected(directory: Path, jobs: list[Job]) -> list[list[int]]:
-    """What the CPU's runner draws."""
+    """Return the tokens that the CPU's runner draws."""
     driver = EngineDriver(directory, model_impl="transformers", max_num_batched_tokens=24)
     return driver.tokens(jobs)
 

@@ -1,4 +1,4 @@
-"""What launches would do on a GPU, as far as that can be seen without one."""
+"""Launches as on a GPU, as far as they can be seen without one."""
 
 import os
 from collections import Counter

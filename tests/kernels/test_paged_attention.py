@@ -1,4 +1,4 @@
-"""What the cases of paged attention do not show: its reference, its limits, its invariances."""
+"""Tests of paged attention besides its cases: its reference, its limits, its invariances."""
 
 import pytest
 import torch

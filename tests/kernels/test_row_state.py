@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Request:
-    """What the state should say of one row."""
+    """The expected state of one row."""
 
     prompt: list[int]
     computed: int

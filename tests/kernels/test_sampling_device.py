@@ -53,7 +53,7 @@ def test_kernels_follow_the_distribution(
 
 
 def _chi_square(counts: list[int], weights: list[float]) -> float:
-    """How far counts are from probabilities, in standard deviations of a right sampler."""
+    """Return how far counts are from probabilities, in standard deviations of a right sampler."""
     observed = torch.tensor(counts, dtype=torch.float64)
     expected = torch.tensor(weights, dtype=torch.float64)
     expected *= observed.sum() / expected.sum()

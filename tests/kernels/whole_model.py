@@ -87,7 +87,7 @@ class _Run:
         return logits
 
     def _step(self, out: StepTensors, starts: torch.Tensor, is_decode: bool) -> DeviceStep:
-        """What layers read of a step."""
+        """Return the part of a step that layers read."""
         rows = DeviceRows(
             cu_q=starts,
             seq_lens=out.seq_lens,

@@ -1,4 +1,4 @@
-"""What tests of the C kernels share."""
+"""Fixtures and marks that tests of the C kernels share."""
 
 import ctypes
 from contextlib import AbstractContextManager

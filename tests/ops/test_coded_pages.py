@@ -70,7 +70,7 @@ def test_int8_rows_have_a_factor_by_which_their_largest_number_is_127() -> None:
 
 
 class CodedCase(Case):
-    """Of pages with codes; every free slot holds NaN, or the largest codes and NaN as factors."""
+    """Pages with codes; every free slot holds NaN, or the largest codes and NaN as factors."""
 
     def __init__(
         self,

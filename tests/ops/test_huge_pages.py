@@ -79,7 +79,7 @@ def test_parts_take_large_pages_once_they_hold_more() -> None:
 
 
 def _flags_of(address: int) -> list[str]:
-    """What the system notes of the memory around an address."""
+    """Return the system's flags of the memory around an address."""
     is_inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")

@@ -166,7 +166,7 @@ def test_chunks_and_batches_equal_transformers_deepseek() -> None:
 
 @pytest.mark.parametrize("prefix", [11, 4])
 def test_latents_before_a_chunk_merge_with_those_of_the_chunk(prefix: int) -> None:
-    """What a caller does that expands a long chunk: the older latents apart, then both as one."""
+    """Expand a long chunk as a caller does: the older latents apart, then both as one."""
     torch.manual_seed(0)
     whole = scattered([prefix], [6], PAGE)
     query, pages = inputs(whole, torch.float32)

@@ -16,7 +16,7 @@ WEIGHT = torch.randn(32, 96, generator=torch.Generator().manual_seed(0))
 
 
 def codes_of(kind: str) -> Codes:
-    """Of WEIGHT or of its shape."""
+    """Return codes of WEIGHT or of its shape."""
     if kind in ("int8", "int4", "fp8"):
         to: Rounding = kind  # type: ignore[assignment]
         return rounded(WEIGHT, to)

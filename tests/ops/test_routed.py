@@ -89,7 +89,7 @@ def layer(dtype: torch.dtype, router: torch.dtype, has_biases: bool) -> Layer:
 
 
 def run(program: Program, x: torch.Tensor) -> torch.Tensor:
-    """What the experts make of x."""
+    """Run the experts on x."""
     hidden, count = x.clone(), len(x)
     inputs = ProgramInputs(
         starts=[0] * count,

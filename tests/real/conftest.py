@@ -14,7 +14,7 @@ from tokenmesh.shared.catalog import CATALOG
 
 _FOLDER = Path(__file__).parent
 _CACHE = os.environ.get("XDG_CACHE_HOME")
-"""Of the developer, before the tests have their own."""
+"""The developer's cache, before the tests have their own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

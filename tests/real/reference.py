@@ -1,4 +1,4 @@
-"""What transformers makes of a GGUF file, and the same model in a GGUF file of another type."""
+"""Reads a GGUF file as transformers does, and writes the same model in another type."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +30,7 @@ def model_of(file: Path, config: Any = None) -> Any:
 
 @torch.inference_mode()
 def logprobs_of(model: Any, ids: list[int]) -> tuple[torch.Tensor, list[int]]:
-    """Of each token after the first; and the most likely tokens in their places."""
+    """Return log probabilities after the first token, and the most likely tokens there."""
     whole = torch.tensor([ids])
     hidden = model.model(whole).last_hidden_state[0, :-1]
     chosen, best = [], []

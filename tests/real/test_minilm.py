@@ -18,7 +18,7 @@ LONGEST = 256
 """Tokens, special ones included."""
 SIMILAR = ("A cat sleeps on the sofa.", "A kitten naps on the couch.", "Stocks fell on Monday.")
 ROUNDED = 5e-4
-"""Of float32 with C kernels, which multiply integers of 16 bits; torch's are equal."""
+"""Tolerance of float32 with C kernels, which multiply integers of 16 bits; torch's are equal."""
 NEAR = 0.9999
 """Least cosine by default."""
 pytestmark = pytest.mark.timeout(120)

@@ -36,7 +36,7 @@ Perplexity = Callable[..., float]
 def perplexity(
     checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Perplexity:
-    """Of SmolLM2 in bfloat16, with settings."""
+    """Return the perplexity of SmolLM2 in bfloat16, with settings."""
     original = checkpoint("smollm2")
     file = copy_as(original, "BF16", tmp_path_factory.mktemp("copies") / "smollm2.BF16.gguf")
     tokenizer = Tokenizer.from_file(str(unpacked(original) / "tokenizer.json"))

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 NUM_TOKENS = 40
 ATOL = 1e-3
-"""Of a log probability, with float32 activations."""
+"""Tolerance of a log probability, with float32 activations."""
 MOST_WORSE = 0.010
 """Perplexity by default is at most this much above that of float32, or below: bfloat16 and integer
 products. Measured on 2026-11-28: see docs/log.md."""
@@ -81,7 +81,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def read_config() -> Callable[[str, Path], Any]:
-    """Of a model; all files of one have the same."""
+    """Read the config of a model; all files of one have the same."""
     from transformers import AutoConfig
 
     @cache
@@ -119,7 +119,7 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def scores(outcome: Outcome) -> list[float]:
-    """Of the prompt after its first token, and of the output."""
+    """Return the scores of the prompt after its first token, and of the output."""
     assert outcome.error is None
     assert outcome.prompt_logprobs is not None
     before = [each.logprob for each in outcome.prompt_logprobs if each is not None]

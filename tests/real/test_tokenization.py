@@ -24,7 +24,7 @@ LONGEST_SPACES = 31
 """In one token of Gemma."""
 CUT_OFF = "\ufffd"
 LOST = {"smollm2": "\x04\x06\x13\x14\x16\x1d", "gemma3-270m": "\u2581"}
-"""What a vocabulary has no tokens for; Gemma writes spaces so."""
+"""Characters for which a vocabulary has no tokens; Gemma writes spaces so."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Case:
     reference: Tokenizer
     """The model's own."""
     transformers: Tokenizer
-    """What transformers reads out of the file."""
+    """The tokenizer that transformers reads out of the file."""
     text: str
 
     @property

@@ -50,8 +50,7 @@ _NUMBERS = ("3.14159", "1,000,000", "0x1F", "192.168.0.1", "2026-11-28T11:05", "
 
 
 def mixed_text(num_bytes: int, special: list[str]) -> str:
-    """Of code, languages, emoji, control characters and special tokens, as text; always the same
-    for the same code."""
+    """Mix code, languages, emoji, control characters and special tokens; the same each time."""
     draw = random.Random(0)
     files = sorted((_REPOSITORY / "tokenmesh").rglob("*.py"))
     code = "".join(path.read_text() for path in files)
@@ -83,7 +82,7 @@ def mixed_text(num_bytes: int, special: list[str]) -> str:
 
 
 def _any_character(draw: random.Random) -> str:
-    """Of all planes that have letters and signs, more often of the first."""
+    """Return a character of all planes that have letters and signs, more often of the first."""
     while True:
         each = chr(draw.randrange(draw.choice([0x250, 0x3000, 0x10000, 0x1FB00])))
         if unicodedata.category(each) not in ("Cs", "Cn", "Co"):

@@ -21,7 +21,7 @@ from tokenmesh.shared.messages.failed import from_failed
 
 @dataclass
 class Faults:
-    """How bad the network is. Shares in [0, 1], seconds."""
+    """The faults of the network, in shares [0, 1] and seconds. Shares in [0, 1], seconds."""
 
     drop: float = 0.0
     repeat: float = 0.0

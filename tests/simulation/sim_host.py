@@ -24,7 +24,7 @@ class SimHost:
         self._task: asyncio.Task[None] | None = None
 
     def wait(self, seconds: float) -> None:
-        """What the runner calls instead of sleeping."""
+        """Let virtual time pass; the runner calls this instead of sleeping."""
         self._step_s += seconds
 
     def start(self) -> None:

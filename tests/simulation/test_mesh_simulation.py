@@ -107,7 +107,7 @@ def settings() -> Settings:
 
 @dataclass
 class Report:
-    """What a run came to."""
+    """The results of a run."""
 
     outcomes: list[Outcome | None]
     elapsed_s: float

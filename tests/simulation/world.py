@@ -65,7 +65,7 @@ class SimWorker:
 
 @dataclass
 class Outcome:
-    """What a client got: tokens of each choice, and the error that ended it, if any."""
+    """A client's results: tokens of each choice, and the error that ended it, if any."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     error: TokenMeshError | None = None

@@ -161,7 +161,7 @@ def test_no_container_has_more_rights_than_it_needs(manifests: list[Manifest]) -
 def settings_of(
     deployment: Manifest, manifests: list[Manifest], folder: Path, patch: pytest.MonkeyPatch
 ) -> Settings:
-    """What the process reads: its file and its variables."""
+    """Read the settings as the process does: from its file and its variables."""
     (config,) = (each for name, each in of_kind(manifests, "ConfigMap").items() if "config" in name)
     for name, text in config["data"].items():
         (folder / name).write_text(text)
@@ -280,7 +280,7 @@ def test_policies_let_services_reach_what_their_settings_name_and_nothing_else()
 
 
 def egress_of(manifests: list[Manifest]) -> dict[str, set[tuple[str, int]]]:
-    """What the pods of each component may reach: a component, or every address, and a port."""
+    """Return all that each component's pods may reach: a component, or any address, and a port."""
     allowed: dict[str, set[tuple[str, int]]] = {}
     for policy in of_kind(manifests, "NetworkPolicy").values():
         if "Egress" not in policy["spec"]["policyTypes"]:

@@ -271,7 +271,7 @@ def test_valkey_starts_as_the_file_says_and_stops_on_a_signal(
 
 
 async def memory_of(port: int, user: str) -> bytes:
-    """What a Valkey that is about to accept connections reports of its memory."""
+    """Return the memory that a Valkey reports which is about to accept connections."""
     settings = RedisSettings(
         url=f"redis://127.0.0.1:{port}/0", user=user, password=SecretStr(f"p{user}")
     )

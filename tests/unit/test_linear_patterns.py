@@ -20,7 +20,7 @@ from tokenmesh.services.gateway.parsers.markers import Markers
 ROOT: Final = Path(tokenmesh.__file__).parent
 SMALL: Final = 500
 SUSPICIOUS_S: Final = 0.002
-"""What eight times as much text takes at least where it is quadratic."""
+"""The least CPU time of eight times as much text where a pattern is quadratic."""
 OWN_TEXT: Final = {"kernels", "models"}
 """Folders whose patterns read sources and names of a checkpoint, never a client's text."""
 SEARCHING: Final = ("search", "finditer", "findall", "sub", "split")
@@ -106,7 +106,7 @@ def test_the_time_of_a_pattern_grows_with_the_text(
 
 
 def test_a_quadratic_pattern_is_found() -> None:
-    """What the guard of structured output used to be."""
+    """Find the former pattern of structured output's guard."""
     pattern = re.compile(r"\{(\d*)(,?)(\d*)\}")
     run_s = partial(_run_s, pattern, is_search=False)
     assert not all(_is_linear(run_s, make) for make in _texts(pattern))

@@ -1,4 +1,4 @@
-"""What observes the mesh names metrics, labels and services that exist."""
+"""Dashboards and alerts name metrics, labels and services that exist."""
 
 import json
 import re
@@ -18,7 +18,7 @@ TABLE = {metric.name: metric for metric in METRICS}
 PARTS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 SERIES = {metric.name + part: metric for metric in METRICS for part in PARTS[metric.kind]}
 OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
-"""Of Prometheus, and of prometheus_client for every process."""
+"""Metrics of Prometheus, and of prometheus_client for every process."""
 OF_A_SCRAPE = {"job", "instance", "le"}
 
 NAME = re.compile(r"tokenmesh:(\w+)")

@@ -16,7 +16,7 @@ from tokenmesh.kernels.moe.triton import experts
 from tokenmesh.kernels.quantized_linear.device_codes import DeviceCodes
 
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Of outputs of about 1 to 5."""
+"""Absolute tolerances for outputs of about 1 to 5."""
 
 
 @dataclass(frozen=True, slots=True)

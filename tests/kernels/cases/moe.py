@@ -43,7 +43,7 @@ _CASES: Final[Mapping[str, tuple[ExpertsSpec, bool, tuple[int, ...]]]] = {
     "nothing": (ExpertsSpec(), False, (0, 2, 3, 16, 16)),
 }
 TOLERANCE: Final = {torch.float32: 5e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-"""Of outputs of about 1 to 5."""
+"""Absolute tolerances for outputs of about 1 to 5."""
 
 
 def cases() -> list[KernelCase]:
@@ -107,7 +107,7 @@ def _make(
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What makes a product distinct."""
+    """The properties that make a product distinct."""
 
     is_gated: bool = True
     activation: str = "silu"

@@ -226,7 +226,7 @@ def scattered_tables(
 SM_REGISTERS = 65_536
 SM_SHARED_BYTES = 228 << 10
 PROGRAM_SHARED_BYTES = 1 << 10
-"""What the hardware takes for itself of each program's shared memory."""
+"""The hardware takes so much of each program's shared memory for itself."""
 GROUP = 4
 KV_HEADS = 8
 ASYNC_COPY = r"LDGSTS|UTMALDG"

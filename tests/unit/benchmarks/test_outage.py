@@ -10,7 +10,7 @@ USUAL, LOW = 80, 20
 
 
 def recovery(cached_at: Callable[[int], int]) -> Recovery:
-    """Of one request of 100 tokens a second, for 70 seconds."""
+    """Judge one request of 100 tokens a second, for 70 seconds."""
     return recovery_of(
         [
             PlayedRequest(due_s=float(second), prompt_tokens=100, cached_tokens=cached_at(second))

@@ -22,7 +22,7 @@ def sample(speed: float) -> list[Sample]:
 
 
 def model(**speeds: float) -> ModelResult:
-    """Of Qwen's shape: each peer as fast at 1, 8 and 32 streams."""
+    """Make a result of the shape of Qwen: each peer as fast at 1, 8 and 32 streams."""
     names = {name.replace("_", "-"): speed for name, speed in speeds.items()}
     by_peer = {name: sample(speed) for name, speed in names.items()}
     rounds = {1: by_peer, 8: by_peer, 32: by_peer}

@@ -19,7 +19,7 @@ from tokenmesh.shared.errors import ConfigError
 
 
 def overrides_of(line: str | list[str]) -> dict[str, Any]:
-    """What `up` makes of a command line."""
+    """Return the overrides that `up` makes of a command line."""
     seen: dict[str, Any] = {}
 
     def command(

@@ -1,4 +1,4 @@
-"""What `tokenmesh up` serves without a model, by the name of one, and with `--demo`."""
+"""The models of `tokenmesh up` without an argument, by the name of one, and with `--demo`."""
 
 from pathlib import Path
 from typing import Any

@@ -28,7 +28,7 @@ from tokenmesh.shared.errors import ConfigError
 
 
 def settings_of(plan: MeshPlan) -> dict[str, Settings]:
-    """What each service reads."""
+    """Return the settings that each service reads."""
     return {spec.name: load_settings(Path(spec.command[-1])) for spec in plan.services}
 
 

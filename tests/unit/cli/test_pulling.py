@@ -58,7 +58,7 @@ def sha256_of(content: bytes) -> str:
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command wrote about itself, in one line."""
+    """Return the command's output about itself, in one line."""
     return " ".join(capsys.readouterr().err.split())
 
 

@@ -1,4 +1,4 @@
-"""Which Redis `up` starts: one with the security fixes, the system's before the wheel's."""
+"""`up` starts a Redis with the security fixes, the system's before the wheel's."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `up` shows on a terminal and in a file."""
+"""The screen of `up` on a terminal and in a file."""
 
 import io
 import json

@@ -73,7 +73,7 @@ async def test_the_others_go_on_without_a_model_that_cannot_run() -> None:
 
 
 def new_children(known: set[psutil.Process]) -> set[psutil.Process]:
-    """What runs now and did not before; the session's own servers are children too."""
+    """Return processes that did not run before; the session's own servers are children too."""
     return set(psutil.Process().children(recursive=True)) - known
 
 

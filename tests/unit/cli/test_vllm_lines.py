@@ -1,4 +1,4 @@
-"""What vLLM's own tests start a server with is taken unchanged, or refused with what to do."""
+"""Lines with which vLLM's own tests start a server are taken unchanged, or refused with advice."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What runs and answers no more is killed and started again; what is only slow is left alone."""
+"""A process that runs and does not answer is killed and started again; a slow one is left alone."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""Which models are served: those of live workers, and for some time those of workers that left."""
+"""The served models are those of live workers, and for some time those of workers that left."""
 
 import asyncio
 

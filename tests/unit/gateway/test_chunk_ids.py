@@ -80,7 +80,10 @@ def shown(deltas: Sequence[dict[str, Any]]) -> Shown:
 
 
 def one_by_one(choice: Choice, ids: Sequence[int]) -> list[Shown]:
-    """What has been shown after 0, 1, 2, ... ids, and after the end of the choice."""
+    """Return what has been shown after 0, 1, 2, ...
+
+    ids, and after the end of the choice. ids, and after the end of the choice.
+    """
     deltas: list[dict[str, Any]] = []
     states = [shown(deltas)]
     for each in ids:

@@ -1,4 +1,4 @@
-"""What a page of the console is sent about a large mesh, and in how many turns it is read."""
+"""The console's pages get the state of a large mesh, which is read in many turns."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -45,7 +45,7 @@ def beat(number: int, **fields: Any) -> Heartbeat:
 
 
 def stream(request_id: str, tokens: int, state: SessionState, tenant: Tenant = ACME) -> Any:
-    """What the reader looks at of a stream."""
+    """Make the part of a stream at which the reader looks."""
     session = SimpleNamespace(token_ids=[0] * tokens, state=state, worker_id="worker-00001")
     job = SimpleNamespace(request_id=request_id, first_choice=0, tenant=tenant, card=CARD)
     return SimpleNamespace(
@@ -137,7 +137,7 @@ async def test_a_tenant_gets_no_row_of_another_one() -> None:
 
 
 async def turns_of(work: Awaitable[_Result]) -> tuple[int, _Result]:
-    """How often the event loop ran while some work was done, and its result."""
+    """Count the turns of the event loop while some work was done; return its result, too."""
     task, num_turns = asyncio.ensure_future(work), 0
     while not task.done():
         num_turns += 1

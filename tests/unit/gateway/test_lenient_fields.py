@@ -1,4 +1,4 @@
-"""What generated clients send: null for everything unset, whole numbers with a point."""
+"""Fields as generated clients send them: null for everything unset, whole numbers with a point."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What parsers know of the prompt, and where a constraint begins."""
+"""Parsers know some facts of the prompt, and where a constraint begins."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was said, in answers that say more."""
+"""The words that were said are found in answers that say more."""
 
 import random
 

@@ -100,7 +100,7 @@ def test_calls_that_begin_with_a_special_token_are_constrained_as_tokens(
 
 
 def bound(parser: str, answer: Structured | None) -> tuple[Structured | None, str]:
-    """What constrains the calls of a custom tool with a grammar, and the warnings."""
+    """Return the constraint of calls of a custom tool with a grammar, and the warnings."""
     tool = {"type": "function", "function": {"name": "patch", "strict": True}}
     body = ChatRequest.model_validate(
         {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}

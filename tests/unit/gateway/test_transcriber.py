@@ -41,7 +41,7 @@ JOB = PromptJob(
 
 @dataclass
 class Written:
-    """What the model writes about every clip at one temperature."""
+    """The model's text about every clip at one temperature."""
 
     token_ids: Sequence[int]
     logprob: float = -0.1
@@ -96,7 +96,7 @@ class Passes:
 
 
 class Charged:
-    """What the tenant was charged."""
+    """Keeps what the tenant was charged."""
 
     def __init__(self) -> None:
         self.completion_tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""Which workers a placement excludes."""
+"""A placement excludes some workers."""
 
 import dataclasses
 

@@ -35,7 +35,7 @@ STRUCTS = sorted({each for kind in TYPES for each in nested(kind)}, key=wire_nam
 
 
 def carries(new: object, old: object) -> bool:
-    """Whether `new` is `old`, but for empty fields at the end: structs that are arrays grow."""
+    """Return whether `new` is `old`, but for empty fields at the end: arrays may grow."""
     if isinstance(new, list) and isinstance(old, list):
         pairs = zip(new, old, strict=False)
         return (

@@ -362,7 +362,7 @@ def recorded() -> list[RecordedSpan]:
 
 
 def official(spans: list[RecordedSpan]) -> ExportTraceServiceRequest:
-    """What OpenTelemetry's encoder makes, less the fields that ours leaves out."""
+    """Encode with OpenTelemetry's encoder, less the fields that ours leaves out."""
     request = encode_spans([sdk_converter(RESOURCE)(each) for each in spans])
     for resource in request.resource_spans:
         resource.resource.attributes.sort(key=lambda each: each.key, reverse=True)

@@ -1,4 +1,4 @@
-"""What a service's event loop logs of exceptions that no code has handled."""
+"""A service's event loop logs exceptions that no code has handled."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Which audio files are read, and what is said about those that are not."""
+"""Audio files are read, or refused with a reason."""
 
 import io
 import struct
@@ -20,7 +20,8 @@ from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 LIMITS = AudioLimits(max_s=60.0)
 LITTLE_S = 5.0
-"""Of CPU time: enough for a slow machine, too little for work that grows with a false length."""
+"""CPU time that is enough for a slow machine, and too little for work that grows with a false
+length."""
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ TITLE = b"LIST" + struct.pack("<I", 26) + b"INFOISFT" + struct.pack("<I", 14) + 
 ODD = b"LIST" + struct.pack("<I", 5) + b"abcde"
 NOTHING = b"data" + bytes(4)
 UNKNOWN = [0, 0x7FFFFFFF, 0x7FFFFFFF - 36, 0x7FFFF000, 0x80000000, 0xFFFFFFFF, 0xFFFFFFFF - 36]
-"""What ElevenLabs, sox, arecord, ffmpeg, browsers and others write as the size of a stream."""
+"""Sizes of a stream that ElevenLabs, sox, arecord, ffmpeg, browsers and others write."""
 
 
 def wav(size: int, riff: int = 0, before: bytes = b"", after: bytes = b"") -> bytes:
@@ -118,7 +118,7 @@ def with_vbri(data: bytes) -> bytes:
 
 
 def title_at_end(kind: bytes) -> bytes:
-    """What looks like frames is in it."""
+    """Make a title that holds what looks like frames."""
     fields = (b"\xff\xfb\x90\0" * 40)[:125]
     if kind == b"TAG":
         return kind + fields

@@ -26,7 +26,7 @@ from tokenmesh.shared.tensor_blob import decode_named
 
 MAX_PIXELS = 1_000_000
 LITTLE_S = 4.0
-"""Of CPU time: enough for a slow machine, too little to decode 200,000 scans."""
+"""CPU time that is enough for a slow machine, and too little to decode 200,000 scans."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"size": {"shortest_edge": 30}, "crop_size": {"height": 30, "width": 30}},
     "as in llava 1.5": {"size": {"shortest_edge": 336}, "crop_size": 336},

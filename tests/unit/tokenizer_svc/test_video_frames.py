@@ -1,4 +1,4 @@
-"""What a model gets of a video is what transformers' video processors make.
+"""A model gets of a video what transformers' video processors make.
 
 They need torchvision, which is not installed; all arithmetic but the resizing runs without.
 """

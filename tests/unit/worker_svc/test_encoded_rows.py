@@ -1,4 +1,4 @@
-"""How many streams a worker of Whisper takes without a setting."""
+"""A worker of Whisper takes as many streams as fit, without a setting."""
 
 import json
 from pathlib import Path

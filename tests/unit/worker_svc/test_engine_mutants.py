@@ -40,7 +40,7 @@ class Mutant(NamedTuple):
     planted: str
     trouble: float = 0.0
     has_boundary: bool = False
-    """Whether keys change past a length, as those of longrope do."""
+    """True where keys change past a length, as those of longrope do."""
     has_states: bool = False
     has_drafts: bool = False
     max_proposed: int = 0

@@ -1,4 +1,4 @@
-"""What xgrammar would silently ignore is never given to it."""
+"""Keywords that xgrammar would silently ignore are never given to it."""
 
 from typing import Any
 

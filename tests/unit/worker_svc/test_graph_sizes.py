@@ -1,4 +1,4 @@
-"""Which decode steps are recorded."""
+"""Decode steps of some sizes are recorded."""
 
 import pytest
 from hypothesis import given

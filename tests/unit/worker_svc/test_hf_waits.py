@@ -1,4 +1,4 @@
-"""What of a tree's code would wait for a GPU."""
+"""Calls in a tree's code that would wait for a GPU are found."""
 
 from collections.abc import Callable
 

@@ -135,7 +135,7 @@ def test_a_load_pins_what_is_here_already() -> None:
 
 @dataclass
 class Step:
-    """What a step in flight does, and whether it was carried out."""
+    """The work of a step in flight, and whether it was carried out."""
 
     number: int
     reads: list[tuple[bytes, int]]
@@ -157,7 +157,8 @@ class TierMachine(RuleBasedStateMachine):
         self.pool = BlockPool(6)
         self.memory: dict[int, bytes] = {}
         self.content: dict[int, bytes] = {}
-        """Of the pool's blocks, as far as planned; a step that is carried out writes it."""
+        """The content of the pool's blocks, as far as planned; a step that is carried out writes
+        it."""
         self.steps: deque[Step] = deque()
         self.loads: dict[bytes, int] = {}
         self.pins: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What a worker says while it reads its weights."""
+"""A worker reports its progress while it reads its weights."""
 
 import json
 import logging

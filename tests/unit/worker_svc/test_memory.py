@@ -1,4 +1,4 @@
-"""How many KV blocks there is room for: with scripted devices, to the byte."""
+"""The number of KV blocks for which there is room: with scripted devices, to the byte."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -92,7 +92,7 @@ class Bench:
         raise AssertionError("the engine hangs")
 
     def lengths(self) -> list[list[int]]:
-        """Of the rows of each step that computed something."""
+        """Return the lengths of the rows of each step that computed something."""
         found = ([each.num_tokens for each in plan.scheduled] for plan in self.runner.plans)
         return [each for each in found if each]
 

@@ -74,7 +74,7 @@ class Rig:
         }
 
     def follow(self) -> None:
-        """What a reader of the changes knows."""
+        """Take over a change as a reader does."""
         change = self.ledger.take_change()
         if change is None:
             return

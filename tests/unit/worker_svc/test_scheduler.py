@@ -49,7 +49,7 @@ class Bench:
         return plan
 
     def starts(self, plan: StepPlan) -> list[int]:
-        """Of the latest plan: which positions its decoding rows compute."""
+        """Return the positions that the decoding rows of the latest plan compute."""
         holders = [self.scheduler.rows.requests[row] for row in plan.decodes]
         return [holder.num_computed - 1 for holder in holders if holder is not None]
 

@@ -1,4 +1,4 @@
-"""What the worker remembers of streams, gateways and its load."""
+"""The worker remembers streams, gateways and its load."""
 
 import pytest
 

@@ -133,7 +133,7 @@ def test_nothing_is_collected_while_graphs_are_recorded() -> None:
 
 
 class Memory:
-    """Of a device whose graphs keep `idle` bytes, and whose driver takes `each` for one."""
+    """A device's memory; graphs keep `idle` bytes, the driver takes `each` for one."""
 
     def __init__(self, idle: int, each: int) -> None:
         self.idle, self.each = idle, each

@@ -1,4 +1,4 @@
-"""What holds for every parser: the same events however the text is chunked, and no text lost."""
+"""Checks every parser: the same events however the text is chunked, and no text lost."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What holds for any text: no exception, the same events on any cut, nothing lost."""
+"""Properties for any text: no exception, the same events on any cut, nothing lost."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -153,7 +153,7 @@ def test_no_word_anywhere_is_lost(family: str, num_examples: int) -> None:
 
 
 def _is_other_member(before: str) -> bool:
-    """What a JSON call has besides its name and arguments is dropped."""
+    """Return whether the text before is a JSON call's other member, which is dropped."""
     return '"' in before[before.rfind("{") :]
 
 

@@ -59,7 +59,7 @@ COPIED = [
     ("step3", '<steptml:invoke name="f"><steptml:parameter name="a">', " "),
     ("kimi_k2", "<|tool_call_begin|>", "word"),
 ]
-"""What is kept meanwhile: copying all of it each time shows in long texts only."""
+"""Formats in which a text is kept meanwhile: copying it each time shows in long texts only."""
 
 
 def _grows_slowly(

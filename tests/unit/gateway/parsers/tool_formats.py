@@ -299,7 +299,7 @@ WRITERS: Final[Mapping[str, Callable[[Sequence[Call]], str]]] = {
     "step3p5": qwen3_coder,
     "xlam": array_between("", ""),
 }
-"""How a family writes calls."""
+"""Writers of calls, by family."""
 
 OTHER_WRITERS: Final[Sequence[tuple[str, Callable[[Sequence[Call]], str]]]] = (
     ("gigachat3", each_after("<|message_sep|>\n\nfunction call<|role_sep|>\n")),
@@ -340,4 +340,4 @@ TYPICAL_CALLS: Final[Mapping[str, Sequence[Call]]] = {
     ],
     "unknown function": [Call("rm.rf-all", {"path": "/tmp", "really": "yes"})],
 }
-"""What models call tools with."""
+"""Calls by their kind."""

@@ -1,4 +1,4 @@
-"""What responses leave out with a warning, and what they refuse by the name of its replacement."""
+"""Fields that responses leave out with a warning, or refuse by the name of their replacement."""
 
 import pytest
 
