@@ -317,7 +317,7 @@ class BackEnd:
                 await asyncio.sleep(0.005)
 
     def work(self, kind: type[_Work]) -> _Work:
-        """What an API of the gateway does besides its routes."""
+        """The work of an API of the gateway besides its routes."""
         return next(each for each in self.gateway.background if isinstance(each, kind))
 
     async def _connect(self, name: str) -> MessageBus:
