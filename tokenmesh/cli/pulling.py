@@ -29,9 +29,11 @@ _TRIES: Final = 5
 """Attempts in a row of which none brings a byte."""
 _PAUSE_S: Final = 1.0
 _LOCK_S: Final = 1800.0
+"""Another process may download the model meanwhile, over a slow line; then its files are used."""
 _LOCK_POLL_S: Final = 0.2
 _CHUNK_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 16 << 20
+"""Room for directories and for files of others that grow during the download."""
 _PART: Final = re.compile(r"(.+)\.part[0-9]+")
 _LICENCE: Final = re.compile(r"[^/]+\.dist-info/(?:licenses/)?(LICEN[CS]E[^/]*|NOTICE[^/]*)")
 _NOT_OF_MODELS: Final = frozenset(("__init__.py", ".gitattributes"))

@@ -27,6 +27,7 @@ from tokenmesh.shared.fair_queue import FairSlots
 logger = logging.getLogger(__name__)
 
 LENGTH_BYTES: Final = 4
+"""Before each job and answer in a pipe."""
 _LATE: Final = b"\xff\xff\xff\xff"
 """In place of the length of an answer: the fork that worked on the job ran out of time."""
 _DIED: Final = b"\xfe\xff\xff\xff"

@@ -15,6 +15,7 @@ SCHEMA: Final = "1"
 """Travels as `tm-schema`; raised only when old bytes no longer decode."""
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""NATS refuses what is over its own `max_payload`; media and tensors go through Redis instead."""
 
 _FIXARRAY: Final = range(0x90, 0xA0)
 _ARRAY16: Final = 0xDC

@@ -7,6 +7,7 @@ from tokenmesh.shared.messages import Heartbeat
 
 _MAX_FAILED_STARTS: Final = 3
 _FAILED_START_MEMORY_S: Final = 3600.0
+"""A model that failed so often in this time is not waited for; later it may be repaired."""
 
 
 class FailedStarts:

@@ -19,6 +19,7 @@ ROUTE_BLOCK_TOKENS: Final = 64
 """Tokens in a route block; a multiple of every engine block size."""
 
 HASH_BYTES: Final = 8
+"""Short, as the index in Redis has one for each block; a collision only misroutes (see above)."""
 _HASH_VERSION: Final = 1
 
 _TAG_BY_KIND: Final = {

@@ -27,6 +27,7 @@ from tokenmesh.shared.subjects import beat as beat_subject
 _MAX_INTERVAL_S: Final = 60.0
 """With a longer interval an instance would never count as dead."""
 _MAX_NUMBER: Final = 2.0**53
+"""Larger floats lose whole numbers. A heartbeat may come from any client of NATS."""
 MAX_MODELS: Final = 256
 """In one heartbeat."""
 _MAX_NAME_CHARS: Final = 1024

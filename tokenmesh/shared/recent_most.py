@@ -3,6 +3,7 @@
 from typing import Final
 
 _HALF_LIFE_S: Final = 5.0
+"""Long enough to remember a stall of a busy machine, short enough to forget one that is over."""
 
 
 class RecentMost:

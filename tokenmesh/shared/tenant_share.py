@@ -6,7 +6,9 @@ from tokenmesh.shared.messages.beat import WorkerLoad
 
 _LEAST: Final = 0.01
 _MOST: Final = 100.0
+"""The bounds of `weight` in a key file; a message may hold any number."""
 _ROUNDING: Final = 1 + 1e-9
+"""Weights are floats: a tenant that is exactly at its share must not be over it."""
 MUCH_LESS: Final = 0.5
 """A tenant has had much less than another below this share of what that one has had, by weight."""
 

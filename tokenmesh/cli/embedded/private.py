@@ -15,6 +15,7 @@ from tokenmesh.shared.clock import wall_s
 _PREFIX: Final = "tokenmesh-"
 _LOCK: Final = "lock"
 _YOUNG_S: Final = 60.0
+"""A mesh makes the file and then locks it; on a machine that stands still, seconds lie between."""
 
 
 @contextmanager

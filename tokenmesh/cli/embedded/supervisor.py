@@ -12,6 +12,7 @@ from tokenmesh.shared.lifecycle import ExitCode
 
 _KILL_WAIT_S: Final = 5.0
 _MAX_DOUBLINGS: Final = 32
+"""`up.restart_max_s` bounds the pause long before; this one keeps the power finite."""
 
 
 @dataclass(frozen=True)

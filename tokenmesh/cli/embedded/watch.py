@@ -25,6 +25,7 @@ _NOWHERE: Final = "tm.nowhere"
 _FAILURES: Final = 2
 """Failed probes in a row before the first restart; twice as many before each that follows."""
 _MAX_DOUBLINGS: Final = 6
+"""A store that restarts do not help is given 128 failed probes at most before the next one."""
 
 
 class StoreWatch:

@@ -13,6 +13,7 @@ from tokenmesh.shared.messages.place import Place, Placed
 from tokenmesh.shared.tenant_share import bounded_weight
 
 _MAX_DEPARTURES: Final = 128
+"""The rate of a queue is that of its last requests: an older one says nothing about now."""
 
 
 class Departures:

@@ -17,6 +17,7 @@ from tokenmesh.shared.messages.place import Candidate, Place
 from tokenmesh.shared.tenant_share import is_within_share
 
 TIE_SHARE: Final = 0.1
+"""Estimates are not exact to a tenth: between such workers the number of streams decides."""
 INDEX_AWAY: Final = "index away"
 """The reason of a decision that knew only heartbeats."""
 _MAX_KV_USAGE: Final = 0.999  # keeps k/(1-k) finite when the pool is full

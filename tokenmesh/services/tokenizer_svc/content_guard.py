@@ -23,6 +23,7 @@ from tokenmesh.shared.errors import ConfigError, InvalidInput
 _PRIVATE: Final = 0xF0000
 """The first private character that replaces another one."""
 _MOST_PRIVATE: Final = 0xFFFE
+"""The private characters of plane 15, U+F0000 to U+FFFFD; plane 16 is for marks of tensors."""
 _PRIVATE_TEXT: Final = re.compile("[\U000f0000-\U000ffffe]")
 _NEVER_REPLACED: Final = frozenset('"\\')
 """JSON escapes them (like control characters), so the renderings would differ."""

@@ -18,6 +18,7 @@ _SCHEME: Final = "blob:"
 _FIRST: Final = 0x100000
 """Private characters from here on are marks; those before are the content guard's."""
 _LAST: Final = 0x10FFFD
+"""The last private character of Unicode: the two after it are not characters."""
 _MARKS: Final = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 _WINDOW: Final = 1 << 14
 """Characters that are searched for marks in less than 2 ms."""

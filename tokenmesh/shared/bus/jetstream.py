@@ -71,6 +71,7 @@ _PREVIOUS: Final = "Nats-Last-Sequence"
 _END_OF_BATCH: Final = "204"
 _NOT_FOUND: Final = "404"
 _HEADER_ROOM_BYTES: Final = 1024
+"""The server counts the headers of an entry into the sizes that it allows."""
 _RETRY_PAUSE_S: Final = 0.05
 _HEARD_S: Final = 2.5
 """Replicas answer their leader every second, and elect another one after 4 s without it."""

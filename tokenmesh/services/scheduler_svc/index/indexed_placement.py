@@ -49,7 +49,9 @@ _MOST_PATIENCE: Final = 5.0
 """In multiples of `prefix_index.lookup_timeout_s`."""
 
 _MAX_TOKENS: Final = 1 << 34
+"""A worker has 4,096 streams at most; so many of 4 million tokens each reserve no more."""
 _MAX_STREAMS: Final = 1 << 18
+"""64 times the most streams of a worker: waiting ones are reserved, too."""
 _ESTIMATES: Final = "placement_candidate_seconds"
 
 

@@ -64,6 +64,7 @@ _PARTS_OF: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
 _UNKNOWN_FRAMES: Final = (1 << 63) - 1
 """libsndfile says this of a FLAC file that was written as a stream."""
 _LOUDEST: Final = 1e6
+"""Samples are from -1 to 1, in files of floats a little more; much larger ones are damage."""
 
 
 class AudioLimits(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ _LEFT: Final = 32
 _LAST_WORD: Final = 10
 """Tokens that a word takes at most."""
 _MAX_HZ: Final = 8_000.0
+"""Half of the sampling rate of 16 kHz: there is nothing above it."""
 _RANGE: Final = 8.0
 """The range of the logarithm of a spectrogram's energies."""
 
