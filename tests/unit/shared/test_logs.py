@@ -14,7 +14,7 @@ from tokenmesh.shared.ids import InstanceId, RequestId
 from tokenmesh.shared.logs import bind_request, start_logging
 from tokenmesh.shared.telemetry import span
 
-logger = logging.getLogger("tokenmesh.engine.core")
+logger = logging.getLogger("tokenmesh.engine.core.engine")
 IN_TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
@@ -41,7 +41,7 @@ def test_a_json_line_has_the_facts() -> None:
     assert line.pop("time").endswith("Z")
     assert line == {
         "level": "warning",
-        "logger": "tokenmesh.engine.core",
+        "logger": "tokenmesh.engine.core.engine",
         "message": "3 blocks left",
         "service": "worker",
         "instance": "worker-1",
