@@ -11,6 +11,7 @@ from tokenmesh.kernels.codes import Codes, merged
 from tokenmesh.kernels.linear.formats import round
 from tokenmesh.kernels.linear.formats.round import rounded
 from tokenmesh.kernels.native import NativeCodes
+from tokenmesh.kernels.native.start import library
 
 pytestmark = [needs_native, in_avx2]
 
@@ -77,6 +78,27 @@ def test_a_token_has_the_same_bits_in_any_batch(kind: str, is_exact: bool) -> No
     whole = packed.product(x)
     for first, tokens in ((0, 1), (5, 3), (17, 8), (250, 50), (40, 9)):
         assert torch.equal(packed.product(x[first : first + tokens]), whole[first : first + tokens])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_change_no_bits(kind: str) -> None:
+    """Of AMX, where the processor has it."""
+    torch.manual_seed(0)
+    random_ = random.Random(kind)
+    for _ in range(12):
+        codes = random_codes(random_, kind)
+        if random_.random() < 0.3:
+            codes = replace(codes, center=0)
+        packed = NativeCodes.pack(codes, torch.randn(codes.shape[0]), is_exact=False)
+        x = torch.randn(random_.choice([12, 16, 61, 300]), codes.shape[1]).bfloat16()
+        has_tiles = library().tm_has_amx()
+        with_tiles = packed.product(x)
+        try:
+            assert library().tm_use_amx(0) == 0
+            without = packed.product(x)
+            torch.testing.assert_close(without, with_tiles, rtol=0, atol=0, equal_nan=True)
+        finally:
+            assert library().tm_use_amx(has_tiles) == has_tiles
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,13 +42,14 @@ def test_it_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_token_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
-    weight, bias = _case(dtype, 130, 320, has_bias=True)
+@pytest.mark.parametrize("inputs", [130, 160, 1056])
+def test_a_token_has_the_same_bits_in_any_batch(dtype: torch.dtype, inputs: int) -> None:
+    weight, bias = _case(dtype, inputs, 330, has_bias=True)
     packed = NativeWeight.pack(weight, bias)
-    x = torch.randn(64, 130).to(dtype)
+    x = torch.randn(300, inputs).to(dtype)
     whole = native_linear(x, packed)
-    for tokens in TOKENS:
-        for first in (0, 64 - tokens):
+    for tokens in (*TOKENS, 15, 16, 17, 33, 270):
+        for first in (0, 300 - tokens):
             part = native_linear(x[first : first + tokens], packed)
             assert torch.equal(part, whole[first : first + tokens])
 

@@ -2,13 +2,14 @@
 
 import ctypes
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.ops.native import needs_native
+from tests.ops.native import FOLDER, needs_native
 from tokenmesh.kernels.native import NativeWeight, build, native_linear
 from tokenmesh.kernels.native.start import library
 
@@ -57,6 +58,24 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
         build.load(tmp_path)
 
 
+def test_a_compiler_that_does_not_know_amx_compiles_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def compiled(folder: Path, name: str) -> Path:
+        asked.append(name)
+        if "AMX" in name:
+            raise subprocess.CalledProcessError(1, "cc", stderr="unknown option -mamx-tile")
+        return made
+
+    made = build.compiled(FOLDER.expanduser(), "AVX2")
+    monkeypatch.setattr(build, "level", lambda: "AVX-512 with AMX")
+    monkeypatch.setattr(build, "compiled", compiled)
+    assert build.load(tmp_path).tm_has_amx() == 0
+    assert asked == ["AVX-512 with AMX", "AVX-512 with VBMI"]
+
+
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(build.NativeUnavailable, match="no C compiler"):
@@ -74,7 +93,8 @@ def test_a_folder_that_others_can_write_to_is_not_loaded_from(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("used", "lacks", "expected"),
     [
-        ("AVX512", "", "AVX-512 with VBMI"),
+        ("AVX512", "", "AVX-512 with AMX"),
+        ("AVX512", "amx_int8", "AVX-512 with VBMI"),
         ("AVX512", "avx512_vbmi", "AVX-512"),
         ("AVX512", "avx512_bf16", "AVX2"),
         ("AVX512", "avx512_vnni", "AVX2"),
@@ -86,7 +106,8 @@ def test_a_folder_that_others_can_write_to_is_not_loaded_from(tmp_path: Path) ->
 def test_the_processor_and_what_torch_uses_choose_the_instructions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used: str, lacks: str, expected: str | None
 ) -> None:
-    names = ("avx512_vbmi", "avx512_bf16", "avx512_vnni", "fma3", "f16c", "bmi2")
+    names = ["avx512_vbmi", "avx512_bf16", "avx512_vnni", "fma3", "f16c", "bmi2"]
+    names += ["amx_tile", "amx_int8", "amx_bf16"]
     there = {name: name != lacks for name in names}
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: used)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: there)

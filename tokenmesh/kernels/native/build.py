@@ -24,13 +24,18 @@ COMPILE_TIMEOUT_S: Final = 120.0
 _FLAGS: Final = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-mfma", "-mbmi2")
 _AVX2: Final = ("-mavx2", "-mf16c")
 _AVX512: Final = tuple(f"-mavx512{name}" for name in ("f", "bw", "vl", "dq", "bf16", "vnni"))
+_AMX, _WITHOUT_AMX = "AVX-512 with AMX", "AVX-512 with VBMI"
+_TILES: Final = ("amx_tile", "amx_int8", "amx_bf16")
+_VBMI: Final = (*_AVX512, "-mavx512vbmi")
 LEVELS: Final = {
-    "AVX-512 with VBMI": (*_AVX512, "-mavx512vbmi"),
+    _AMX: (*_VBMI, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    _WITHOUT_AMX: _VBMI,
     "AVX-512": _AVX512,
     "AVX2": _AVX2,
 }
 """Flags of the instructions that the kernels are compiled for, the fastest first."""
 _SOURCES: Final = (
+    "amx.c",
     "pool.c",
     "blocks.c",
     "gemm.c",
@@ -61,10 +66,20 @@ def load(folder: Path) -> ctypes.CDLL:
     """
     name = level()
     try:
-        kernels = ctypes.CDLL(str(compiled(folder.expanduser(), name)))
+        try:
+            library = compiled(folder.expanduser(), name)
+        except subprocess.CalledProcessError:
+            if name != _AMX:
+                raise
+            # GCC before 11 does not know its instructions
+            name = _WITHOUT_AMX
+            library = compiled(folder.expanduser(), name)
+        kernels = ctypes.CDLL(str(library))
     # RuntimeError: a user without a home
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise NativeUnavailable(str(getattr(error, "stderr", None) or error)) from error
+    if name == _AMX and not kernels.tm_use_amx(ctypes.c_int(1)):
+        logger.info("the system does not let this process use AMX")
     logger.info("the C kernels use %s", name)
     return kernels
 
@@ -76,7 +91,9 @@ def level() -> str:
     """
     used, there = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
     if used == "AVX512" and there.get("avx512_bf16") and there.get("avx512_vnni"):
-        return "AVX-512 with VBMI" if there.get("avx512_vbmi") else "AVX-512"
+        if not there.get("avx512_vbmi"):
+            return "AVX-512"
+        return _AMX if all(there.get(name) for name in _TILES) else _WITHOUT_AMX
     if used in ("AVX2", "AVX512") and all(there.get(name) for name in ("fma3", "f16c", "bmi2")):
         return "AVX2"
     raise NativeUnavailable("the processor has no AVX2")

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "amx.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -25,7 +26,7 @@ enum {
     PANEL = 32,
     MAX_ROWS = HAS_32_REGISTERS ? 8 : 4, /* tokens of a tile of rounded or bfloat16 activations */
     MAX_FLOAT_ROWS = 4,      /* of a tile of float activations */
-    ROWS_AT_ONCE = 256,      /* tokens whose activations are prepared at a time */
+    ROWS_AT_ONCE = 256,      /* tokens whose activations are prepared at a time: whole tiles */
     CHUNKS_OF_THREAD = 16,
     BYTES_AHEAD = 8192,      /* that are prefetched where one token cannot hide the memory's latency */
     WORK_OF_CHUNK = 1 << 16, /* multiplications worth handing to another thread */
@@ -606,6 +607,19 @@ static void panels(void *argument, long chunk) {
         }
 }
 
+#include "quantized_tiles.inc"
+
+/* What multiplies the panels of a chunk. */
+static tm_chunk multiplier_of(const struct job *job) {
+#ifdef TM_AMX
+    if (tm_has_amx() && job->weight->activations == TM_INT8 && job->M >= TILED_FROM &&
+        are_signed_bytes(job->weight))
+        return tiled_panels;
+#endif
+    (void)job;
+    return panels;
+}
+
 static void run(struct job *job) {
     const struct tm_quantized *w = job->weight;
     const long threads = tm_pool_threads(), most = threads * CHUNKS_OF_THREAD;
@@ -615,18 +629,19 @@ static void run(struct job *job) {
     long chunks = threads == 1 ? 1 : count * PANEL * job->columns * job->M / WORK_OF_CHUNK + 1;
     if (chunks > most) chunks = most;
     job->grain = (count + chunks - 1) / chunks;
-    tm_parallel(panels, job, (count + job->grain - 1) / job->grain);
+    tm_parallel(multiplier_of(job), job, (count + job->grain - 1) / job->grain);
 }
 
 void tm_quantized_linear(const struct tm_quantized *weight, const void *x, long ldx, void *out,
                          int out_is_float, long M, int is_bf16) {
     const long columns = weight->blocks * weight->block;
     const long rows = M < ROWS_AT_ONCE ? M : ROWS_AT_ONCE;
+    const long held = (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; /* a tile reads what no token has filled */
     const size_t number_bytes = weight->activations == TM_INT8       ? 1
                                 : weight->activations == TM_BFLOAT16 ? sizeof(bf16)
                                                                      : sizeof(float);
-    const size_t by_block = (size_t)(rows * weight->blocks);
-    const size_t padded = ((size_t)(rows * columns) * number_bytes + 63) / 64 * 64;
+    const size_t by_block = (size_t)(held * weight->blocks);
+    const size_t padded = ((size_t)(held * columns) * number_bytes + 63) / 64 * 64;
     char *memory = room(padded + by_block * 3 * sizeof(float));
     float *blocks = (float *)(memory + padded);
     struct job job = {
@@ -635,6 +650,9 @@ void tm_quantized_linear(const struct tm_quantized *weight, const void *x, long 
         .narrowed = (bf16 *)memory,
         .scales = blocks, .sums = blocks + by_block, .starts = (int32_t *)(blocks + 2 * by_block),
     };
+    /* numbers that nobody wrote would be as good, but some are slow to compute with */
+    memset(job.scales + rows * weight->blocks, 0, (size_t)((held - rows) * weight->blocks) * sizeof(float));
+    memset(job.sums + rows * weight->blocks, 0, (size_t)((held - rows) * weight->blocks) * sizeof(float));
     for (long first = 0; first < M; first += rows) {
         job.x = (const char *)x + first * ldx * (is_bf16 ? 2 : 4);
         job.out = (char *)out + first * weight->outputs * (is_bf16 && !out_is_float ? 2 : 4);
