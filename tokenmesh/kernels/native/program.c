@@ -2,10 +2,12 @@
  * lock are paid once instead of at each of some hundred operations. */
 #include "program.h"
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
 #include "activations.h"
+#include "amx.h"
 #include "gemm.h"
 #include "lora.h"
 #include "pages.h"
@@ -39,6 +41,7 @@ static inline float page_scale(const struct tm_step *step, const struct tm_op *o
 #include "typed.h"
 #include "elementwise.inc"
 #include "attention.inc"
+#include "attention_tiles.inc"
 #include "tokens.inc"
 
 void tm_run(const struct tm_model *model, const struct tm_op *ops, int64_t count,
