@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.bench_embeddings import EmbeddingsResult
+from benchmarks.bench_real_models import RealModelsResult
 from benchmarks.bench_startup import StartupResult
 from benchmarks.engine_results import BoundResult, EngineResult, SchedulerResult
 from benchmarks.index_results import IndexResult
@@ -34,6 +35,7 @@ from benchmarks.page.mesh import (
     replay_section,
 )
 from benchmarks.page.peers import mesh_peers_section, overhead_section, peers_section
+from benchmarks.page.real_models import real_models_section
 from benchmarks.peers.results import PeersResult
 from benchmarks.serve.results import ROOT
 
@@ -42,6 +44,7 @@ RESULTS: Final = ROOT / "benchmarks" / "results"
 
 SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
     ("peers.json", PeersResult, peers_section),
+    ("real_models.json", RealModelsResult, real_models_section),
     ("mesh_peers.json", dict[str, Any], mesh_peers_section),
     ("overhead.json", PeersResult, overhead_section),
     ("embeddings.json", EmbeddingsResult, embeddings_section),
@@ -63,9 +66,10 @@ RUN_BY_HAND: Final = frozenset(
     {
         *("replay_conversation.json", "recovery.json", "fairness.json", "mesh_peers.json"),
         *("chaos.json", "chaos_torch.json", "ops_cuda.json", "embeddings.json"),
+        "real_models.json",
     }
 )
-"""Results that `make bench` leaves out: faults that take long, a trace and a model that are not
+"""Results that `make bench` leaves out: faults that take long, a trace and models that are not
 shipped, a GPU."""
 _WIDTH: Final = 120
 _INTRODUCTION: Final = """\

@@ -65,11 +65,15 @@ class Child:
 
     async def measure(self, prompts: list[list[int]], num_tokens: int) -> Sample:
         """A `Measure`. Raises RuntimeError or TimeoutError when the child does not answer right."""
-        with awake(self._process.pid):
-            times = await self.ask(Task(prompts, num_tokens), Times)
+        times = await self.ask_awake(Task(prompts, num_tokens), Times)
         if {len(moments) for moments in times.token_times} != {num_tokens}:
             raise RuntimeError(f"a stream has not exactly {num_tokens} tokens")
         return sample_of(outcomes(times, prompts))
+
+    async def ask_awake(self, task: object, kind: type[_Answer]) -> _Answer:
+        """The same as `ask` of a child that is frozen before and after."""
+        with awake(self._process.pid):
+            return await self.ask(task, kind)
 
     async def ask(self, task: object, kind: type[_Answer]) -> _Answer:
         """One line there, one line back. Raises RuntimeError or TimeoutError."""
@@ -103,11 +107,12 @@ async def start_child(
     environment: Mapping[str, str],
     log: Path,
     timeout_s: float,
+    python: Path | str = sys.executable,
 ) -> AsyncIterator[Child]:
     """`python -m module` with a loaded model, frozen. Raises RuntimeError or TimeoutError."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            python,
             "-m",
             module,
             *arguments,

@@ -82,7 +82,7 @@ def test_a_token_has_the_same_bits_in_any_batch(kind: str, is_exact: bool) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_change_no_bits(kind: str) -> None:
-    """Of AMX, where the processor has it."""
+    """Products by tiles of AMX, where the processor has it, are those without."""
     torch.manual_seed(0)
     random_ = random.Random(kind)
     for _ in range(12):

@@ -5,10 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.bench_real_models import LLAMA, OURS, ModelLine, RealModelsResult, Side
 from benchmarks.engine_results import (
     BoundLine,
 )
 from benchmarks.page import bars
+from benchmarks.page.real_models import real_models_section
 from benchmarks.peers.results import ModelResult, PeersResult
 from benchmarks.peers.roster import PEERS, TITLES
 from benchmarks.peers.sample import Sample
@@ -122,3 +124,19 @@ def test_a_fault_that_was_felt_for_too_long_does_not_hold(tmp_path: Path) -> Non
     text = page(tmp_path)
     assert "| worker killed (SIGKILL) | 9 | 60.0 | 101.0 | 100 | **no** |" in text
     assert "Of 1,000 requests 3 failed." in text
+
+
+def test_real_models_show_what_llama_cpp_did_and_where_it_did_not_run() -> None:
+    ours, theirs = (
+        Side(1.0, {128: rate}, 5.0, {1: rate / 10, 8: rate}, perplexity)
+        for rate, perplexity in ((1000.0, 10.02), (500.0, 10.1))
+    )
+    lines = [
+        ModelLine("both", 10, {OURS: ours, LLAMA: theirs}, 10.0),
+        ModelLine("one", 10, {OURS: msgspec.structs.replace(ours, perplexity=None)}),
+    ]
+    config = {"threads": 2}
+    found = [*real_models_section(RealModelsResult(config, dict(environment()), 1.0, lines))]
+    assert "| both | 1,000 / 500 | 100 / 50 | 1,000 / 500 | 5.0 / 5.0 | 1.0 / 1.0 |" in found
+    assert "| both | 10.000 | +0.20% | +1.00% |" in found
+    assert any(line.startswith("| one | 1,000 / - |") for line in found)
