@@ -52,6 +52,18 @@ def test_the_pool_grows_and_never_shrinks() -> None:
     assert before >= 3
 
 
+def test_another_clone_finds_what_was_compiled_of_the_same_sources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clone = shutil.copytree(build._HERE, tmp_path / "clone")
+    monkeypatch.setattr(build, "_HERE", clone)
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/false")
+    build.load(FOLDER)
+    (clone / "rows.c").write_text((clone / "rows.c").read_text() + "\n")
+    with pytest.raises(build.NativeUnavailable, match="false"):
+        build.load(FOLDER)
+
+
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/false")
     with pytest.raises(build.NativeUnavailable, match="false"):
