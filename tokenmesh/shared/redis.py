@@ -113,7 +113,7 @@ class Redis:
         redis-py closes and retries behind a caller's back, and may swallow a cancellation there.
         """
         if self._is_closed:
-            raise Unavailable("Redis is away: the client is closed")
+            raise Unavailable("Redis connection is closed")
         timeout = asyncio.timeout(self._settings.call_timeout_s)
         self._running.add(timeout)
         with keeps_cancellation():
@@ -141,7 +141,7 @@ class Redis:
         An error does not undo the others.
         """
         if self._is_closed:
-            raise Unavailable("Redis is away: the client is closed")
+            raise Unavailable("Redis connection is closed")
         try:
             return await self._link.transact(commands)
         except (RefusedByRedis, OSError) as error:

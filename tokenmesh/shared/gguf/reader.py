@@ -151,7 +151,7 @@ def _joined(parts: Sequence[GgufFile], named: int) -> GgufFile:
             raise ValueError(f"{part.path.name} is not part {number + 1} of {count}")
         twice = tensors.keys() & part.tensors
         if twice:
-            raise ValueError(f"tensor {min(twice)} is there twice")
+            raise ValueError(f"duplicate tensor {min(twice)}")
         tensors |= part.tensors
     total = first.values.get("split.tensors.count", len(tensors))
     if total != len(tensors):
@@ -189,7 +189,7 @@ class _Header:
         tensors = {}
         for name, block, shape, offset in described:
             if name in tensors:
-                raise ValueError(f"tensor {name} is there twice")
+                raise ValueError(f"duplicate tensor {name}")
             tensors[name] = self._placed(name, block, shape, start + offset)
         return GgufFile(self._path, values, tensors)
 
