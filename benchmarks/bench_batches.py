@@ -79,7 +79,8 @@ async def run(options: argparse.Namespace, console: Console) -> Outcome:
         logs = options.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
         batches = {"max_requests_running": options.concurrency, "look_interval_s": 0.1}
-        settings = load_settings(None, {"worker": {"engine": "sim"}, "batches": batches})
+        constants = {"batches": batches}
+        settings = load_settings(None, {"worker": {"engine": "sim"}, "constants": constants})
         cluster = Cluster(settings, folder, logs, 1)
         try:
             await cluster.start()

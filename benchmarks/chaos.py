@@ -96,7 +96,7 @@ class Outcome:
 
 def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
     """The bundled model; graces short enough that a hand-over really happens."""
-    engine = {"engine": options.engine, "sim_step_s": options.step, "hand_over_s": 1.0}
+    engine = {"engine": options.engine, "sim_step_s": options.step}
     if options.engine == "torch":
         engine |= {"batch_invariant": True}
     return load_settings(
@@ -105,7 +105,10 @@ def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
             "worker": engine,
             "service": {"drain_grace_s": 2.0},
             "gateway": {"seed": completions.SEED, "keys_file": str(keys_file)},
-            "prefix_index": {"reservation_s": 5.0},
+            "constants": {
+                "worker": {"hand_over_s": 1.0},
+                "prefix_index": {"reservation_s": 5.0},
+            },
             "up": {
                 "workers": options.workers,
                 "tokenizers": options.tokenizers,

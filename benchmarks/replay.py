@@ -93,24 +93,22 @@ def settings_of(options: argparse.Namespace, policy: str) -> Settings:
         "max_waiting_tokens": 1_000_000_000,
     }
     scheduler = {
-        "policy": policy,
         "assumed_prefill_tokens_per_s": options.prefill_rate * speed,
         "kv_pressure_s": 0.15 / speed,
         "tie_s": 0.005 / speed,
-        "max_queued": 100_000,
     }
     return load_settings(
         None,
         {
             "model": {"max_model_len": pool_tokens},
             "worker": worker,
-            "scheduler": scheduler,
-            "prefix_index": {"write_interval_s": INDEX_WRITE_S},
+            "scheduler": {"policy": policy, "max_queued": 100_000},
             "telemetry": {"sample_ratio": 0.0},
-            "service": {
-                "drain_grace_s": 1.0,
-                "worker_beat_interval_s": BEAT_S,
-                "missed_beats": 10,
+            "service": {"drain_grace_s": 1.0},
+            "constants": {
+                "scheduler": scheduler,
+                "prefix_index": {"write_interval_s": INDEX_WRITE_S},
+                "service": {"worker_beat_interval_s": BEAT_S, "missed_beats": 10},
             },
             "up": {"workers": options.workers},
         },

@@ -119,15 +119,12 @@ def test_every_limit_of_a_request_is_in_the_config_reference() -> None:
         "gateway.max_body_bytes",
         "tokenizer.max_messages",
         "gateway.max_tools",
-        "gateway.max_tools_bytes",
         "gateway.max_schema_bytes",
         "gateway.max_schema_depth",
         "gateway.max_schema_nodes",
         "gateway.max_regex_",
         "gateway.max_grammar_bytes",
         "gateway.max_logprobs",
-        "gateway.max_logprob_token_ids",
         "gateway.max_choices",
-        "gateway.max_beam_width",
     ):
         assert f"`{name}" in reference, name

@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.ops.batch import Batch
 from benchmarks.ops.work import Dimensions, Work, size_of
+from tokenmesh.engine.exec.build import NATIVE_SPIN_US
 from tokenmesh.kernels import native
 from tokenmesh.kernels.linear import (
     TOLERANCE,
@@ -46,6 +47,6 @@ def has_native(device: torch.device) -> bool:
     """Start the C kernels as the engine does; False where there are none, as on a GPU."""
     return device.type == "cpu" and native.start(
         torch.get_num_threads(),
-        WorkerSettings().native_spin_us,
+        NATIVE_SPIN_US,
         Path(WorkerSettings().native_cache_dir),
     )

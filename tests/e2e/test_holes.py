@@ -47,7 +47,8 @@ async def test_requests_outlast_a_hole_behind_their_gateway(tmp_path: Path) -> N
     settings = load_settings(
         None,
         {
-            "worker": {"engine": "sim", "sim_step_s": 0.01, "hand_over_s": 0.5},
+            "worker": {"engine": "sim", "sim_step_s": 0.01},
+            "constants": {"worker": {"hand_over_s": 0.5}},
             "service": {"drain_grace_s": 1.0},
             "up": {"workers": 2},
         },

@@ -16,7 +16,7 @@ from tests.fakes.service_mesh import running
 from tests.fakes.tokenizers import byte_level_bpe, write_json
 from tests.servers import free_port
 from tokenmesh.shared.config import Settings
-from tokenmesh.shared.config.loader import plain_values
+from tokenmesh.shared.config.loader import from_plain, plain_values
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.ids import ModelName
 
@@ -112,7 +112,7 @@ def _serve(values: str, control: Connection) -> None:
     from tokenmesh.shared.allocator import give_back_freed_memory
 
     give_back_freed_memory()
-    asyncio.run(_run(Settings.model_validate_json(values), control))
+    asyncio.run(_run(from_plain(json.loads(values)), control))
 
 
 async def _run(settings: Settings, control: Connection) -> None:

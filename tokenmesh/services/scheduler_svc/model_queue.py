@@ -12,6 +12,11 @@ from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.messages.place import Place, Placed
 from tokenmesh.shared.tenant_share import bounded_weight
 
+FAIR_QUANTUM_TOKENS: Final = 32
+"""Tokens that a waiting tenant of weight 1 may take in a turn."""
+FAIR_OUTPUT_TOKENS: Final = 512
+"""Output that a turn is charged with at most: max_tokens is seldom used up."""
+
 _MAX_DEPARTURES: Final = 128
 """The rate of a queue is that of its last requests: an older one says nothing about now."""
 
@@ -57,7 +62,7 @@ class ModelQueue:
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
         self._arrivals = count()
-        self._order = DeficitRoundRobin(settings.fair_quantum_tokens)
+        self._order = DeficitRoundRobin(FAIR_QUANTUM_TOKENS)
         self._waiting: dict[QueueEntry, WaitingRequest] = {}
         self.departures = Departures()
         self.lock = asyncio.Lock()
@@ -112,7 +117,7 @@ class ModelQueue:
 
     def _entry(self, request: Place) -> QueueEntry:
         """Bounds the values of the message: any process on the bus may have sent it."""
-        output = min(request.max_tokens, self._settings.fair_output_tokens)
+        output = min(request.max_tokens, FAIR_OUTPUT_TOKENS)
         return QueueEntry(
             group=request.tenant_priority,
             tenant=request.tenant,

@@ -16,6 +16,11 @@ from tokenmesh.shared.messages.beat import Heartbeat, WorkerLoad
 from tokenmesh.shared.messages.place import Candidate, Place
 from tokenmesh.shared.tenant_share import is_within_share
 
+WORKER_QUEUE_SHARE: Final = 0.25
+"""Streams a worker may hold beyond max_num_seqs, as a share of max_num_seqs."""
+RESERVATION_SETTLE_S: Final = 0.03
+"""A heartbeat received this long after a placement already counts the request."""
+
 TIE_SHARE: Final = 0.1
 """Estimates are not exact to a tenth: between such workers the number of streams decides."""
 INDEX_AWAY: Final = "index away"
@@ -139,7 +144,7 @@ def extra_s(load: WorkerLoad, settings: SchedulerSettings) -> float:
 
 def capacity(load: WorkerLoad, settings: SchedulerSettings) -> int:
     """Streams, running and waiting, that the worker may hold before requests wait here."""
-    slack = int(load.max_num_seqs * settings.worker_queue_share)
+    slack = int(load.max_num_seqs * WORKER_QUEUE_SHARE)
     return load.max_num_seqs + slack
 
 
@@ -149,7 +154,7 @@ class LoadPlacement:
     def __init__(self, settings: SchedulerSettings, reason: str = INDEX_AWAY) -> None:
         self._settings = settings
         self._reason = reason
-        self.reservations = Reservations(settings.reservation_settle_s)
+        self.reservations = Reservations(RESERVATION_SETTLE_S)
 
     async def place(self, request: Place, workers: list[Worker], now: float) -> Decision:
         weighed = [

@@ -16,6 +16,9 @@ from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.place import Place, Placed
 
+MAX_RETRY_AFTER_S: Final = 60.0
+"""Longest Retry-After of a full queue."""
+
 WorkersOf = Callable[[ModelName], list[Worker]]
 
 UNBOUND_TENANTS: Final = ("", "default")
@@ -72,9 +75,7 @@ class RequestQueue:
         worker_s = self._placement.retry_after_s(
             waiting.request, self._workers_of(waiting.request.model)
         )
-        raise Overloaded(
-            what, retry_after_s=max(min(settings.max_retry_after_s, queue_s), worker_s)
-        )
+        raise Overloaded(what, retry_after_s=max(min(MAX_RETRY_AFTER_S, queue_s), worker_s))
 
     def remove(self, waiting: WaitingRequest) -> None:
         """Remove a request that is placed or whose client has left; no error if already removed."""

@@ -26,6 +26,9 @@ from tokenmesh.shared.errors import (
 )
 from tokenmesh.shared.messages.tokenize import ChatPrompt
 
+MAX_TEMPLATE_CHARS: Final = 200_000
+"""Length of a chat template that a request brings."""
+
 _CHILD: Final = "tokenmesh.services.tokenizer_svc.render_child"
 
 
@@ -162,10 +165,9 @@ class ChatRenderer:
                 "tokenizer.trust_request_chat_template",
                 param="chat_template",
             )
-        if len(template) > self._limits.max_template_chars:
+        if len(template) > MAX_TEMPLATE_CHARS:
             raise InvalidInput(
-                f"chat_template is longer than {self._limits.max_template_chars} characters "
-                "(tokenizer.max_template_chars)",
+                f"chat_template is longer than {MAX_TEMPLATE_CHARS} characters",
                 param="chat_template",
             )
         return template

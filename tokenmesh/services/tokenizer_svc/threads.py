@@ -4,10 +4,17 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tokenmesh.shared.config.model import TokenizerSettings
 from tokenmesh.shared.fair_queue import FairSlots, Grant
+
+INLINE_CHARS: Final = 2000
+"""Text up to this length (longer, if known) is encoded on the event loop."""
+TEXT_QUEUE: Final = 1024
+"""Texts and images that wait for a thread; then: overloaded."""
+LONG_TEXT_CHARS: Final = 65536
+"""Texts from this length on leave one thread to shorter ones, where there are several threads."""
 
 Result = TypeVar("Result")
 
@@ -17,9 +24,9 @@ class Threads:
 
     def __init__(self, limits: TokenizerSettings) -> None:
         self._pool = ThreadPoolExecutor(limits.threads, thread_name_prefix="tokenizer")
-        self._inline_chars = limits.inline_chars
+        self._inline_chars = INLINE_CHARS
         self._slots = FairSlots(
-            "texts to be encoded", limits.threads, limits.text_queue, costly=limits.long_text_chars
+            "texts to be encoded", limits.threads, TEXT_QUEUE, costly=LONG_TEXT_CHARS
         )
 
     async def run(self, tenant: str, cost: float, work: Callable[[], Result]) -> Result:

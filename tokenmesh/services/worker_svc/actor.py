@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Final
 
 from tokenmesh.engine.core.engine import ABORTED, EngineBroken
 from tokenmesh.engine.request.spec import Ending, StreamKey
@@ -56,6 +57,9 @@ from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+STOP_WAIT_S: Final = 2.0
+"""How long a leaving worker waits for the step at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ class WorkerActor(Actor):
     async def stop(self) -> None:
         """Stop the engine; its last outputs are still published."""
         await self._preparation.stop()
-        if not await asyncio.to_thread(self._host.stop, self._settings.stop_wait_s):
+        if not await asyncio.to_thread(self._host.stop, STOP_WAIT_S):
             logger.warning("the engine is stuck in a step; exiting without it")
         await self._profiling.close()
         await self._publish_outputs()

@@ -17,6 +17,11 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.on_demand import NEVER, OnDemandModel, OnDemandSettings
 from tokenmesh.shared.errors import Overloaded
 
+SLOT_POLL_S: Final = 0.2
+"""How often a worker that starts looks for a free slot."""
+AWAITED_S: Final = 10.0
+"""A worker that was woken does not sleep for so long before its first request."""
+
 LEVEL: Final = 2
 """Of its sleep: nothing of the model stays in memory."""
 _RETRY_AFTER_S: Final = 1.0
@@ -115,7 +120,7 @@ class OnDemand:
 
     async def wait_for_slot(self) -> None:
         """Before the model is loaded: return when that is allowed."""
-        await self._slots.wait(self._settings.slot_poll_s)
+        await self._slots.wait(SLOT_POLL_S)
 
     def stays_asleep(self) -> None:
         """Nothing of the model is in memory after it was loaded once, or did not fit."""
@@ -125,14 +130,14 @@ class OnDemand:
         """Take a slot. Raises Overloaded while others hold all of them."""
         if not self._slots.take():
             raise Overloaded(
-                f"{self._settings.max_awake} workers on demand are awake, as many as may be",
+                f"the limit of {self._settings.max_awake} awake on-demand workers is reached",
                 retry_after_s=_RETRY_AFTER_S,
             )
 
     def has_woken(self) -> None:
         """The model is in memory: the request that woke it is to come."""
         self._used_s = monotonic_s()
-        self._awaited_until_s = self._used_s + self._settings.awaited_s
+        self._awaited_until_s = self._used_s + AWAITED_S
         self._set_keep_alive(self._default_s)
 
     def sleeps(self) -> None:

@@ -4,6 +4,7 @@ engine."""
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from typing import Final
 
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.engine.request.request import Request
@@ -31,6 +32,9 @@ from tokenmesh.shared.tensor_blob import TensorBlob, decode
 
 logger = logging.getLogger(__name__)
 
+SPEECH_CACHE_BYTES: Final = 64 * 1024 * 1024
+"""Embeddings of speech that goes on."""
+
 
 @dataclass(slots=True)
 class RequestPreparation:
@@ -49,7 +53,7 @@ class RequestPreparation:
     _parts: PartEmbeddings = field(init=False)
 
     def __post_init__(self) -> None:
-        self._parts = PartEmbeddings(self.settings.speech_cache_bytes)
+        self._parts = PartEmbeddings(SPEECH_CACHE_BYTES)
 
     def load(self, sleep_level: int, *, is_indexed: bool) -> WorkerLoad:
         """How busy the worker is and whether a grammar would wait for its libraries to load."""

@@ -34,6 +34,9 @@ from tokenmesh.shared.telemetry import REQUEST_ID, span
 
 logger = logging.getLogger(__name__)
 
+OVERLOADED_RETRY_AFTER_S: Final = 0.5
+"""Retry-After of a full mailbox."""
+
 
 @contextmanager
 def _bound(message: Message | Tokens, name: str, parent: str | None) -> Iterator[None]:
@@ -141,7 +144,7 @@ class ActorRuntime:
         refused = self._mailbox.push(tenant, envelope)
         if refused is not None:
             self.counts.refused += 1
-            wait_s = self._settings.overloaded_retry_after_s
+            wait_s = OVERLOADED_RETRY_AFTER_S
             full = Overloaded("the mailbox is full", retry_after_s=wait_s)
             await self._send(refused, to_failed(full))
 

@@ -44,6 +44,12 @@ from tokenmesh.shared.telemetry import current_traceparent
 
 logger = logging.getLogger(__name__)
 
+CLOCK_SKEW_S: Final = 1.0
+"""Difference to another process's clock that is logged and counted. Deadlines are right whatever it
+is."""
+LOG_INTERVAL_S: Final = 60.0
+"""Repeated problems of one kind are logged this often."""
+
 _HEADER_ROOM_BYTES: Final = 4096
 """The server counts headers into its max_payload."""
 _MAX_UNREAD_ANSWERS: Final = 64
@@ -72,7 +78,7 @@ class MessageBus(Bus):
 
     def __init__(self, settings: BusSettings, name: str, on_problem: Callable[[str], None]) -> None:
         self._settings = settings
-        self._log = RateLimitedLog(logger, settings.log_interval_s, on_problem=on_problem)
+        self._log = RateLimitedLog(logger, LOG_INTERVAL_S, on_problem=on_problem)
         self._link = NatsLink(settings, name, self._log, self._refuse_dropped)
         inbox = self._link.new_inbox()
         self._pending: PendingRequests[bytes] = PendingRequests(inbox, settings.max_inflight)
@@ -263,7 +269,7 @@ class MessageBus(Bus):
             sender = reply_to.rpartition(".")[0]
             offset_s = self._clocks.offset_s(sender, sent_s, wall_s, monotonic_s())
             deadline_s += offset_s
-            if abs(offset_s) > self._settings.clock_skew_s and self._clocks.is_news(sender):
+            if abs(offset_s) > CLOCK_SKEW_S and self._clocks.is_news(sender):
                 self._log.note("clock skew", f"{offset_s:+.1f} s to sender {sender}")
         return Headers(bounded(deadline_s, wall_s), headers.traceparent, alone=headers.alone)
 

@@ -23,6 +23,11 @@ from tokenmesh.shared.rights import INBOXES, inbox_prefix
 
 logger = logging.getLogger(__name__)
 
+MAX_OUTSTANDING_PINGS: Final = 2
+"""Unanswered probes after which the connection is given up."""
+PENDING_BYTES: Final = 64 * 1024 * 1024
+"""The same bound in bytes."""
+
 _DENIED: Final = "Authorization Violation"
 _USER_INFO: Final = re.compile(r"//[^/,]*@")
 """May hold a password."""
@@ -103,7 +108,7 @@ class NatsLink:
             connect_timeout=settings.connect_timeout_s,  # type: ignore[arg-type]
             reconnect_time_wait=settings.reconnect_min_s,  # type: ignore[arg-type]
             ping_interval=settings.ping_interval_s,  # type: ignore[arg-type]
-            max_outstanding_pings=settings.max_outstanding_pings,
+            max_outstanding_pings=MAX_OUTSTANDING_PINGS,
             pending_size=settings.reconnect_buffer_bytes,
             flush_timeout=settings.flush_timeout_s,
         )
@@ -145,7 +150,7 @@ class NatsLink:
                 # `Msg` has the attributes of `Packet`.
                 cb=cast("Callable[[Msg], Awaitable[None]]", on_packet),
                 pending_msgs_limit=self._settings.pending_messages,
-                pending_bytes_limit=self._settings.pending_bytes,
+                pending_bytes_limit=PENDING_BYTES,
             )
         except nats.errors.BadSubjectError as error:
             raise ProtocolError(f"{subject!r}: {error}") from error

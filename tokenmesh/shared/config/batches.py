@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.shared.config.fixed import fixed
+
 
 class BatchSettings(BaseModel):
     """The Batch API. Times are seconds, sizes bytes."""
@@ -13,7 +15,7 @@ class BatchSettings(BaseModel):
         ge=0,
         description="Added to the tenant's priority: requests of batches wait behind all others.",
     )
-    max_lines: int = Field(default=50_000, ge=1, description="Requests of one batch.")
+    max_lines: int = fixed(default=50_000, ge=1, description="Requests of one batch.")
     max_line_bytes: int = Field(
         default=1024 * 1024, ge=1024, description="Largest line; a longer one goes to the errors."
     )
@@ -23,23 +25,20 @@ class BatchSettings(BaseModel):
         description="Answers of one batch; requests beyond it are not run and go to the errors. "
         "The errors may have a quarter of it; then the batch fails.",
     )
-    max_requests_running: int = Field(
+    max_requests_running: int = fixed(
         default=16,
         ge=1,
         description="Requests of one batch that run at a time; half of the tenant's "
         "max_concurrent, where that is less.",
     )
-    max_running: int = Field(default=16, ge=1, description="Batches that one gateway works on.")
-    max_running_per_tenant: int = Field(
-        default=2, ge=1, description="Of these, of one tenant; others wait in their order."
-    )
-    max_open_per_tenant: int = Field(
+    max_running: int = fixed(default=16, ge=1, description="Batches that one gateway works on.")
+    max_open_per_tenant: int = fixed(
         default=64, ge=1, description="Batches of a tenant that have not ended; then 429."
     )
-    completion_window_s: float = Field(
+    completion_window_s: float = fixed(
         default=86_400.0, gt=0, description="After this time a batch expires with what it has."
     )
-    max_kept_per_tenant: int = Field(
+    max_kept_per_tenant: int = fixed(
         default=1000,
         ge=1,
         description="Batches of a tenant that can be read; a new one replaces the oldest that has "
@@ -57,25 +56,22 @@ class BatchSettings(BaseModel):
         description="Disk for the answers of all batches that have not ended; an eighth and 1 MiB "
         "more are for their states.",
     )
-    full_wait_s: float = Field(
+    full_wait_s: float = fixed(
         default=60.0,
         ge=0,
         description="How long the answers of a batch wait for that disk; then it fails, with those "
         "that are stored.",
     )
-    attempts: int = Field(
+    attempts: int = fixed(
         default=4,
         ge=1,
         description="Attempts of a request whose error is the mesh's own; refusals of an "
         "overloaded or limited mesh do not count.",
     )
-    retry_max_s: float = Field(
-        default=30.0, gt=0, description="Longest pause before a request is tried again."
-    )
-    look_interval_s: float = Field(
+    look_interval_s: float = fixed(
         default=0.5, gt=0, description="How often a gateway looks for batches without an owner."
     )
-    cancel_wait_s: float = Field(
+    cancel_wait_s: float = fixed(
         default=2.0, gt=0, description="Time for the owner of a batch to confirm a cancellation."
     )
 

@@ -4,6 +4,7 @@ from math import inf
 
 from pydantic import Field, field_validator, model_validator
 
+from tokenmesh.shared.config.fixed import fixed
 from tokenmesh.shared.config.http import (
     BodySettings,
     ConsoleSettings,
@@ -18,7 +19,6 @@ from tokenmesh.shared.config.requests import (
     StructuredLimits,
     TenancySettings,
 )
-from tokenmesh.shared.messages.sampling import MAX_LOGPROB_TOKEN_IDS, MAX_REPETITION_PATTERN
 
 _HASH_CHARS = 64
 
@@ -60,25 +60,22 @@ class GatewaySettings(
         description="Serve /server_info, /sleep, /wake_up, /is_sleeping and the profile routes, "
         "and let processes be drained.",
     )
-    admin_timeout_s: float = Field(
+    admin_timeout_s: float = fixed(
         default=300.0, gt=0, description="Time for all workers to carry out such a command."
     )
-    drain_timeout_s: float = Field(
+    drain_timeout_s: float = fixed(
         default=5.0, gt=0, description="Time for a process to confirm that it drains."
     )
     max_metric_workers: int = Field(
         default=64, ge=0, description="Workers and encoders in this gateway's /metrics."
     )
-    metrics_wait_s: float = Field(
+    metrics_wait_s: float = fixed(
         default=1.0, gt=0, description="How long a scrape waits for their answers."
     )
-    metrics_interval_s: float = Field(
+    metrics_interval_s: float = fixed(
         default=0.25,
         ge=0,
         description="Shortest time between two reads, for all scrapers together.",
-    )
-    max_metrics_bytes: int = Field(
-        default=1024 * 1024, ge=0, description="Size of one such answer; a larger one is ignored."
     )
     model_aliases: dict[str, str] = Field(
         default={}, description="Further names of models: alias to served name."
@@ -104,11 +101,8 @@ class GatewaySettings(
     prompt_embeds: bool = Field(
         default=False, description="Take prompt_embeds: prompts as tensors, for those one trusts."
     )
-    max_beam_width: int = Field(default=16, ge=1, description="Largest n with use_beam_search.")
     max_choices: int = Field(default=1024, ge=1, description="Prompts times n of one request.")
     max_stop_strings: int = Field(default=32, ge=0, description="Stop strings of one request.")
-    max_stop_chars: int = Field(default=256, ge=1, description="Length of one stop string.")
-    max_stop_token_ids: int = Field(default=1024, ge=0, description="stop_token_ids of a request.")
     seed: int | None = Field(
         default=None,
         description="Makes the seeds of requests that bring none the same in every run.",
@@ -118,43 +112,31 @@ class GatewaySettings(
         ge=-1,
         description="Largest logprobs, top_logprobs and prompt_logprobs; -1: no limit.",
     )
-    inline_logprobs: int = Field(
+    inline_logprobs: int = fixed(
         default=500,
         ge=0,
         description="Tokens with log-probabilities up to which the event loop writes an answer.",
     )
-    max_logprob_token_ids: int = Field(
-        default=128, ge=0, le=MAX_LOGPROB_TOKEN_IDS, description="Ids of logprob_token_ids."
-    )
-    max_repetition_pattern: int = Field(
-        default=256,
-        ge=0,
-        le=MAX_REPETITION_PATTERN,
-        description="Largest max_pattern_size of repetition_detection.",
-    )
     max_logit_bias: int = Field(default=1024, ge=0, description="Entries of logit_bias.")
-    max_request_id_chars: int = Field(
-        default=128, ge=1, description="Length of an X-Request-Id or request_id."
-    )
 
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Bound of a request from its first to its last byte."
     )
     body_timeout_s: float = Field(default=60.0, gt=0, description="Receiving a request's body.")
-    write_timeout_s: float = Field(
+    write_timeout_s: float = fixed(
         default=60.0, gt=0, description="A client that takes no bytes for so long is given up."
     )
-    tokenize_timeout_s: float = Field(default=30.0, gt=0, description="One attempt at Tokenize.")
-    encode_timeout_s: float = Field(default=120.0, gt=0, description="One attempt at Encode.")
-    place_idle_s: float = Field(
+    tokenize_timeout_s: float = fixed(default=30.0, gt=0, description="One attempt at Tokenize.")
+    encode_timeout_s: float = fixed(default=120.0, gt=0, description="One attempt at Encode.")
+    place_idle_s: float = fixed(
         default=3.0,
         gt=0,
         description="Silence of a scheduler after which another one gets the request.",
     )
-    accept_timeout_s: float = Field(
+    accept_timeout_s: float = fixed(
         default=2.0, gt=0, description="A worker that does not accept within it is left out."
     )
-    call_attempts: int = Field(
+    call_attempts: int = fixed(
         default=5,
         ge=1,
         description="Attempts of a request to tokenizers, encoders or schedulers.",
@@ -165,117 +147,99 @@ class GatewaySettings(
         description="How long a request waits while no tokenizer, encoder or scheduler is there or "
         "loads its models.",
     )
-    second_ask_s: float = Field(
+    second_ask_s: float = fixed(
         default=0.5,
         gt=0,
         description="Silence of a tokenizer or scheduler after which another one gets it, too.",
     )
-    second_ask_chars_per_s: float = Field(
+    second_ask_chars_per_s: float = fixed(
         default=250_000.0,
         gt=0,
         description="What a tokenizer does at least: with a longer prompt it may be silent for "
         "longer.",
     )
-    second_encode_s: float = Field(
+    second_encode_s: float = fixed(
         default=5.0, gt=0, description="The same for an encoder, whose work is longer."
     )
-    stream_attempts: int = Field(
+    stream_attempts: int = fixed(
         default=8, ge=1, description="Placements of one stream, the first included."
     )
-    retry_pause_s: float = Field(
+    retry_pause_s: float = fixed(
         default=0.05, gt=0, description="Pause before a failed call or placement is tried again."
     )
-    retry_pause_max_s: float = Field(
+    retry_pause_max_s: float = fixed(
         default=0.5, gt=0, description="The same at most for a call; it grows with each attempt."
     )
 
-    fruitless_attempts: int = Field(
+    fruitless_attempts: int = fixed(
         default=4,
         ge=1,
         description="Workers in a row that lose a stream before its next token; then it is ended: "
         "it may be what they fail of.",
     )
-    breaker_failures: float = Field(
+    breaker_failures: float = fixed(
         default=5.0, ge=1, description="Streams a worker may lose before it is left out."
     )
-    breaker_half_life_s: float = Field(
+    breaker_half_life_s: float = fixed(
         default=10.0, gt=0, description="After so long a lost stream counts half."
     )
-    breaker_s: float = Field(
+    breaker_s: float = fixed(
         default=2.0, gt=0, description="How long a worker is left out before one stream tries it."
     )
-    breaker_max_s: float = Field(
+    breaker_max_s: float = fixed(
         default=60.0, gt=0, description="The same at most; it doubles with each failed try."
     )
-    breaker_workers: int = Field(
+    breaker_workers: int = fixed(
         default=1024, ge=1, description="Workers whose failures are remembered."
     )
 
-    watch_interval_s: float = Field(
+    watch_interval_s: float = fixed(
         default=0.005, gt=0, description="Least pause between two looks of the watchdog."
     )
-    silence_s: float = Field(
+    silence_s: float = fixed(
         default=0.015, gt=0, description="Least silence of a worker before it is pinged."
     )
-    silence_factor: float = Field(
+    silence_factor: float = fixed(
         default=1.5, ge=1, description="The same in multiples of its usual time between messages."
     )
-    silence_max_s: float = Field(
+    silence_max_s: float = fixed(
         default=0.05, gt=0, description="Most silence, however slow a worker's steps are."
     )
-    ping_timeout_s: float = Field(
+    ping_timeout_s: float = fixed(
         default=0.15, gt=0, description="Least time a worker has to answer a ping."
     )
-    ping_again_s: float = Field(
-        default=0.015,
-        gt=0,
-        description="After so long without an answer a worker is pinged once more meanwhile: one "
-        "that has died with the first ping unanswered is found at once.",
-    )
-    ping_factor: float = Field(
+    ping_factor: float = fixed(
         default=4.0, ge=1, description="The same in multiples of its slowest recent answer."
     )
-    lag_factor: float = Field(
+    lag_factor: float = fixed(
         default=5.0, ge=0, description="The same in multiples of this process's own lag."
     )
-    ping_timeout_max_s: float = Field(
+    ping_timeout_max_s: float = fixed(
         default=5.0, gt=0, description="Most time a worker has to answer a ping."
     )
-    bus_grace_s: float = Field(
+    bus_grace_s: float = fixed(
         default=2.0, ge=0, description="After NATS was lost no worker counts as dead for so long."
     )
-    resend_interval_s: float = Field(
+    resend_interval_s: float = fixed(
         default=0.1, gt=0, description="Least time between two Resends of a stream with a gap."
     )
-    stall_s: float = Field(
+    stall_s: float = fixed(
         default=1.0,
         gt=0,
         description="Silence of a stream after which its missing tokens are requested.",
     )
-    stall_max_s: float = Field(
+    stall_max_s: float = fixed(
         default=15.0, gt=0, description="Longest pause between two such requests."
     )
-    max_cancels_known: int = Field(
-        default=4096, ge=1, description="Cancelled streams remembered, to cancel each only once."
-    )
 
-    requests_per_turn: int = Field(
-        default=16,
-        ge=1,
-        description="Requests of a burst that are begun before the event loop looks around.",
-    )
-    max_streams: int = Field(default=16384, ge=1, description="Streams of one gateway at a time.")
     max_buffered_tokens: int = Field(
         default=8192, ge=1, description="Tokens a slow client may be behind; then it is given up."
     )
-    max_cancel_queue: int = Field(
-        default=65536, ge=1, description="Cancel commands that wait to be sent."
-    )
-    max_vocabularies: int = Field(default=16, ge=1, description="Tokenizers kept in memory.")
-    max_tokenizer_bytes: int = Field(
+    max_vocabularies: int = fixed(default=16, ge=1, description="Tokenizers kept in memory.")
+    max_tokenizer_bytes: int = fixed(
         default=256 * 1024 * 1024, ge=1, description="Largest tokenizer text that is read."
     )
-    describe_ttl_s: float = Field(
+    describe_ttl_s: float = fixed(
         default=30.0, gt=0, description="How often a tokenizer is checked for changes."
     )
 

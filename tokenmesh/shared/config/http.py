@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tokenmesh.shared.config.fixed import fixed
+
 
 class ListenerSettings(BaseModel):
     """The address of a gateway. Flags have vLLM's names."""
@@ -21,8 +23,8 @@ class ListenerSettings(BaseModel):
         description="Share the port with other gateways of this user on this machine that are "
         "set so; the kernel spreads connections over them (SO_REUSEPORT).",
     )
-    backlog: int = Field(default=2048, ge=1, description="Connections that wait to be accepted.")
-    keep_alive_s: int = Field(default=30, ge=1, description="How long an idle connection stays.")
+    backlog: int = fixed(default=2048, ge=1, description="Connections that wait to be accepted.")
+    keep_alive_s: int = fixed(default=30, ge=1, description="How long an idle connection stays.")
     max_connections: int = Field(
         default=16384,
         ge=1,
@@ -32,26 +34,23 @@ class ListenerSettings(BaseModel):
     max_header_bytes: int = Field(
         default=64 * 1024, ge=1024, description="Largest header of a request, its URL included."
     )
-    header_timeout_s: float = Field(
+    header_timeout_s: float = fixed(
         default=20.0, gt=0, description="Receiving a request's header, also a connection's first."
     )
-    linger_s: float = Field(
+    linger_s: float = fixed(
         default=2.0,
         gt=0,
         description="How long bytes are read and dropped after an answer that did not wait for "
         "the end of its request: a client that is still sending reads the answer first.",
     )
-    linger_bytes: int = Field(
+    linger_bytes: int = fixed(
         default=32 * 1024 * 1024, ge=0, description="How many bytes are dropped so."
     )
-    max_pipelined: int = Field(
+    max_pipelined: int = fixed(
         default=16,
         ge=0,
         description="Requests of a connection that wait for the answer to the one before; no more "
         "are read.",
-    )
-    refusal_log_interval_s: float = Field(
-        default=60.0, gt=0, description="Refused connections of one kind are logged this often."
     )
     root_path: str = Field(
         default="", description="Path under which a proxy shows this server, such as /llm."
@@ -63,14 +62,14 @@ class ListenerSettings(BaseModel):
     ssl_ca_certs: Path | None = Field(
         default=None, description="Clients must show a certificate that one of these has signed."
     )
-    handshake_timeout_s: float = Field(default=10.0, gt=0, description="Time for a TLS handshake.")
-    max_handshakes: int = Field(
+    handshake_timeout_s: float = fixed(default=10.0, gt=0, description="Time for a TLS handshake.")
+    max_handshakes: int = fixed(
         default=256,
         ge=1,
         description="TLS handshakes at a time; beyond it the oldest silent one is closed, then "
         "the oldest.",
     )
-    ssl_refresh_s: float = Field(
+    ssl_refresh_s: float = fixed(
         default=60.0,
         ge=0,
         description="How often the certificate's files are looked at for a new one; 0: never.",
@@ -107,10 +106,10 @@ class BodySettings(BaseModel):
         description="Bodies over 64 KiB together, from before they are read until their prompts "
         "are tokenized; of a tenant half of it. Others wait meanwhile.",
     )
-    body_wait_s: float = Field(
+    body_wait_s: float = fixed(
         default=30.0, gt=0, description="How long a body waits for its share of that; then 429."
     )
-    max_waiting_bodies: int = Field(
+    max_waiting_bodies: int = fixed(
         default=128,
         ge=1,
         description="Bodies that wait; beyond it the tenant with the most of them gets a 429.",
@@ -141,25 +140,14 @@ class BodySettings(BaseModel):
 class UploadSettings(BaseModel):
     """Media that clients send; a part of GatewaySettings. Times are seconds, sizes bytes."""
 
-    inline_media_bytes: int = Field(
-        default=16 * 1024,
-        ge=0,
-        description="Data URIs longer than this travel by reference instead of in the message.",
-    )
     max_media_bytes: int = Field(
         default=20 * 1024 * 1024, ge=1024, description="Largest uploaded or inlined media item."
     )
-    media_ttl_s: int = Field(
+    media_ttl_s: int = fixed(
         default=900, ge=1, description="How long media of a chat request stay in Redis."
     )
-    file_ttl_s: int = Field(
+    file_ttl_s: int = fixed(
         default=24 * 3600, ge=1, description="How long an upload can be used after it was made."
-    )
-    file_sweep_s: float = Field(
-        default=300.0,
-        gt=0,
-        description="How often a gateway looks for content of uploads that has no description; "
-        "longer than body_timeout_s. Found twice, it is deleted.",
     )
     max_file_bytes: int = Field(
         default=100 * 1024 * 1024,
@@ -169,10 +157,10 @@ class UploadSettings(BaseModel):
     max_audio_bytes: int = Field(
         default=25 * 1024 * 1024, ge=1024, description="Largest file to be transcribed."
     )
-    audio_timeout_s: float = Field(
+    audio_timeout_s: float = fixed(
         default=60.0, gt=0, description="One try of decoding a recording, the wait included."
     )
-    audio_clips: int = Field(
+    audio_clips: int = fixed(
         default=8,
         ge=1,
         le=64,
@@ -186,17 +174,17 @@ class UploadSettings(BaseModel):
         description="Temperatures of a clip, one after another until its transcript is plausible, "
         "where a request names none; not in streams.",
     )
-    audio_max_compression: float = Field(
+    audio_max_compression: float = fixed(
         default=2.4,
         gt=1,
         description="Compression ratio of a clip's text above which it repeats itself.",
     )
-    audio_min_logprob: float = Field(
+    audio_min_logprob: float = fixed(
         default=-1.0,
         le=0,
         description="Mean log-probability of a clip's tokens below which they are implausible.",
     )
-    audio_max_no_speech: float = Field(
+    audio_max_no_speech: float = fixed(
         default=0.6,
         ge=0,
         le=1,
@@ -207,10 +195,10 @@ class UploadSettings(BaseModel):
 class RealtimeSettings(BaseModel):
     """A part of GatewaySettings. Times are seconds, sizes bytes."""
 
-    realtime_max_sessions: int = Field(
+    realtime_max_sessions: int = fixed(
         default=1024, ge=0, description="Realtime sessions of one gateway at a time; 0: none."
     )
-    realtime_max_items: int = Field(
+    realtime_max_items: int = fixed(
         default=1024, ge=1, description="Items of one realtime session's conversation."
     )
     realtime_max_session_bytes: int = Field(
@@ -218,7 +206,7 @@ class RealtimeSettings(BaseModel):
         ge=1024,
         description="Size of all items of a realtime session's conversation as JSON.",
     )
-    realtime_max_message_bytes: int = Field(
+    realtime_max_message_bytes: int = fixed(
         default=4 * 1024 * 1024, ge=1024, description="Largest event that a realtime client sends."
     )
     realtime_max_audio_s: float = Field(
@@ -226,26 +214,21 @@ class RealtimeSettings(BaseModel):
         gt=0,
         description="Audio of a realtime session that is not committed; longer speech is cut.",
     )
-    realtime_part_s: float = Field(
-        default=0.48,
-        ge=0.24,
-        description="Least audio of the next part of speech that is transcribed while it goes on.",
-    )
     realtime_max_recordings_bytes: int = Field(
         default=32 * 1024 * 1024,
         ge=1024,
         description="Input audio in a realtime session's conversation, for models that hear it.",
     )
-    realtime_idle_timeout_s: float = Field(
+    realtime_idle_timeout_s: float = fixed(
         default=900.0, gt=0, description="A realtime session without an event or response ends."
     )
     realtime_session_timeout_s: float = Field(
         default=3600.0, gt=0, description="Bound of a realtime session from its beginning."
     )
-    realtime_ping_interval_s: float = Field(
+    realtime_ping_interval_s: float = fixed(
         default=20.0, gt=0, description="How often a realtime client is pinged."
     )
-    realtime_ping_timeout_s: float = Field(
+    realtime_ping_timeout_s: float = fixed(
         default=20.0,
         gt=0,
         description="Time for a realtime client to answer a ping; then it is disconnected.",
@@ -258,13 +241,13 @@ class ConsoleSettings(BaseModel):
     max_console_pages: int = Field(
         default=32, ge=0, description="Pages of the console that follow this gateway at a time."
     )
-    max_console_pages_per_tenant: int = Field(
+    max_console_pages_per_tenant: int = fixed(
         default=8, ge=0, description="Those of one tenant; more are answered 429."
     )
-    console_interval_s: float = Field(
+    console_interval_s: float = fixed(
         default=0.5, ge=0.1, description="How often they are sent what has changed."
     )
-    max_console_rows: int = Field(
+    max_console_rows: int = fixed(
         default=100,
         ge=1,
         description="Running requests, processes and tenants in one message to a page.",

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, SettingsError
 
+from tokenmesh.shared.config.fixed import MOVED, is_fixed
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.settings import ENV_DELIMITER, ENV_PREFIX, Settings
 from tokenmesh.shared.errors import ConfigError
@@ -128,7 +129,19 @@ Key = tuple[str, ...]
 
 
 def fields() -> Iterator[tuple[Key, FieldInfo]]:
-    """Every key there is: sections before their fields, `model` for a single model last."""
+    """Every key that sources may set: sections before their fields, `model` for a single model
+    last."""
+    return ((key, field) for key, field in _every_field() if not is_fixed(field))
+
+
+@cache
+def constants() -> Mapping[Key, object]:
+    """The values of keys that no source may set; None where the value is not in a section."""
+    moved = {tuple(key.split(".")): None for key in MOVED}
+    return moved | {key: field.default for key, field in _every_field() if is_fixed(field)}
+
+
+def _every_field() -> Iterator[tuple[Key, FieldInfo]]:
     yield from _fields_of(Settings, ())
     yield from _fields_of(ModelSettings, (MODEL,))
 

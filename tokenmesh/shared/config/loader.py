@@ -19,6 +19,7 @@ from tokenmesh.shared.config.layers import (
     MODEL,
     Layer,
     Location,
+    constants,
     environment_layer,
     fields,
     file_layer,
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 _ADMIN: Final = "admin_routes"
 _KEYS: Final = frozenset(("api_key_hashes", "keys_file"))
 
+CONSTANTS: Final = "constants"
+"""A key of dumps for children, which holds constants that tests have changed."""
 DEMO_MODEL: Final = Path(tokenmesh.__file__).parent / "demo_model"
 
 
@@ -53,6 +56,7 @@ def load_settings(
     layers = [flag_layer(overrides or {}), environment_layer()]
     if config_file is not None:
         layers.append(file_layer(config_file))
+    _refuse_constants(layers)
     merged = _merge(layers)
     models = merged.get("models") or [{}]
     if isinstance(models, list | tuple):
@@ -65,6 +69,18 @@ def load_settings(
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise config_error(error, layers) from error
+
+
+def _refuse_constants(layers: Sequence[Layer]) -> None:
+    """Raise ConfigError for keys whose values are constants."""
+    lines: dict[str, str] = {}
+    for layer in layers:
+        for key, value in constants().items():
+            if _holds(layer.values, key):
+                name, shown = layer.spell(key), "" if value is None else f", {value}"
+                lines[name] = f"{name} is not a setting any more: it is a constant{shown}"
+    if lines:
+        raise ConfigError("\n".join(lines.values()), param=next(iter(lines)))
 
 
 def _guard_like_vllm(merged: dict[str, Any]) -> None:
@@ -107,8 +123,34 @@ def _with_name(model: Any, default: str | None) -> Any:
 
 
 def plain_values(settings: Settings) -> dict[str, Any]:
-    """Settings as JSON-able values with secrets in clear, for a file that only its owner reads."""
-    return _reveal(settings.model_dump(mode="python"))  # type: ignore[no-any-return]
+    """Settings as JSON-able values with secrets in clear, for a file that only its owner reads.
+
+    Constants that code has changed, as tests do, are under the key `CONSTANTS`.
+    """
+    values: dict[str, Any] = _reveal(settings.model_dump(mode="python"))
+    given = settings.model_dump(mode="python", exclude_unset=True)
+    for *path, name in constants():
+        section, found = values, given
+        for part in path:
+            section, found = section[part], found.get(part, {})
+        value = section.pop(name, None)
+        if name in found:
+            kept = values.setdefault(CONSTANTS, {})
+            for part in path:
+                kept = kept.setdefault(part, {})
+            kept[name] = value
+    return values
+
+
+def from_plain(values: Mapping[str, Any]) -> Settings:
+    """The settings of `plain_values`."""
+    return Settings.model_validate(_with_constants(values))
+
+
+def _with_constants(values: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    _lay_over(merged, merged.pop(CONSTANTS, {}))
+    return merged
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
@@ -135,7 +177,7 @@ def _merge(layers: Sequence[Layer]) -> dict[str, Any]:
     """The layers' values, the first layer's on top."""
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
-        values = dict(layer.values)
+        values = _with_constants(layer.values)
         one = values.pop(MODEL, None)
         _lay_over(merged, values)
         if one is not None:

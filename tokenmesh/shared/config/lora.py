@@ -5,6 +5,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from tokenmesh.shared.config.fixed import fixed
+
 MAX_LORA_RANK: Final = 512
 
 
@@ -54,10 +56,10 @@ class LoraSettings(BaseModel):
         default=None,
         description="A request for an unknown model loads the adapter of that name from here.",
     )
-    load_timeout_s: float = Field(
+    load_timeout_s: float = fixed(
         default=60.0, gt=0, description="Reading one adapter; then loading has failed."
     )
-    sync_interval_s: float = Field(
+    sync_interval_s: float = fixed(
         default=2.0,
         gt=0,
         description="How often a worker looks in Redis for adapters that the others were given.",

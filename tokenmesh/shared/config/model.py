@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.shared.config.fixed import fixed
 from tokenmesh.shared.config.on_demand import OnDemandModel
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.hashing import ROUTE_BLOCK_TOKENS
@@ -185,11 +186,9 @@ class MediaSettings(BaseModel):
         description="Time for one URL, redirects included, from when it is its turn.",
     )
     max_redirects: int = Field(default=3, ge=0, description="Redirects followed for one URL.")
-    max_concurrent_fetches: int = Field(
+    max_concurrent_fetches: int = fixed(
         default=32, ge=1, description="URLs that one process fetches at a time."
     )
-    max_url_chars: int = Field(default=8192, ge=1, description="Length of an http(s) URL.")
-    max_uuid_chars: int = Field(default=256, ge=1, description="Length of a client's media uuid.")
     allowed_domains: tuple[str, ...] = Field(
         default=(), description="Hosts that media may come from; empty: any public host."
     )
@@ -198,16 +197,13 @@ class MediaSettings(BaseModel):
         description="Fetch from loopback, private and link-local addresses too. Lets clients "
         "reach whatever this process can reach: only where all clients are trusted.",
     )
-    max_fetches_per_tenant: int = Field(
+    max_fetches_per_tenant: int = fixed(
         default=16, ge=1, description="Of these, URLs of one tenant."
     )
-    url_kept_s: float = Field(
-        default=10.0, ge=0, description="For how long a URL of a tenant is not fetched again."
-    )
-    fetch_queue: int = Field(
+    fetch_queue: int = fixed(
         default=1024, ge=1, description="URLs that wait to be fetched; above: overloaded."
     )
-    decode_processes: int = Field(
+    decode_processes: int = fixed(
         default=2, ge=1, description="Processes that decode images, started when first needed."
     )
     decode_timeout_s: float = Field(
@@ -216,7 +212,7 @@ class MediaSettings(BaseModel):
     decode_memory_bytes: int = Field(
         default=4 * 1024**3, ge=1, description="Address space of a process that decodes media."
     )
-    decode_queue: int = Field(
+    decode_queue: int = fixed(
         default=1024, ge=1, description="Images that wait for a process; above: overloaded."
     )
     max_videos: int = Field(default=4, ge=0, description="Videos in one prompt.")
@@ -246,7 +242,7 @@ class MediaSettings(BaseModel):
         gt=0,
         description="Time to decode a recording; then its process is killed.",
     )
-    ttl_s: int = Field(
+    ttl_s: int = fixed(
         default=900, ge=1, description="How long pixels stay in Redis for encoder and retries."
     )
 
@@ -257,24 +253,10 @@ class TokenizerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     threads: int = Field(default=2, ge=1, description="Threads that encode text and pixels.")
-    inline_chars: int = Field(
-        default=2000,
-        ge=0,
-        description="Text up to this length (longer, if known) is encoded on the event loop.",
-    )
-    text_queue: int = Field(
-        default=1024, ge=1, description="Texts and images that wait for a thread; then: overloaded."
-    )
-    long_text_chars: int = Field(
-        default=65536,
-        ge=1,
-        description="Texts from this length on leave one thread to shorter ones, where there are "
-        "several threads.",
-    )
     max_prompt_chars: int = Field(
         default=4_000_000, ge=1, description="Characters in a prompt, rendered or not."
     )
-    max_texts: int = Field(
+    max_texts: int = fixed(
         default=4096, ge=1, description="Texts, or pairs of texts, in one message to be encoded."
     )
     max_messages: int = Field(default=10_000, ge=1, description="Messages in a conversation.")
@@ -284,24 +266,21 @@ class TokenizerSettings(BaseModel):
     max_tools: int = Field(default=1024, ge=0, description="Tools of a request.")
     max_documents: int = Field(default=1024, ge=0, description="Documents of a request.")
     max_bad_words: int = Field(default=1024, ge=0, description="Bad words of a request.")
-    max_template_chars: int = Field(
-        default=200_000, ge=1, description="Length of a chat template that a request brings."
-    )
     trust_request_chat_template: bool = Field(
         default=False,
         description="Accept chat templates in requests. They run in a sandbox in a process of "
         "their own, bounded in time and memory; the model's own runs in another one.",
     )
-    render_processes: int = Field(
+    render_processes: int = fixed(
         default=1, ge=1, description="Processes that render the models' own templates."
     )
-    render_time_limit_s: float = Field(
+    render_time_limit_s: float = fixed(
         default=2.0, gt=0, description="Time for one rendering; its process is killed after it."
     )
-    render_memory_bytes: int = Field(
+    render_memory_bytes: int = fixed(
         default=512 * 1024 * 1024, ge=1, description="Address space of a rendering process."
     )
-    render_queue: int = Field(
+    render_queue: int = fixed(
         default=1024, ge=1, description="Renderings that wait for a process; above: overloaded."
     )
     route_block_tokens: int = Field(
@@ -323,26 +302,23 @@ class EncoderSettings(BaseModel):
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; default: torch's own choice."
     )
-    max_batch: int = Field(default=8, ge=1, description="Items that a tower encodes at a time.")
-    max_batch_embeddings: int = Field(
+    max_batch: int = fixed(default=8, ge=1, description="Items that a tower encodes at a time.")
+    max_batch_embeddings: int = fixed(
         default=16384,
         ge=1,
         description="Embeddings of the items that a tower encodes at a time; one item may have "
         "more.",
     )
-    batch_window_s: float = Field(
+    batch_window_s: float = fixed(
         default=0.002, ge=0, description="How long the first image of a batch waits for others."
     )
     queue: int = Field(
         default=256, ge=1, description="Images that wait for the tower; above: overloaded."
     )
-    max_items: int = Field(default=256, ge=1, description="Media items in one request.")
+    max_items: int = fixed(default=256, ge=1, description="Media items in one request.")
     cache_bytes: int = Field(
         default=512 * 1024 * 1024, ge=0, description="Embeddings kept in this process."
     )
-    blob_ttl_s: int = Field(
+    blob_ttl_s: int = fixed(
         default=900, ge=1, description="How long embeddings stay in Redis after their last use."
-    )
-    speech_state_bytes: int = Field(
-        default=1024 * 1024 * 1024, ge=0, description="Towers' states after parts of speech."
     )

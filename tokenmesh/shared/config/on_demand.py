@@ -85,11 +85,3 @@ class OnDemandSettings(BaseModel):
     max_awake: int = Field(
         default=1, ge=1, description="Workers that share slots_dir and may be awake at a time."
     )
-    slot_poll_s: float = Field(
-        default=0.2, gt=0, description="How often a worker that starts looks for a free slot."
-    )
-    awaited_s: float = Field(
-        default=10.0,
-        ge=0,
-        description="A worker that was woken does not sleep for so long before its first request.",
-    )

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, model_validator
 
+from tokenmesh.shared.config.fixed import fixed
+
 
 class StructuredLimits(BaseModel):
     """A part of GatewaySettings. Sizes are bytes."""
@@ -29,15 +31,6 @@ class StructuredLimits(BaseModel):
         default=10_000, ge=1, description="What the counts of its nested repetitions multiply to."
     )
     max_tools: int = Field(default=512, ge=0, description="Functions in tools.")
-    max_tools_bytes: int = Field(
-        default=1024 * 1024, ge=0, description="Size of tools as JSON, all functions together."
-    )
-    max_forced_calls: int = Field(
-        default=32,
-        ge=1,
-        description="Calls of one answer with tool_choice required; without a bound a model that "
-        "has nothing to call may go on until its context is full.",
-    )
 
 
 class PoolingSettings(BaseModel):
@@ -77,18 +70,10 @@ class PoolingSettings(BaseModel):
         description="Numbers of answers over 64 KiB that are held at a time, of a tenant half of "
         "it. Others wait for body_wait_s, max_waiting_bodies of them.",
     )
-    pool_batch_tokens: int = Field(
+    pool_batch_tokens: int = fixed(
         default=8192,
         ge=1,
         description="Tokens of the prompts that a worker gets at once; a longer prompt goes alone.",
-    )
-    pool_batches: int = Field(
-        default=8, ge=1, description="Such batches of one request that run at a time."
-    )
-    inline_pool_values: int = Field(
-        default=16_384,
-        ge=0,
-        description="Numbers up to which an answer is written on the event loop.",
     )
 
 
@@ -116,7 +101,7 @@ class AnswerSettings(BaseModel):
         description="How long a request waits, within its own time, until its model on demand is "
         "awake; then it gets a 503.",
     )
-    wake_failure_s: float = Field(
+    wake_failure_s: float = fixed(
         default=5.0,
         ge=0,
         description="How long requests for a model that could not be woken are refused at once.",
@@ -141,7 +126,7 @@ class ScaleOutSettings(BaseModel):
         description="Implies scale_out; no tokenizer is used: /readyz needs none, stop strings "
         "and text output are refused.",
     )
-    inline_derender_tokens: int = Field(
+    inline_derender_tokens: int = fixed(
         default=256,
         ge=0,
         description="Tokens up to which a derender request is processed on the event loop; more "
@@ -171,42 +156,31 @@ class TenancySettings(BaseModel):
     keys_file: Path | None = Field(
         default=None, description="TOML file of tenants and the hashes of their keys."
     )
-    keys_refresh_s: float = Field(
+    keys_refresh_s: float = fixed(
         default=1.0, gt=0, description="How often that file is looked at for changes."
     )
-    max_keys_file_bytes: int = Field(
+    max_keys_file_bytes: int = fixed(
         default=4 * 1024 * 1024, ge=1, description="Largest file of keys."
     )
-    limits_timeout_s: float = Field(
+    limits_timeout_s: float = fixed(
         default=0.25, gt=0, description="Time for Redis to decide whether a request may start."
     )
-    limits_retry_s: float = Field(
+    limits_retry_s: float = fixed(
         default=1.0,
         gt=0,
         description="How long a gateway applies limits by itself before it tries Redis again.",
     )
-    last_usage_s: float = Field(
+    last_usage_s: float = fixed(
         default=5.0,
         ge=0,
         description="How long a draining gateway with unsaved usage waits for Redis.",
     )
-    lease_s: float = Field(
+    lease_s: float = fixed(
         default=30.0,
         gt=0,
         description="After this time a running request of a dead gateway no longer counts.",
     )
-    max_untold_leases: int = Field(
-        default=65536, ge=1, description="Ended requests of a tenant that wait for Redis at most."
-    )
-    counted_responses_s: float = Field(
-        default=3600.0,
-        ge=1,
-        description=(
-            "How long Redis knows which kept responses are counted: a dead gateway's "
-            "response that is found later is counted again."
-        ),
-    )
-    max_usage_models: int = Field(
+    max_usage_models: int = fixed(
         default=256, ge=1, description="Models of a tenant's usage; further ones are one: other."
     )
     reads_per_minute: int = Field(
@@ -230,10 +204,10 @@ class TenancySettings(BaseModel):
         ge=0,
         description="Uploads of all tenants together, on the disk of JetStream.",
     )
-    usage_kept_days: int = Field(
+    usage_kept_days: int = fixed(
         default=400, ge=31, description="Days after its last request that usage of a month stays."
     )
-    tenant_sweep_s: float = Field(
+    tenant_sweep_s: float = fixed(
         default=3600.0,
         gt=0,
         description="How often a gateway deletes tenants' keys in Redis whose time has passed.",
@@ -242,9 +216,6 @@ class TenancySettings(BaseModel):
         default=False,
         description="A cached prefix serves the tenant that sent it only: neither "
         "times nor cached_tokens reveal the prompts of other tenants.",
-    )
-    max_metric_tenants: int = Field(
-        default=256, ge=0, description="Tenants with metrics of their own."
     )
 
     @property

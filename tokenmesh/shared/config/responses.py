@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from tokenmesh.shared.config.fixed import fixed
+
 
 class McpServerSettings(BaseModel):
     """Reached by Streamable HTTP."""
@@ -47,15 +49,15 @@ class ResponseSettings(BaseModel):
     replicas: int = Field(
         default=1, ge=1, le=5, description="Copies of the log in a cluster of NATS servers."
     )
-    journal_timeout_s: float = Field(
+    journal_timeout_s: float = fixed(
         default=2.0, gt=0, description="One request to JetStream; then it is retried."
     )
-    journal_patience_s: float = Field(
+    journal_patience_s: float = fixed(
         default=30.0,
         gt=0,
         description="All attempts of one append or read; then the response is given up.",
     )
-    journal_mute_s: float = Field(
+    journal_mute_s: float = fixed(
         default=10.0,
         gt=0,
         description=(
@@ -63,39 +65,39 @@ class ResponseSettings(BaseModel):
             "longer than it takes to elect a leader. Then its disk counts as full."
         ),
     )
-    max_waiting_records: int = Field(
+    max_waiting_records: int = fixed(
         default=64,
         ge=1,
         description="Records of a response that wait to become durable; then generation waits.",
     )
-    max_feed_bytes: int = Field(
+    max_feed_bytes: int = fixed(
         default=4 * 1024 * 1024,
         ge=1024,
         description="Events that the client of a running response may be behind.",
     )
-    read_batch: int = Field(default=256, ge=1, description="Records read from a log at a time.")
-    poll_s: float = Field(
+    read_batch: int = fixed(default=256, ge=1, description="Records read from a log at a time.")
+    poll_s: float = fixed(
         default=1.0,
         gt=0,
         description="How often a reader looks for records that were not announced.",
     )
-    max_running: int = Field(
+    max_running: int = fixed(
         default=1024,
         ge=1,
         description="Responses that one gateway works on apart from a client's connection.",
     )
-    background_timeout_s: float = Field(
+    background_timeout_s: float = fixed(
         default=3600.0, gt=0, description="Bound of a background response from start to end."
     )
-    cancel_wait_s: float = Field(
+    cancel_wait_s: float = fixed(
         default=2.0,
         gt=0,
         description="Time for a gateway to end a response whose cancellation another one received.",
     )
-    max_input_items: int = Field(
+    max_input_items: int = fixed(
         default=100, ge=1, description="Largest `limit` of a page of input items."
     )
-    adopt_interval_s: float = Field(
+    adopt_interval_s: float = fixed(
         default=0.5, gt=0, description="How often a gateway looks for responses without an owner."
     )
     max_chain: int = Field(
@@ -106,9 +108,6 @@ class ResponseSettings(BaseModel):
         ge=1024,
         description="Largest conversation; it is written as a whole by each change.",
     )
-    max_chain_bytes: int = Field(
-        default=8 * 1024 * 1024, ge=1024, description="Size of all their items together."
-    )
 
     mcp_servers: dict[str, McpServerSettings] = Field(
         default={},
@@ -117,16 +116,10 @@ class ResponseSettings(BaseModel):
     mcp_timeout_s: float = Field(
         default=60.0, gt=0, description="One request to an MCP server, connecting included."
     )
-    max_mcp_calls_running: int = Field(
-        default=64, ge=1, description="Requests of one gateway to MCP servers at a time."
-    )
-    max_mcp_tools: int = Field(
-        default=128, ge=1, description="Tools of one MCP server that a request may be offered."
-    )
     max_mcp_result_bytes: int = Field(
         default=256 * 1024, ge=1024, description="Largest result of a tool; a larger one fails."
     )
-    max_tool_calls: int = Field(
+    max_tool_calls: int = fixed(
         default=32,
         ge=0,
         description="Calls that one response may make of MCP tools; max_tool_calls may be less.",

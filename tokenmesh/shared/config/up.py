@@ -5,6 +5,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from tokenmesh.shared.config.fixed import fixed
+
 _RELEASE: Final = re.compile(r"(redis|valkey) [0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}")
 
 
@@ -35,14 +37,14 @@ class UpSettings(BaseModel):
         ge=1,
         description="Models on demand that are awake at a time, each with all of its workers.",
     )
-    server_start_s: float = Field(
+    server_start_s: float = fixed(
         default=10.0, gt=0, description="Time for nats-server and redis-server to accept."
     )
     ready_s: float = Field(
         default=900.0, gt=0, description="Time for the model to load, a download included."
     )
-    poll_s: float = Field(default=0.1, gt=0, description="How often readiness is checked.")
-    restart_min_s: float = Field(
+    poll_s: float = fixed(default=0.1, gt=0, description="How often readiness is checked.")
+    restart_min_s: float = fixed(
         default=0.25, gt=0, description="First pause before a dead process starts again."
     )
     restart_max_s: float = Field(default=10.0, gt=0, description="Longest such pause.")
@@ -58,36 +60,20 @@ class UpSettings(BaseModel):
         description="A process that has answered and is silent for so long is killed and started "
         "again; one that has not answered yet has ready_s.",
     )
-    restart_reset_s: float = Field(
+    restart_reset_s: float = fixed(
         default=60.0, gt=0, description="Running this long resets the count of deaths."
-    )
-    stop_margin_s: float = Field(
-        default=5.0,
-        gt=0,
-        description="Time for a process to leave beyond service.drain_grace_s; then it is killed.",
-    )
-    tail_lines: int = Field(
-        default=40, ge=1, description="Last lines of a process that are kept, to explain its death."
-    )
-    nats_max_payload_bytes: int = Field(
-        default=8 * 1024 * 1024,
-        ge=1024 * 1024,
-        description="max_payload of nats-server; above bus.max_message_bytes.",
     )
     nats_store_bytes: int = Field(
         default=2 * 1024**3, ge=1024 * 1024, description="Disk that JetStream may use."
     )
-    store_probe_s: float = Field(
+    store_probe_s: float = fixed(
         default=5.0,
         gt=0,
         description="How often a write of JetStream is probed. After two failures "
         "in a row NATS is started again, as soon as its disk has room.",
     )
-    store_min_free_bytes: int = Field(
+    store_min_free_bytes: int = fixed(
         default=16 * 1024 * 1024, ge=0, description="Free disk that counts as room for JetStream."
-    )
-    redis_memory_bytes: int = Field(
-        default=512 * 1024 * 1024, ge=1024 * 1024, description="maxmemory of redis-server."
     )
     redis_least_versions: tuple[str, ...] = Field(
         default=(

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.shared.config.fixed import fixed
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.on_demand import OnDemandSettings
 
@@ -59,11 +60,6 @@ class WorkerSettings(BaseModel):
         description="Refuse to start where a stream's numbers could depend on those computed with "
         "it; the C kernels never let them, so it costs nothing.",
     )
-    native_spin_us: float = Field(
-        default=50.0,
-        ge=0,
-        description="Microseconds that their threads look for more work before they sleep.",
-    )
     max_num_seqs: int = Field(
         default=256,
         ge=1,
@@ -83,7 +79,7 @@ class WorkerSettings(BaseModel):
         description="Launch a step before the tokens of the one before it are read; default: where "
         "the model has a device of its own. A CPU that computes has no time left to overlap.",
     )
-    launch_ahead_s: float = Field(
+    launch_ahead_s: float = fixed(
         default=0.002,
         ge=0,
         description="How long before the expected end of a step the next one is launched; streams "
@@ -140,7 +136,7 @@ class WorkerSettings(BaseModel):
         description="Share of free host memory for KV on a CPU; at 0.3, which is the default, at "
         "most 2 GiB or four requests of full length.",
     )
-    load_buffer_bytes: int = Field(
+    load_buffer_bytes: int = fixed(
         default=4 * 1024 * 1024,
         ge=4096,
         description="Buffer for weights that change their type or go to a GPU while they are read.",
@@ -148,10 +144,10 @@ class WorkerSettings(BaseModel):
     profiler_dir: str | None = Field(
         default=None, description="Where POST /stop_profile writes traces; none: no profiling."
     )
-    profiler_max_steps: int = Field(
+    profiler_max_steps: int = fixed(
         default=500, ge=1, description="Engine steps after which a profile ends by itself."
     )
-    profiler_max_s: float = Field(
+    profiler_max_s: float = fixed(
         default=60.0, gt=0, description="Time after which a profile ends by itself."
     )
     kv_watermark: float = Field(
@@ -166,38 +162,35 @@ class WorkerSettings(BaseModel):
     max_waiting_tokens: int = Field(
         default=1_048_576, ge=1, description="Prompt tokens that may wait; beyond: Refused."
     )
-    early_beat_share: float = Field(
+    early_beat_share: float = fixed(
         default=0.125,
         gt=0,
         description="Share of max_num_seqs whose streams must end before a heartbeat is early.",
     )
-    early_beat_interval_s: float = Field(
+    early_beat_interval_s: float = fixed(
         default=0.02, gt=0, description="Shortest time between two early heartbeats."
     )
-    max_step_failures: int = Field(
+    max_step_failures: int = fixed(
         default=3, ge=1, description="Steps that may fail in a row before the worker gives up."
     )
-    max_step_s: float = Field(
+    max_step_s: float = fixed(
         default=120.0, gt=0, description="A step that takes longer is stuck: the worker gives up."
     )
-    engine_check_s: float = Field(default=1.0, gt=0, description="How often that is looked at.")
-    max_unpublished_steps: int = Field(
+    engine_check_s: float = fixed(default=1.0, gt=0, description="How often that is looked at.")
+    max_unpublished_steps: int = fixed(
         default=256, ge=1, description="Finished steps that may wait for the bus side."
     )
-    publish_wait_s: float = Field(
+    publish_wait_s: float = fixed(
         default=30.0, gt=0, description="How long the engine waits for the bus side, then gives up."
     )
-    resend_streams: int = Field(
+    resend_streams: int = fixed(
         default=1024, ge=1, description="Ended streams whose output is kept for Resend."
     )
-    resend_window_s: float = Field(
+    resend_window_s: float = fixed(
         default=60.0, gt=0, description="How long the output of an ended stream is kept."
     )
-    media_wait_s: float = Field(
+    media_wait_s: float = fixed(
         default=10.0, gt=0, description="Deadline for fetching a request's media embeddings."
-    )
-    speech_cache_bytes: int = Field(
-        default=64 * 1024 * 1024, ge=0, description="Embeddings of speech that goes on."
     )
     structured_outputs_backend: GrammarBackend = Field(
         default="auto",
@@ -215,7 +208,7 @@ class WorkerSettings(BaseModel):
         "until then schedulers place streams with grammars on other workers with room. Off: with "
         "the first grammar, which then waits for seconds.",
     )
-    grammar_queue: int = Field(
+    grammar_queue: int = fixed(
         default=256,
         ge=1,
         description="Grammars that may wait for one; beyond, the tenant with the most is refused.",
@@ -223,37 +216,31 @@ class WorkerSettings(BaseModel):
     grammar_compile_s: float = Field(
         default=10.0, gt=0, description="Compiling one grammar with one library; then refused."
     )
-    grammar_memory_bytes: int = Field(
+    grammar_memory_bytes: int = fixed(
         default=1 << 30, ge=1 << 20, description="Memory that compiling one grammar may take."
     )
     grammar_max_bytes: int = Field(
         default=8 << 20, ge=1024, description="Largest compiled grammar."
     )
-    grammar_cache_bytes: int = Field(
+    grammar_cache_bytes: int = fixed(
         default=256 << 20, ge=0, description="Compiled grammars kept for later requests."
     )
-    grammar_failures: int = Field(
+    grammar_failures: int = fixed(
         default=1024, ge=1, description="Grammars that did not compile whose reason is remembered."
     )
-    grammar_retry_s: float = Field(
+    grammar_retry_s: float = fixed(
         default=60.0,
         gt=0,
         description="A grammar whose compilation took too long or died is not tried again for so "
         "long; one that is wrong never is while it is remembered.",
     )
-    grammar_shared_slots: int = Field(
+    grammar_shared_slots: int = fixed(
         default=256,
         ge=0,
         description="Compiled grammars of a model kept in Redis, so that a stream that moves finds "
         "its grammar compiled; 0: none.",
     )
-    grammar_shared_max_bytes: int = Field(
-        default=1 << 20, ge=1024, description="Largest of them, compressed."
-    )
-    grammar_shared_ttl_s: int = Field(
-        default=86_400, ge=1, description="How long one is kept there after it was compiled."
-    )
-    grammar_shared_wait_s: float = Field(
+    grammar_shared_wait_s: float = fixed(
         default=0.25,
         gt=0,
         description="Deadline of the lookup in Redis before it is compiled here.",
@@ -264,24 +251,21 @@ class WorkerSettings(BaseModel):
         description="CPU time of one step of one grammar; a stream whose grammar takes longer ends "
         "with an error.",
     )
-    gateway_check_s: float = Field(
+    gateway_check_s: float = fixed(
         default=0.5, gt=0, description="How often streams of vanished gateways are looked for."
     )
-    gateway_grace_s: float = Field(
+    gateway_grace_s: float = fixed(
         default=2.0, gt=0, description="How long a gateway may be unknown before its streams end."
     )
-    hand_over_s: float = Field(
+    hand_over_s: float = fixed(
         default=1.0,
         gt=0,
         description="Rest of the drain time in which streams still running move to other workers.",
     )
-    stop_wait_s: float = Field(
-        default=2.0, gt=0, description="How long a leaving worker waits for the step at hand."
-    )
-    trace_step_events: int = Field(
+    trace_step_events: int = fixed(
         default=128, ge=2, description="Decode steps kept as events of one span; then thinned out."
     )
-    trace_steps: int = Field(
+    trace_steps: int = fixed(
         default=16384, ge=16, description="Engine steps remembered for such events."
     )
     sim_num_blocks: int = Field(

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_LISTENING_GAP_S: Final = 0.5
+"""So much of a time without any heartbeat counts as silence: a process that could not read must
+not take all others for dead."""
+
 _FOLDERS: Final = re.compile(r"(?:/[^\s/:'\"]+)+/")
 _MAX_REASON_CHARS: Final = 512
 
@@ -126,7 +130,7 @@ class Mesh:
         self.metrics = metrics
         limits = settings.service
         view = MembershipView(limits.missed_beats, limits.max_members)
-        self.members = Members(view, limits.max_listening_gap_s)
+        self.members = Members(view, MAX_LISTENING_GAP_S)
         self.ready = asyncio.Event()
         """Set once the service is built and its heartbeats say so."""
         self.crashed = asyncio.Event()

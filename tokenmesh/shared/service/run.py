@@ -29,6 +29,9 @@ from tokenmesh.shared.telemetry import start_telemetry
 if TYPE_CHECKING:
     from tokenmesh.shared.config import Settings
 
+LAG_INTERVAL_S: Final = 0.02
+"""The event loop measures so often how late it is."""
+
 
 class ProcessControl(Actor):
     """Listens on the process's own control subject."""
@@ -156,7 +159,7 @@ async def _enter(
     """Connect everything; `stack` gets what closes it, in the order of leaving."""
     metrics = Metrics(settings.telemetry.metrics_prefix)
     metrics.watch_process()
-    stack.callback(LoopLag(metrics, settings.service.lag_interval_s).stop)
+    stack.callback(LoopLag(metrics, LAG_INTERVAL_S).stop)
     bus = await connect(
         settings.bus,
         instance_id,

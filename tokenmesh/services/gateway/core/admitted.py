@@ -20,6 +20,8 @@ from tokenmesh.services.gateway.core.tenancy.auth import OPEN_PATHS
 from tokenmesh.services.gateway.core.tenancy.reads import Reads
 from tokenmesh.shared.errors import TokenMeshError
 
+REQUESTS_PER_TURN: Final = 16
+"""Requests of a burst that are begun before the event loop looks around."""
 Exempt = Callable[[str, str], bool]
 """Whether a request of a method and path does not count against its tenant's limits."""
 _READING: Final = ("GET", "DELETE")
@@ -40,7 +42,7 @@ class AdmittedRoutes:
         self._is_exempt = is_exempt
         self._admission = core.tenancy.admission
         self._bodies = core.tenancy.bodies
-        self._limiter = StartLimiter(core.settings.requests_per_turn)
+        self._limiter = StartLimiter(REQUESTS_PER_TURN)
         self._reads = Reads(core.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -19,6 +19,9 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId
 
+MAX_REQUEST_ID_CHARS: Final = 128
+"""Length of an X-Request-Id or request_id."""
+
 _KEY: Final = "tokenmesh.context"
 
 ErrorWriter = Callable[[TokenMeshError, "RequestContext"], tuple[Any, int]]
@@ -124,6 +127,6 @@ def access_of(connection: HTTPConnection) -> Access:
 
 def check_request_id(text: str, field: str, limits: GatewaySettings) -> None:
     """Check that an id can be returned in a header. Raises InvalidInput that names the field."""
-    limit = limits.max_request_id_chars
+    limit = MAX_REQUEST_ID_CHARS
     if len(text) > limit or not (text.isascii() and text.isprintable() and text):
         raise InvalidInput(f"{field} must be 1 to {limit} printable ASCII characters", param=field)

@@ -18,6 +18,9 @@ from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge
 from tokenmesh.shared.fair_queue import FairSlots
 from tokenmesh.shared.ids import BlobKey
 
+MAX_URL_CHARS: Final = 8192
+"""Length of an http(s) URL."""
+
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PORT_BY_SCHEME: Final = {"http": 80, "https": 443}
 _LAST_PORT: Final = 65535
@@ -105,11 +108,8 @@ class Fetcher:
 
     def _checked(self, text: str, base: httpx.URL | None = None) -> httpx.URL:
         """The URL, relative to `base`. One parser reads it, so what is checked is what is used."""
-        if len(text) > self._limits.max_url_chars:
-            raise InvalidInput(
-                f"the URL is longer than {self._limits.max_url_chars} characters "
-                "(tokenizer.media.max_url_chars)"
-            )
+        if len(text) > MAX_URL_CHARS:
+            raise InvalidInput(f"the URL is longer than {MAX_URL_CHARS} characters")
         try:
             url = httpx.URL(text) if base is None else base.join(text)
             names = {url.host, url.raw_host.decode("ascii")}

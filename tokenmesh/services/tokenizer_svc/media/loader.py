@@ -42,6 +42,11 @@ from tokenmesh.shared.in_flight import InFlight
 from tokenmesh.shared.messages.media import AUDIO, VIDEO
 from tokenmesh.shared.telemetry.span import span
 
+MAX_UUID_CHARS: Final = 256
+"""Length of a client's media uuid."""
+URL_KEPT_S: Final = 10.0
+"""For how long a URL of a tenant is not fetched again."""
+
 _FEATURES: Final = "features:"
 _PREPARED: Final = "prepared:"
 _ALIAS: Final = "media-uuid:"
@@ -159,8 +164,8 @@ class MediaLoader:
         return item if is_there else None
 
     def _keep(self, source: _Source, item: StoredItem) -> None:
-        if source[2].startswith(("http:", "https:")) and self._limits.url_kept_s:
-            self._recent[source] = (monotonic_s() + self._limits.url_kept_s, item)
+        if source[2].startswith(("http:", "https:")) and URL_KEPT_S:
+            self._recent[source] = (monotonic_s() + URL_KEPT_S, item)
             self._recent.move_to_end(source)
             if len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
@@ -259,11 +264,9 @@ class MediaLoader:
         return stored
 
     def _alias(self, part: MediaPart, scope: str) -> BlobKey:
-        uuid, limit = part.uuid or "", self._limits.max_uuid_chars
+        uuid, limit = part.uuid or "", MAX_UUID_CHARS
         if len(uuid) > limit:
-            raise InvalidInput(
-                f"the uuid is longer than {limit} characters (tokenizer.media.max_uuid_chars)"
-            )
+            raise InvalidInput(f"the uuid is longer than {limit} characters")
         digest = hashlib.sha256(
             b"\0".join((scope.encode(), part.kind.encode(), uuid.encode()))
         ).hexdigest()

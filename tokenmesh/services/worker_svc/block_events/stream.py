@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence, Sized
 from functools import partial
-from typing import get_args
+from typing import Final, get_args
 
 from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.services.worker_svc.block_events.batches import Batches, ReplayBuffer
@@ -29,6 +29,9 @@ from tokenmesh.shared.messages.blocks import (
     BlocksRead,
 )
 from tokenmesh.shared.metrics import Metrics
+
+REPLAY_BYTES: Final = 64 * 1024 * 1024
+"""The same bound in bytes."""
 
 
 class BlockEventMeters:
@@ -100,7 +103,7 @@ class BlockEventStream:
         self._block_size = block_size
         self._settings = settings
         self._held = HeldBlocks(block_size, kv_code)
-        self._ring = ReplayBuffer(settings.replay_batches, settings.replay_bytes)
+        self._ring = ReplayBuffer(settings.replay_batches, REPLAY_BYTES)
         self._snapshots = Snapshots(settings, epoch, block_size)
         self._pending: list[BlockChange] = []
         self._has_news = asyncio.Event()

@@ -23,6 +23,11 @@ from tokenmesh.shared.ids import BlobKey
 
 logger = logging.getLogger(__name__)
 
+GRAMMAR_SHARED_MAX_BYTES: Final = 1 << 20
+"""Largest of them, compressed."""
+GRAMMAR_SHARED_TTL_S: Final = 86_400
+"""How long one is kept there after it was compiled."""
+
 _LIBRARIES: Final = ("xgrammar", "llguidance")
 _FORM: Final = "3"
 """Increase it when our part of compiling changes: entries in Redis outlive an upgrade."""
@@ -82,11 +87,11 @@ class SharedGrammars:
         """Store one, unless it is too large."""
         packed = await asyncio.to_thread(zlib.compress, data, _FAST)
         settings = self._settings
-        if not settings.grammar_shared_slots or len(packed) > settings.grammar_shared_max_bytes:
+        if not settings.grammar_shared_slots or len(packed) > GRAMMAR_SHARED_MAX_BYTES:
             return
         shared = SharedGrammar(self._name(key), backend, check_of(packed), packed)
         try:
-            ttl_s = settings.grammar_shared_ttl_s
+            ttl_s = GRAMMAR_SHARED_TTL_S
             await self._blobs.put(_encoder.encode(shared), self._slot(key), ttl_s)
         except TokenMeshError as error:
             logger.info("a compiled grammar is not shared: %s", error.message)

@@ -24,6 +24,9 @@ from tokenmesh.shared.redis import Part, Redis
 
 logger = logging.getLogger(__name__)
 
+MAX_RELEASES: Final = 16_384
+"""Reservations that may wait to be given back; beyond, their time ends them."""
+
 _RELEASES_PER_CALL: Final = 256
 _OVER: Final = -1
 
@@ -54,7 +57,7 @@ class IndexWriter:
         self._resident = IndexedBlocks(settings.max_changes)
         self._due: dict[str, int] = {}
         """By field: tokens that are left of a reservation; `_OVER`: it is to be given back."""
-        self._forgotten = ExpiredReservations(settings.reservation_s, settings.max_releases)
+        self._forgotten = ExpiredReservations(settings.reservation_s, MAX_RELEASES)
         self._looked_s = -math.inf
         self._has_news = asyncio.Event()
         self._has_news.set()
@@ -84,7 +87,7 @@ class IndexWriter:
                 self._owe(field, num_tokens)
 
     def _owe(self, field: str, num_tokens: int) -> None:
-        if field in self._due or len(self._due) < self._settings.max_releases:
+        if field in self._due or len(self._due) < MAX_RELEASES:
             self._due[field] = num_tokens
             self._has_news.set()
 

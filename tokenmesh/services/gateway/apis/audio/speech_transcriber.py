@@ -30,6 +30,9 @@ from tokenmesh.shared.messages.tokenize import IdsPrompt, Tokenized
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import pack_ids
 
+REALTIME_PART_S: Final = 0.48
+"""Least audio of the next part of speech that is transcribed while it goes on."""
+
 BYTES_PER_SAMPLE: Final = 2
 
 
@@ -165,7 +168,7 @@ class SpeechTranscriber(RecordingRun):
         """Wait for more of the clip, and have its features made."""
         speech = self.speech
         window = int(self.recording.task.facts.window_s * speech.rate)
-        step = int(self.settings.realtime_part_s * speech.rate)
+        step = int(REALTIME_PART_S * speech.rate)
         await speech.wait(clip.start + min(window, clip.num_samples + step))
         end = min(speech.num_samples, clip.start + window)
         clip.is_whole = end == clip.start + window or speech.is_over

@@ -37,6 +37,9 @@ from tokenmesh.shared.journal import StoreFull
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, TENANT, span
 
+RETRY_MAX_S: Final = 30.0
+"""Longest pause before a request is tried again."""
+
 _WAIT: Final = (429, 503)
 """The mesh is full or not there, or the tenant is over a limit: later it may succeed."""
 _AGAIN: Final = (499, 500, 504)
@@ -63,8 +66,8 @@ class LineRunner:
             if response.status not in (*_WAIT, *_AGAIN) or failures >= self.settings.attempts:
                 return response
             wanted_s = max(pause_s, response.retry_after_s or 0.0)
-            await asyncio.sleep(min(wanted_s, self.settings.retry_max_s))
-            pause_s = min(2 * pause_s, self.settings.retry_max_s)
+            await asyncio.sleep(min(wanted_s, RETRY_MAX_S))
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def _post(self, request: LineRequest, request_id: str) -> LocalResponse:
         def attach_context(scope: Scope) -> None:

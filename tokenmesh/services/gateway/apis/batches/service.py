@@ -37,6 +37,9 @@ from tokenmesh.shared.subjects import response_cancels
 
 logger = logging.getLogger(__name__)
 
+MAX_RUNNING_PER_TENANT: Final = 2
+"""Of these, of one tenant; others wait in their order."""
+
 _RETRY_AFTER_S: Final = 60.0
 _POLL_S: Final = 0.05
 _CANCEL_PREFIX: Final = b"batch_"
@@ -229,7 +232,7 @@ class BatchRunner(Background):
         settings, token = self.service.settings, token_of(batch_id)
         of_tenant = sum(token_of(each) == token for each in self._runs)
         is_full = len(self._runs) >= settings.max_running
-        return not (is_full or of_tenant >= settings.max_running_per_tenant)
+        return not (is_full or of_tenant >= MAX_RUNNING_PER_TENANT)
 
     async def _adopt(self, owner: GatewayId, batch_id: str) -> None:
         """Begin or continue a batch. Raises Conflict if another gateway does."""

@@ -17,6 +17,9 @@ from tokenmesh.shared.errors import (
     field_name,
 )
 
+INLINE_MEDIA_BYTES: Final = 16 * 1024
+"""Data URIs longer than this travel by reference instead of in the message."""
+
 BLOB_SCHEME: Final = "blob:"
 """Marks a reference to the blob store for the tokenizer; clients may not use it."""
 
@@ -50,7 +53,7 @@ async def move_inline_media(messages: Sequence[Any], uploads: Uploads, access: A
         if url.startswith(f"{ID_PREFIX}-"):
             await _lend(url, path, uploads, access)
         is_uri = url.startswith(_DATA_SCHEME)
-        if (is_uri or key == "data") and len(url) > settings.inline_media_bytes:
+        if (is_uri or key == "data") and len(url) > INLINE_MEDIA_BYTES:
             uri = url if is_uri else f"{_DATA_SCHEME};base64,{url}"
             data = await _decode(uri, path, settings.max_media_bytes)
             holder[key] = BLOB_SCHEME + await uploads.blobs.put(data, ttl_s=settings.media_ttl_s)

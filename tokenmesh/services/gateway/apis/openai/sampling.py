@@ -27,6 +27,11 @@ from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokenize import BAD_WORDS_CHARS
 
+MAX_BEAM_WIDTH: Final = 16
+"""Largest n with use_beam_search."""
+MAX_STOP_CHARS: Final = 256
+"""Length of one stop string."""
+
 _SEED_MASK: Final = (1 << SEED_BITS) - 1
 _SHOWN_CHARS: Final = 80
 
@@ -97,10 +102,9 @@ def _check_stops(body: SamplingFields, limits: GatewaySettings) -> None:
     for index, stop in enumerate(body.stops):
         if not stop:
             raise InvalidInput(f"stop[{index}] is empty", param="stop")
-        if len(stop) > limits.max_stop_chars:
+        if len(stop) > MAX_STOP_CHARS:
             raise InvalidInput(
-                f"stop[{index}] has {len(stop)} characters, at most {limits.max_stop_chars} "
-                "(gateway.max_stop_chars)",
+                f"stop[{index}] has {len(stop)} characters, at most {MAX_STOP_CHARS}",
                 param="stop",
             )
 
@@ -144,11 +148,9 @@ def beam_options(
     if body.stream:
         raise invalid("stream", "cannot be combined with use_beam_search")
     _check_goes_with_beams(body)
-    width, widest = body.n or 1, min(limits.max_beam_width, card.vocab_size)
+    width, widest = body.n or 1, min(MAX_BEAM_WIDTH, card.vocab_size)
     if width > widest:
-        raise invalid(
-            "n", f"is {width}, at most {widest} with use_beam_search (gateway.max_beam_width)"
-        )
+        raise invalid("n", f"is {width}, at most {widest} with use_beam_search")
     return BeamOptions(
         width=width,
         length_penalty=body.length_penalty,

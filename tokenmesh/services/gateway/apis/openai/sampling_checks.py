@@ -15,6 +15,13 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.messages.sampling import RepetitionRule
 
+MAX_STOP_TOKEN_IDS: Final = 1024
+"""stop_token_ids of a request."""
+MAX_LOGPROB_TOKEN_IDS: Final = 128
+"""Ids of logprob_token_ids."""
+MAX_REPETITION_PATTERN: Final = 256
+"""Largest max_pattern_size of repetition_detection."""
+
 _MAX_BIAS: Final = 100.0
 _MAX_KEYS: Final = 64
 """Wrong keys of logit_bias that an error names."""
@@ -43,13 +50,13 @@ class RepetitionDetection(Bounded, extra="forbid", strict=True):
 
 def read_repetition(given: RepetitionDetection, scope: SamplingScope) -> RepetitionRule | None:
     """The worker's rule; None when it is turned off. Raises InvalidInput."""
-    limit = scope.settings.max_repetition_pattern
+    limit = MAX_REPETITION_PATTERN
     if given.min_pattern_size > given.max_pattern_size:
         raise _wrong_rule("min_pattern_size", "is larger than max_pattern_size")
     if given.max_pattern_size == 0:
         return None
     if given.max_pattern_size > limit:
-        raise _wrong_rule("max_pattern_size", f"is over gateway.max_repetition_pattern = {limit}")
+        raise _wrong_rule("max_pattern_size", f"is over {limit}")
     if given.min_count < 2:
         raise _wrong_rule("min_count", f"is {given.min_count}, at least 2")
     return RepetitionRule(
@@ -101,22 +108,20 @@ def check_allowed_ids(ids: list[int], scope: SamplingScope) -> list[int]:
 
 def check_stop_ids(ids: list[int], scope: SamplingScope) -> list[int]:
     """Check `stop_token_ids`; they stay unchanged. Raises InvalidInput."""
-    name, limit = "stop_token_ids", scope.settings.max_stop_token_ids
+    name, limit = "stop_token_ids", MAX_STOP_TOKEN_IDS
     if len(ids) > limit:
-        raise invalid(name, f"holds {len(ids)} ids, at most {limit} (gateway.max_stop_token_ids)")
+        raise invalid(name, f"holds {len(ids)} ids, at most {limit}")
     check_vocabulary(name, ids, scope.vocab_size)
     return ids
 
 
 def check_named_ids(ids: list[int], scope: SamplingScope) -> list[int]:
     """Check `logprob_token_ids`; they stay unchanged. Raises InvalidInput."""
-    name, limit = "logprob_token_ids", scope.settings.max_logprob_token_ids
+    name, limit = "logprob_token_ids", MAX_LOGPROB_TOKEN_IDS
     if not scope.has_logprobs:
         raise invalid(name, "needs logprobs")
     if len(ids) > limit:
-        raise invalid(
-            name, f"holds {len(ids)} ids, at most {limit} (gateway.max_logprob_token_ids)"
-        )
+        raise invalid(name, f"holds {len(ids)} ids, at most {limit}")
     check_vocabulary(name, ids, scope.vocab_size)
     return ids
 

@@ -24,6 +24,12 @@ from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
 from tokenmesh.shared.json_schema import LARK, changed_schema
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
 
+MAX_TOOLS_BYTES: Final = 1024 * 1024
+"""Size of tools as JSON, all functions together."""
+MAX_FORCED_CALLS: Final = 32
+"""Calls of one answer with tool_choice required; without a bound a model that has nothing to call
+may go on until its context is full."""
+
 Mode = Literal["none", "auto", "required", "named"]
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
@@ -156,11 +162,10 @@ def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSc
             "tools", f"holds {len(tools)} functions, at most {limits.max_tools} (gateway.max_tools)"
         )
     num_bytes = len(msgspec.json.encode(tools)) if tools else 0
-    if num_bytes > limits.max_tools_bytes:
+    if num_bytes > MAX_TOOLS_BYTES:
         raise invalid(
             "tools",
-            f"is {num_bytes} bytes of JSON, at most {limits.max_tools_bytes} "
-            "(gateway.max_tools_bytes)",
+            f"is {num_bytes} bytes of JSON, at most {MAX_TOOLS_BYTES}",
         )
     schemas = [
         _read_function(tool["function"], ("tools", index, "function"))
@@ -211,7 +216,7 @@ def call_constraint(
     if tools.mode == "named":
         return named_call(tools.schemas[0])
     if tools.mode == "required":
-        max_calls = 1 if body.parallel_tool_calls is False else limits.max_forced_calls
+        max_calls = 1 if body.parallel_tool_calls is False else MAX_FORCED_CALLS
         return required_calls(tools.schemas, max_calls=max_calls)
     if tools.mode == "auto" and text.family.tools is None:
         context.warnings.append("tools: the model has no tool_call_parser, calls stay text")

@@ -41,6 +41,9 @@ from tokenmesh.shared.errors import InvalidInput, NotFound, Overloaded, PayloadT
 from tokenmesh.shared.ids import ResponseId
 from tokenmesh.shared.journal import StoreFull
 
+MAX_CHAIN_BYTES: Final = 8 * 1024 * 1024
+"""Size of all their items together."""
+
 _PREVIOUS: Final = "previous_response_id"
 
 
@@ -59,8 +62,8 @@ async def previous_items(logs: ResponseLogs, previous_id: str | None, access: Ac
         if ends.ended is None:
             raise invalid(_PREVIOUS, f"{previous_id!r} has not ended yet")
         num_bytes += len(ends.begun.body) + len(ends.ended.response)
-        if num_bytes > settings.max_chain_bytes:
-            raise _chain_too_long(f"{settings.max_chain_bytes} bytes (responses.max_chain_bytes)")
+        if num_bytes > MAX_CHAIN_BYTES:
+            raise _chain_too_long(f"{MAX_CHAIN_BYTES} bytes")
         body = ends.begun.request()
         response = msgspec.json.decode(ends.ended.response, type=Json)
         newest_first.append([*body.items, *response["output"]])

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from mcp.types import ContentBlock
     from mcp.types import Tool as McpTool
 
+MAX_MCP_CALLS_RUNNING: Final = 64
+"""Requests of one gateway to MCP servers at a time."""
+MAX_MCP_TOOLS: Final = 128
+"""Tools of one MCP server that a request may be offered."""
+
 _REFUSED: Final = ("connector_id", "authorization", "headers")
 _MAX_REASON_CHARS: Final = 300
 
@@ -98,7 +103,7 @@ class McpServers:
     def __init__(self, settings: ResponseSettings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._running = asyncio.Semaphore(settings.max_mcp_calls_running)
+        self._running = asyncio.Semaphore(MAX_MCP_CALLS_RUNNING)
 
     async def list_tools(self, server: RequestedServer) -> list[Json]:
         """The allowed tools, in OpenAI's shape. Raises Unavailable, PayloadTooLarge."""
@@ -110,13 +115,12 @@ class McpServers:
                     page = await client.list_tools(cursor=cursor)
                     tools.extend(_shape(each) for each in page.tools if server.allows(each.name))
                     cursor = page.next_cursor
-                    if cursor is None or len(tools) > self._settings.max_mcp_tools:
+                    if cursor is None or len(tools) > MAX_MCP_TOOLS:
                         break
-        if len(tools) > self._settings.max_mcp_tools:
-            limit = self._settings.max_mcp_tools
+        if len(tools) > MAX_MCP_TOOLS:
+            limit = MAX_MCP_TOOLS
             raise PayloadTooLarge(
-                f"MCP server {server.label} has more than {limit} tools "
-                "(responses.max_mcp_tools): choose with allowed_tools",
+                f"MCP server {server.label} has more than {limit} tools: choose with allowed_tools",
                 param=f"{server.place}.allowed_tools",
             )
         return tools

@@ -22,6 +22,10 @@ from tokenmesh.shared.redis import Redis
 
 logger = logging.getLogger(__name__)
 
+FILE_SWEEP_S: Final = 300.0
+"""How often a gateway looks for content of uploads that has no description; longer than
+body_timeout_s. Found twice, it is deleted."""
+
 _AT_A_TIME: Final = 256
 
 
@@ -52,7 +56,7 @@ class FileSweeper:
     async def run(self) -> None:
         """Look every `file_sweep_s`, until cancelled."""
         while True:
-            await asyncio.sleep(self.settings.file_sweep_s)
+            await asyncio.sleep(FILE_SWEEP_S)
             try:
                 await self.look()
             except TokenMeshError as error:

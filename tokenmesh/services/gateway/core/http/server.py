@@ -25,6 +25,9 @@ from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+REFUSAL_LOG_INTERVAL_S: Final = 60.0
+"""Refused connections of one kind are logged this often."""
+
 _SPARE_FILES: Final = 64
 """Open files for NATS, Redis, logs and libraries."""
 _MAX_FRAGMENTS: Final = 4096
@@ -102,7 +105,7 @@ class Server:
         self._settings = settings
         refusals = RateLimitedLog(
             logger,
-            settings.refusal_log_interval_s,
+            REFUSAL_LOG_INTERVAL_S,
             on_problem=lambda kind: metrics.counter("refused_connections", kind=kind).inc(),
         )
         self._certificate = (

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from math import inf
+from typing import Final
 
 from tokenmesh.services.gateway.core.mesh.launcher import Launcher
 from tokenmesh.services.gateway.core.mesh.liveness import LivenessTracker
@@ -30,6 +31,10 @@ from tokenmesh.shared.recent_most import RecentMost
 from tokenmesh.shared.subjects import worker_control
 
 logger = logging.getLogger(__name__)
+
+PING_AGAIN_S: Final = 0.015
+"""After so long without an answer a worker is pinged once more meanwhile: one that has died with
+the first ping unanswered is found at once."""
 
 _MAX_LAG = 20
 """Intervals of delay after which silence counts as this process's own fault."""
@@ -161,7 +166,7 @@ class StreamRecovery:
         asking = asyncio.create_task(
             repeated_request(
                 lambda: self._bus.request(worker_control(worker_id), Ping(), deadline_s=limit_s),
-                repeat_after_s=self._settings.ping_again_s,
+                repeat_after_s=PING_AGAIN_S,
             )
         )
         try:

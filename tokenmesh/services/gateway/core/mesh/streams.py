@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from typing import Final
 
 from tokenmesh.services.gateway.core.generation.delivery import Inbox
 from tokenmesh.services.gateway.core.generation.request import Prompt, PromptJob
@@ -28,6 +29,13 @@ from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.recent_most import RecentMost
 
 logger = logging.getLogger(__name__)
+
+MAX_CANCELS_KNOWN: Final = 4096
+"""Cancelled streams remembered, to cancel each only once."""
+MAX_STREAMS: Final = 16384
+"""Streams of one gateway at a time."""
+MAX_CANCEL_QUEUE: Final = 65536
+"""Cancel commands that wait to be sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +71,7 @@ class Streams:
         self, gateway: GatewayId, bus: Bus, settings: GatewaySettings, breaker: Breaker
     ) -> None:
         """`breaker` is notified of each stream that a worker completes or loses."""
-        self.cancels = Cancels(bus, gateway, settings.max_cancel_queue)
+        self.cancels = Cancels(bus, gateway, MAX_CANCEL_QUEUE)
         self._settings = settings
         self._breaker = breaker
         self._numbers = count(1)
@@ -95,7 +103,7 @@ class Streams:
 
     def new_session(self) -> Session:
         """Raises Overloaded at the limit of open streams."""
-        limit = self._settings.max_streams
+        limit = MAX_STREAMS
         if len(self._stream_by_number) >= limit:
             raise Overloaded(f"{limit} streams are already open here", retry_after_s=1)
         return Session(self._settings)
@@ -220,7 +228,7 @@ class Streams:
         self.cancels.put(worker_id, number, attempt)
         self._cancelled_s[worker_id, number] = now
         self._cancelled_s.move_to_end((worker_id, number))
-        if len(self._cancelled_s) > self._settings.max_cancels_known:
+        if len(self._cancelled_s) > MAX_CANCELS_KNOWN:
             self._cancelled_s.popitem(last=False)
 
 

@@ -31,6 +31,9 @@ from tokenmesh.shared.subjects import process_control
 
 logger = logging.getLogger(__name__)
 
+MAX_METRICS_BYTES: Final = 1024 * 1024
+"""Size of one such answer; a larger one is ignored."""
+
 
 @dataclass(slots=True)
 class MeshView:
@@ -214,4 +217,4 @@ class EngineMetrics:
         if not isinstance(answer, MetricsRead):
             return None
         num_bytes = sum(map(len, answer.lines.values()))
-        return answer.lines if num_bytes <= self.settings.max_metrics_bytes else None
+        return answer.lines if num_bytes <= MAX_METRICS_BYTES else None

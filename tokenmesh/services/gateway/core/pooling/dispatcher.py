@@ -45,6 +45,9 @@ from tokenmesh.shared.subjects import worker_generate
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import count_ids
 
+POOL_BATCHES: Final = 8
+"""Such batches of one request that run at a time."""
+
 _SMALLEST: Final = 8
 """A request is not divided into batches below this part of `pool_batch_tokens`."""
 _LONGEST_PAUSE_S: Final = 2.0
@@ -90,7 +93,7 @@ class PoolDispatcher:
         waiting = split(job, items, most, self.bus.max_message_bytes)
         running = {
             asyncio.create_task(self._compute(job, items, batch))
-            for batch in islice(waiting, self.settings.pool_batches)
+            for batch in islice(waiting, POOL_BATCHES)
         }
         done: set[asyncio.Task[tuple[PoolBatch, list[Pooled]]]] = set()
         try:

@@ -32,6 +32,9 @@ from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 from tokenmesh.shared.tokens import BYTES_PER_ID, count_ids
 
+INLINE_POOL_VALUES: Final = 16_384
+"""Numbers up to which an answer is written on the event loop."""
+
 
 def answer_budget(limits: GatewaySettings, metrics: Metrics) -> BodyBudget:
     """Of the numbers that a gateway holds at a time."""
@@ -272,7 +275,7 @@ class PoolingResponse(Response):
             # A traceback refers to this frame.
             failure = None
         num_values = sum(size for size, _ in body.parts)
-        is_large = num_values > self._services.settings.inline_pool_values
+        is_large = num_values > INLINE_POOL_VALUES
         if is_large or body.headers is not JSON_HEADERS:
             await sender.send_parts(list(body.headers), _written(body))
         else:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import count
+from typing import Final
 
 from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.services.gateway.core.generation.usage import Usage
@@ -42,6 +43,9 @@ from tokenmesh.shared.redis import Part, Redis
 
 logger = logging.getLogger(__name__)
 
+MAX_METRIC_TENANTS: Final = 256
+"""Tenants with metrics of their own."""
+
 
 class Admission:
     """The limits and the usage of all tenants at this gateway; `run` must be running."""
@@ -53,7 +57,7 @@ class Admission:
         self._gateway = gateway
         self._settings = settings
         self._metrics = metrics
-        self._tenant_metrics = TenantMetrics(metrics, settings.max_metric_tenants)
+        self._tenant_metrics = TenantMetrics(metrics, MAX_METRIC_TENANTS)
         self._local = LocalLimits()
         self._numbers = count(1)
         self._running: dict[str, Tenant] = {}

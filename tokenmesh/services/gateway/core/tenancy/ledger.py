@@ -30,6 +30,12 @@ from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
 from tokenmesh.shared.metrics import Metrics
 
+MAX_UNTOLD_LEASES: Final = 65536
+"""Ended requests of a tenant that wait for Redis at most."""
+COUNTED_RESPONSES_S: Final = 3600.0
+"""How long Redis knows which kept responses are counted: a dead gateway's response that is found
+later is counted again."""
+
 _OTHER: Final = "other"
 _HOUR_S: Final = 3600
 
@@ -214,7 +220,7 @@ class Ledger:
         batch = self._batch(tenant, month)
         batch.leases.extend(names)
         # Leases beyond the bound expire in Redis.
-        del batch.leases[: -self._settings.max_untold_leases]
+        del batch.leases[:-MAX_UNTOLD_LEASES]
         self._note(is_urgent=tenant.has_limits)
 
     def _note(self, *, is_urgent: bool) -> None:
@@ -273,7 +279,7 @@ class Ledger:
             number,
             settings.max_usage_models,
             settings.usage_kept_days * _DAY_S,
-            settings.counted_responses_s,
+            COUNTED_RESPONSES_S,
         )
         try:
             await self._scripts.settle(keys, list(arguments))
