@@ -14,8 +14,9 @@ LENGTHS = (37, 5, 18, 64, 1, 16, 29, 90)
 KINDS = ("llama", "qwen2_window", "qwen3", "olmo3", "ministral3", "exaone4", "granite")
 PROMOTED = ("gemma2", "gemma3_text", "qwen2_moe", "gpt_oss")
 """Read from module trees."""
-IN_BFLOAT16 = ("llama", "qwen2_window", *PROMOTED)
-"""Between them they run every kernel of the others."""
+IN_FLOAT32 = ("llama", "qwen2_window", "olmo3")
+IN_BFLOAT16 = ("gemma3_text", "gpt_oss")
+"""Between them they run every line and kernel of the others."""
 SAMPLING = SamplingParams(
     seed=3, max_tokens=20, temperature=0.8, ignore_eos=True, logprobs=5, prompt_logprobs=1
 )
@@ -31,7 +32,7 @@ def numbers_of(outcome: Outcome) -> list[object]:
     ("name", "dtype"),
     [
         *(
-            pytest.param(name, "float32", marks=pytest.mark.slow if name in PROMOTED else ())
+            pytest.param(name, "float32", marks=() if name in IN_FLOAT32 else pytest.mark.slow)
             for name in (*KINDS, *PROMOTED)
         ),
         *(

@@ -97,7 +97,7 @@ def tree_of(directory: Path, dtype: torch.dtype = torch.float32) -> HfModel:
     return model
 
 
-@pytest.mark.parametrize("name", EXPERTS)
+@some(EXPERTS, IN_TORCH)
 def test_families_with_experts_are_promoted(
     tiny: Tiny, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
