@@ -21,6 +21,7 @@ OWNERS = {
     "transformers": (
         "services/tokenizer_svc/",
         "engine/models/tree/",
+        "engine/local_tokenizer.py",
         "services/mm_encoder_svc/tower",
     ),
     "tokenizers": (

@@ -84,6 +84,7 @@ RULES: Final = {
         lambda node: _of_tokenizer(node, _DECODES),
         {
             "services/tokenizer_svc/encoding.py": "a number of ids",
+            "engine/local_tokenizer.py": "a stream of the caller's own process",
         },
     ),
     "re without a compiled pattern": Rule(

@@ -9,9 +9,9 @@ import transformers
 
 from tests.fakes.models import randomized
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.engine.grammar.backends import backends_of, make_backend
-from tokenmesh.engine.grammar.matcher import Backend, CannotCompile, Grammar
-from tokenmesh.engine.grammar.token_table import TokenTable, read_token_table
+from tokenmesh.engine.grammar.backends import make_backend
+from tokenmesh.engine.grammar.compile_here import LocalCompiler
+from tokenmesh.engine.grammar.matcher import Backend, Grammar
 from tokenmesh.shared.config.worker import GrammarBackend
 from tokenmesh.shared.messages.structured import Structured
 
@@ -44,21 +44,18 @@ class Grammars:
     """Compiles at once, with the library of that name, or `auto` as a worker does."""
 
     def __init__(self, directory: Path) -> None:
-        file = directory / "tokenizer.json"
-        self.tokens: TokenTable = read_token_table(file, VOCAB, frozenset({EOS}))
+        self._compiler = LocalCompiler(directory / "tokenizer.json", VOCAB, frozenset({EOS}))
+        self.tokens = self._compiler.tokens
         self._backends: dict[str, Backend] = {}
 
     def compile(self, structured: Structured, setting: GrammarBackend = "auto") -> Grammar:
         """Raises CannotCompile when no backend can."""
-        for name in backends_of(setting) if setting == "auto" else (setting,):
-            if name not in self._backends:
-                self._backends[name] = make_backend(name, self.tokens)
-            backend = self._backends[name]
-            try:
-                return backend.load(backend.compile(structured))
-            except CannotCompile as error:
-                reason = error
-        raise reason
+        if setting == "auto":
+            return self._compiler.compile(structured)
+        if setting not in self._backends:
+            self._backends[setting] = make_backend(setting, self.tokens)
+        backend = self._backends[setting]
+        return backend.load(backend.compile(structured))
 
     def text(self, ids: list[int]) -> str:
         """Return the text of ids, without specials."""

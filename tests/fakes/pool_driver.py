@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.fakes.engine_driver import MAX_STEPS
 from tests.fakes.poolers import ENCODERS, make_pooler, write_modules
 from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.run_to_end import run_to_end
 from tokenmesh.engine.exec.build import build
 from tokenmesh.engine.exec.loaded_model import LoadedPooler
 from tokenmesh.engine.request.request import Request
@@ -117,16 +117,7 @@ class PoolDriver:
 
     def end(self, requests: Sequence[Request]) -> list[Ending]:
         """Run requests to their ends."""
-        for request in requests:
-            self.engine.add(request)
-        endings: dict[StreamKey, Ending] = {}
-        for _ in range(MAX_STEPS):
-            if not self.engine.has_work:
-                break
-            self.engine.step()
-            endings |= {e.request.key: e.ending for e in self.engine.take_output().ended}
-        endings |= {e.request.key: e.ending for e in self.engine.take_output().ended}
-        return [endings[each.key] for each in requests]
+        return [each.ending for each in run_to_end(self.engine, requests)]
 
 
 def numbers_of(request: Request) -> Numbers:
