@@ -15,14 +15,13 @@ from typing import Final, TextIO
 
 from tokenmesh.shared.config.mesh import TelemetrySettings
 from tokenmesh.shared.ids import InstanceId, RequestId
+from tokenmesh.shared.log_fields import PROGRESS
 from tokenmesh.shared.telemetry.span import current_trace_id
 
 _request_id: Final[ContextVar[RequestId | None]] = ContextVar("request_id", default=None)
 
 _CHATTY: Final = ("asyncio", "httpcore", "httpx", "nats", "opentelemetry", "urllib3", "uvicorn")
 """Libraries whose `info` records are of no interest here."""
-PROGRESS: Final = "progress"
-"""`extra={PROGRESS: share}` on a record: how much of something long is done, 0 to 1."""
 _SHOWN_ID_CHARS: Final = 8
 
 

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from tokenmesh.cli.embedded.supervisor import Death
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.logs import PROGRESS, printable
+from tokenmesh.shared.log_fields import PROGRESS
+from tokenmesh.shared.logs import printable
 
 _SEVERITY: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 WARNING: Final = 30

@@ -27,7 +27,7 @@ from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.logs import PROGRESS
+from tokenmesh.shared.log_fields import PROGRESS
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from tokenmesh.engine.device_memory import DeviceMemory
 from tokenmesh.engine.exec.cuda.device import Device, Graph
 from tokenmesh.engine.exec.cuda.forward import KINDS, DecodeSteps, Kind
 from tokenmesh.shared.clock import monotonic_s, perf_s
-from tokenmesh.shared.logs import PROGRESS
+from tokenmesh.shared.log_fields import PROGRESS
 
 logger = logging.getLogger(__name__)
 
