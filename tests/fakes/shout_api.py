@@ -89,7 +89,7 @@ def say_endpoint(core: Core) -> Endpoint:
         }
         chat = validate_chat(fields, _NAMES)
         generation = await build_chat(builder, chat, context)
-        return core.respond(generation, ShoutWriter(context.answer_id))
+        return core.generation.respond(generation, ShoutWriter(context.answer_id))
 
     return say
 

@@ -13,8 +13,9 @@ from tokenmesh.services import gateway
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 
 ROOT = str(Path(str(gateway.__file__)).parent)
-MAX_FILES = 54
-MAX_FUNCTIONS = 320
+MAX_FILES = 42
+MAX_FUNCTIONS = 290
+MAX_CALLS = 1_000
 NOT_A_FUNCTION = ("<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
 
 
@@ -28,6 +29,10 @@ class Calls:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(ROOT):
             self.by_code[code] += 1
+
+    @property
+    def total(self) -> int:
+        return self.by_code.total()
 
     @property
     def functions(self) -> list[str]:
@@ -51,6 +56,16 @@ async def chat(client: httpx.AsyncClient, mesh: BackEnd) -> None:
     assert lines[-1] == "data: [DONE]"
 
 
+async def traced(client: httpx.AsyncClient, mesh: BackEnd) -> Calls:
+    calls = Calls()
+    sys.setprofile(calls)
+    try:
+        await chat(client, mesh)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
 async def test_a_plain_streamed_chat_passes_through_few_files(
     bus_settings: BusSettings,
     redis_settings: RedisSettings,
@@ -62,15 +77,13 @@ async def test_a_plain_streamed_chat_passes_through_few_files(
         httpx.AsyncClient(base_url=mesh.url, timeout=10) as client,
     ):
         await chat(client, mesh)
-        calls = Calls()
-        sys.setprofile(calls)
-        try:
-            await chat(client, mesh)
-        finally:
-            sys.setprofile(None)
+        # Heartbeats and usage of earlier chats come in between: the shortest of a few is the path.
+        runs = [await traced(client, mesh) for _ in range(4)]
+    calls = min(runs, key=lambda each: (len(each.files), each.total))
     files, functions = calls.files, calls.functions
     with capsys.disabled():
-        counts = f"{len(files)} files, {len(functions)} functions, {calls.by_code.total()} calls"
+        counts = f"{len(files)} files, {len(functions)} functions, {calls.total} calls"
         sys.stdout.write(f"\na streamed chat: {counts} of the gateway\n")
     assert len(files) <= MAX_FILES, files
     assert len(functions) <= MAX_FUNCTIONS, functions
+    assert calls.total <= MAX_CALLS

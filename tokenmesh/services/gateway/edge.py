@@ -4,12 +4,13 @@ It adds one function call per chunk of a response.
 """
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.core.api_table import ApiTable
+from tokenmesh.services.gateway.core.api_table import OTHER_KIND, ApiTable
 from tokenmesh.services.gateway.core.context import RequestContext, attach, check_request_id
 from tokenmesh.services.gateway.core.errors import crash_response, error_response
 from tokenmesh.services.gateway.core.http.middleware import check_page
@@ -54,18 +55,36 @@ class Edge:
             # Its traceback refers to this frame, which would keep the body in memory.
             context, refusal = self._new_context(scope, headers), error.with_traceback(None)
         attach(scope, context)
-        if scope["method"] != "POST":
-            # Spans of scrapes, probes and listings would displace those of generation.
-            await self._answer(scope, receive, send, context, refusal)
-            return
-        attributes = {"http.request.method": "POST", "url.path": scope["path"]}
-        parent = headers.get(b"traceparent", b"").decode("latin-1") or None
-        with span("http", attributes, parent=parent) as current:
-            await self._answer(scope, receive, send, context, refusal)
-            self._set_attributes(current, context)
-            if refusal is None:
-                # A refused request belongs to no tenant, not even to the default one.
-                current.set_attribute(TENANT, context.access.tenant.name)
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                message["headers"] = [*message["headers"], *_headers(context)]
+            else:
+                context.response_bytes += len(message.get("body", b""))
+            await send(message)
+
+        with _span_of(scope, headers) as current:
+            self.requests.begin(context)
+            try:
+                if refusal is not None:
+                    await error_response(refusal, scope)(scope, receive, send_on)
+                else:
+                    await self.app(scope, receive, send_on)
+            except Exception:
+                # A bug: the server logs the traceback.
+                if not context.status:
+                    await crash_response(scope)(scope, receive, send)
+                raise
+            except asyncio.CancelledError:
+                # Only the stopping server cancels a request. It closes the connection of a response
+                # that has begun, and would log a traceback for its own cancellation.
+                if not context.status:
+                    await error_response(draining(), scope)(scope, receive, send_on)
+            finally:
+                self._count(scope, context)
+            if current is not None:
+                self._set_attributes(current, context, is_refused=refusal is not None)
 
     async def _upgrade(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a websocket's handshake; refuse it with an HTTP status."""
@@ -100,7 +119,7 @@ class Edge:
 
     def _new_context(self, scope: Scope, headers: dict[bytes, bytes]) -> RequestContext:
         path = scope["path"]
-        kind = self.apis.kind(path).id_prefix
+        kind = self.apis.kinds.get(path, OTHER_KIND).id_prefix
         return RequestContext(
             new_request_id(kind),
             False,
@@ -112,41 +131,6 @@ class Edge:
             headers=headers,
         )
 
-    async def _answer(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        context: RequestContext,
-        refusal: TokenMeshError | None,
-    ) -> None:
-        async def send_on(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                context.status = message["status"]
-                message["headers"] = [*message["headers"], *_headers(context)]
-            else:
-                context.response_bytes += len(message.get("body", b""))
-            await send(message)
-
-        self.requests.begin(context)
-        try:
-            if refusal is not None:
-                await error_response(refusal, scope)(scope, receive, send_on)
-            else:
-                await self.app(scope, receive, send_on)
-        except Exception:
-            # A bug: the server logs the traceback.
-            if not context.status:
-                await crash_response(scope)(scope, receive, send)
-            raise
-        except asyncio.CancelledError:
-            # Only the stopping server cancels a request. It closes the connection of a response
-            # that has begun, and would log a traceback for its own cancellation.
-            if not context.status:
-                await error_response(draining(), scope)(scope, receive, send_on)
-        finally:
-            self._count(scope, context)
-
     def _count(self, scope: Scope, context: RequestContext) -> None:
         if context.has_client_left:
             context.status = _CLIENT_CLOSED_REQUEST
@@ -154,14 +138,17 @@ class Edge:
         context.route = getattr(scope.get("route"), "path", context.route)
         self.requests.end(context)
 
-    def _set_attributes(self, current: Span, context: RequestContext) -> None:
+    def _set_attributes(self, current: Span, context: RequestContext, *, is_refused: bool) -> None:
+        if not is_refused:
+            # A refused request belongs to no tenant, not even to the default one.
+            current.set_attribute(TENANT, context.access.tenant.name)
         current.set_attribute(REQUEST_ID, context.request_id)
         current.set_attribute("http.response.status_code", context.status)
         if context.model is not None:
             current.set_attribute("tokenmesh.model", context.model)
         if context.asked_model not in (None, context.model):
             current.set_attribute("tokenmesh.asked_model", str(context.asked_model))
-        operation = self.apis.kind(context.path).operation
+        operation = self.apis.kinds.get(context.path, OTHER_KIND).operation
         if operation is not None and context.model is not None:
             current.set_attribute("gen_ai.operation.name", operation)
             current.set_attribute("gen_ai.provider.name", "tokenmesh")
@@ -177,6 +164,15 @@ class Edge:
             current.set_attribute("session.id", context.session_id)
         if context.has_client_left:
             current.add_event("client left")
+
+
+def _span_of(scope: Scope, headers: dict[bytes, bytes]) -> AbstractContextManager[Span | None]:
+    """Spans of scrapes, probes and listings would displace those of generation."""
+    if scope["method"] != "POST":
+        return nullcontext()
+    attributes = {"http.request.method": "POST", "url.path": scope["path"]}
+    parent = headers.get(b"traceparent", b"").decode("latin-1") or None
+    return span("http", attributes, parent=parent)
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:

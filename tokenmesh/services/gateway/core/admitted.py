@@ -10,11 +10,11 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmesh.services.gateway.core.context import RequestContext, context_of
+from tokenmesh.services.gateway.core.context import context_of
 from tokenmesh.services.gateway.core.errors import error_response, log_error
 from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.body_budget import Body
-from tokenmesh.services.gateway.core.http.endpoint import Endpoint
+from tokenmesh.services.gateway.core.http.endpoint import Post
 from tokenmesh.services.gateway.core.http.event_loop import StartLimiter
 from tokenmesh.services.gateway.core.tenancy.auth import OPEN_PATHS
 from tokenmesh.services.gateway.core.tenancy.reads import Reads
@@ -46,14 +46,11 @@ class AdmittedRoutes:
         self._reads = Reads(core.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or (
-            scope["type"] == "http"
-            # OPTIONS is answered without a route.
-            and (scope["method"] == "OPTIONS" or self._is_exempt(scope["method"], scope["path"]))
-        ):
+        post = self._posts.get(scope["path"])
+        if scope["type"] != "websocket" and self._is_read(scope, post):
             await self._read(scope, receive, send)
             return
-        context, post = context_of(scope), self._posts.get(scope["path"])
+        context = context_of(scope)
         if post is not None:
             # Metrics name the path also where the request is refused.
             context.route = scope["path"]
@@ -72,11 +69,28 @@ class AdmittedRoutes:
             context.body = Body(self._bodies, context.access.tenant.name, length, receive)
             if post is None or scope["method"] != "POST":
                 await self._app(scope, context.body.receive, send)
-            else:
-                await self._call(post.endpoint, scope, context, context.body.receive, send)
+                return
+            await self._limiter.enter()
+            response = await post.endpoint(Request(scope, context.body.receive))
+            await response(scope, context.body.receive, send)
+        except TokenMeshError as error:
+            # Other routes answer theirs themselves.
+            if post is None or context.status:
+                raise
+            log_error(error)
+            await error_response(error, scope)(scope, receive, send)
         finally:
             context.release()
             context.hand_on()
+
+    def _is_read(self, scope: Scope, post: Post | None) -> bool:
+        """Whether it is exempt; OPTIONS is answered without a route."""
+        if scope["type"] != "http":
+            return True
+        method = scope["method"]
+        if post is not None and method == "POST":
+            return False
+        return method == "OPTIONS" or self._is_exempt(method, scope["path"])
 
     async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that counts against no other limit."""
@@ -104,21 +118,3 @@ class AdmittedRoutes:
             await self._app(scope, receive, send_on)
         finally:
             self._reads.release(place)
-
-    async def _call(
-        self,
-        endpoint: Endpoint,
-        scope: Scope,
-        context: RequestContext,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        await self._limiter.enter()
-        try:
-            response = await endpoint(Request(scope, receive))
-            await response(scope, receive, send)
-        except TokenMeshError as error:
-            if context.status:
-                raise
-            log_error(error)
-            await error_response(error, scope)(scope, receive, send)

@@ -9,7 +9,7 @@ from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.services.gateway.core.http.errors import write_error
 from tokenmesh.shared.errors import TokenMeshError
 
-_OTHER: Final = AnswerKind("req")
+OTHER_KIND: Final = AnswerKind("req")
 
 
 class ApiTable:
@@ -17,19 +17,16 @@ class ApiTable:
 
     def __init__(self, apis: Sequence[Api]) -> None:
         self.apis = apis
-        self._kinds: dict[str, AnswerKind] = {}
+        self.kinds: dict[str, AnswerKind] = {}
+        """What a path is answered with; others are of `OTHER_KIND`."""
         for api in apis:
             for path, kind in api.answer_kinds.items():
-                assert path not in self._kinds, path
-                self._kinds[path] = kind
+                assert path not in self.kinds, path
+                self.kinds[path] = kind
         self._exempt = {
             method: _any_of([path for api in apis for path in api.exempt.get(method, ())])
             for method in {method for api in apis for method in api.exempt}
         }
-
-    def kind(self, path: str) -> AnswerKind:
-        """What a path is answered with."""
-        return self._kinds.get(path, _OTHER)
 
     def hint(self, path: str) -> str | None:
         """What to do instead of calling a path that is not served."""

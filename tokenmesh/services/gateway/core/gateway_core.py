@@ -8,18 +8,14 @@ from tokenmesh.services.gateway.core.files.contents import JOURNAL
 from tokenmesh.services.gateway.core.files.sweeper import FileSweeper
 from tokenmesh.services.gateway.core.files.uploads import Uploads
 from tokenmesh.services.gateway.core.generation.answer import (
-    BodyWriter,
-    GenerationResponse,
     GenerationServices,
 )
-from tokenmesh.services.gateway.core.generation.request import GenerationRequest
 from tokenmesh.services.gateway.core.generation.usage import Meters
 from tokenmesh.services.gateway.core.http.endpoint import Post
-from tokenmesh.services.gateway.core.http.response_sender import EVENTS_HEADERS
 from tokenmesh.services.gateway.core.mesh.client import MeshClient
 from tokenmesh.services.gateway.core.operations.adapters import Adapters
 from tokenmesh.services.gateway.core.operations.commands import AdapterCommands
-from tokenmesh.services.gateway.core.operations.mesh_view import LOAD_FORMAT, Headers, load_header
+from tokenmesh.services.gateway.core.operations.mesh_view import Headers, load_header
 from tokenmesh.services.gateway.core.operations.open_requests import OpenRequests
 from tokenmesh.services.gateway.core.pooling.dispatcher import PoolDispatcher
 from tokenmesh.services.gateway.core.pooling.job import PoolJob
@@ -87,7 +83,7 @@ class Core:
             self.tenancy.admission,
             limits,
             Meters(metrics),
-            self._load_headers,
+            self._read_load,
             SeedSource(limits.seed),
         )
         self.pooling = self._make_pooling(blobs)
@@ -121,17 +117,8 @@ class Core:
             generation=self.generation,
         )
 
-    def _load_headers(self, context: RequestContext, model: ModelName) -> Headers:
-        """Further headers of a response, from the load of a model's workers."""
-        if LOAD_FORMAT not in context.headers:
-            return []
+    def _read_load(self, context: RequestContext, model: ModelName) -> Headers:
         return load_header(context, self.members.workers(model))
-
-    def respond(
-        self, request: GenerationRequest, writer: BodyWriter, headers: Headers = EVENTS_HEADERS
-    ) -> GenerationResponse:
-        """The HTTP response that runs the request; `headers` are those of a stream."""
-        return GenerationResponse(request, writer, self.generation, headers)
 
     def pool(self, job: PoolJob, compute: Compute) -> PoolingResponse:
         """The HTTP response that computes numbers."""

@@ -48,7 +48,7 @@ def messages_endpoint(core: Core, builder: RequestBuilder) -> Endpoint:
         generation = replace(generation, jobs=jobs)
         writer = MessagesWriter(generation, translation.fields, shows_thinking=not is_omitted)
         context.rename_error = translation.fields.rename
-        return core.respond(generation, writer)
+        return core.generation.respond(generation, writer)
 
     return create_message
 

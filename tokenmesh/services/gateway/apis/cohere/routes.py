@@ -39,7 +39,7 @@ def cohere_endpoint(core: Core, builder: RequestBuilder) -> Endpoint:
         context.rename_error = translation.fields.rename
         is_reasoning_model = core.settings.cohere_is_reasoning_model
         writer = CohereWriter(generation, translation.fields, is_reasoning_model=is_reasoning_model)
-        return core.respond(generation, writer)
+        return core.generation.respond(generation, writer)
 
     return cohere_chat
 

@@ -85,7 +85,7 @@ class _OllamaRoutes:
             translation = translate_chat(body, context.warnings)
             generation = await self._build(translation, context, body)
         writer = OllamaWriter(given, context.started_s, is_chat=True)
-        return self._core.respond(generation, writer, LINES_HEADERS)
+        return self._core.generation.respond(generation, writer, LINES_HEADERS)
 
     async def create_ollama_answer(self, request: Request) -> Response:
         """Answer a prompt in Ollama's shapes, whole or as lines of JSON."""
@@ -103,7 +103,7 @@ class _OllamaRoutes:
                 translation = translate_generate(body, context.warnings)
                 generation = await self._build(translation, context, body)
         writer = OllamaWriter(given, context.started_s, is_chat=False, is_raw=bool(body.raw))
-        return self._core.respond(generation, writer, LINES_HEADERS)
+        return self._core.generation.respond(generation, writer, LINES_HEADERS)
 
     async def create_ollama_embeddings(self, request: Request) -> Response:
         """Embed texts in Ollama's shapes."""

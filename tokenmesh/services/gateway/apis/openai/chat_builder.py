@@ -21,6 +21,7 @@ from tokenmesh.services.gateway.apis.openai.request_builder import (
     text_options,
 )
 from tokenmesh.services.gateway.apis.openai.tools import (
+    NO_TOOLS,
     ToolUse,
     add_calls,
     call_constraint,
@@ -50,8 +51,10 @@ async def build_chat(
     """Raises InvalidInput and other errors of the request."""
     settings, given = builder.settings, body.max_completion_tokens
     max_tokens = body.max_tokens if given is None else given
-    tools = read_tools(body, settings)
-    _clear_formats(body, tools, context)
+    tools = NO_TOOLS
+    if body.tools or body.tool_choice is not None:
+        tools = read_tools(body, settings)
+        _clear_formats(body, tools, context)
     card, text = await builder.begin(body, context, max_tokens)
     if body.top_logprobs and not body.logprobs:
         raise InvalidInput("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -65,7 +68,10 @@ async def build_chat(
     structured = sampling.structured
     is_long = len(tools.schemas) > _FEW_TOOLS or context.has_large_body
     if structured is None:
-        structured = await off_loop(is_long, call_constraint, body, tools, text, context, settings)
+        if tools is not NO_TOOLS:
+            structured = await off_loop(
+                is_long, call_constraint, body, tools, text, context, settings
+            )
     elif tools.mode == "auto":
         structured = await off_loop(is_long, add_calls, structured, tools, text, context)
     sampling = msgspec.structs.replace(sampling, structured=structured)
@@ -95,7 +101,7 @@ async def rebuild_chat(
 ) -> GenerationRequest:
     """`first` with another conversation, without tools. Raises as `build_chat`."""
     (job,) = first.jobs
-    prompt = await _prompt(builder, body, ToolUse(), job.card, context.access)
+    prompt = await _prompt(builder, body, NO_TOOLS, job.card, context.access)
     sampling = job.sampling
     if body.seed is None:
         sampling = msgspec.structs.replace(sampling, seed=builder.draw_seed())
@@ -114,10 +120,11 @@ async def chat_prompt(
 async def _prompt(
     builder: RequestBuilder, body: ChatRequest, tools: ToolUse, card: ModelCard, access: Access
 ) -> ChatPrompt:
-    await move_inline_media(body.messages, builder.uploads, access)
-    if tensors := embeds_parts(body.messages):
-        _check_tensors(body)
-        await move_tensors(tensors, card, builder.blobs, builder.settings)
+    if any(isinstance(message.get("content"), list) for message in body.messages):
+        await move_inline_media(body.messages, builder.uploads, access)
+        if tensors := embeds_parts(body.messages):
+            _check_tensors(body)
+            await move_tensors(tensors, card, builder.blobs, builder.settings)
     return ChatPrompt(
         messages_json=msgspec.json.encode(body.messages),
         tools_json=_json_or_none(tools.shown or None),
@@ -159,7 +166,7 @@ def _clear_formats(body: ChatRequest, tools: ToolUse, context: RequestContext) -
 
 def family_of(own: FormatFamily, tools: ToolUse) -> FormatFamily:
     """How the answer is written: in the model's own format, unless a call is forced."""
-    if not tools.is_forced:
+    if tools.mode == "none" or not tools.is_forced:
         return own if tools.schemas else FormatFamily(own.reasoning)
     make_ids = None if own.tools is None else own.tools.make_ids
 

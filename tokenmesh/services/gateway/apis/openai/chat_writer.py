@@ -196,7 +196,8 @@ class ChatWriter:
         return stream.begin(request.num_choices, request.role, request.echo, prompt)
 
     def write(self, delivery: Delivery, pieces: list[OutputChunk]) -> bytes:
-        return self._chat_stream(delivery).write(self._with_reasons(pieces))
+        stream = self._stream or self._chat_stream(delivery)
+        return stream.write(self._with_reasons(pieces) if self._request.names_tool else pieces)
 
     def end(self, delivery: Delivery) -> bytes:
         return self._chat_stream(delivery).end(delivery.usage()) + sse.DONE

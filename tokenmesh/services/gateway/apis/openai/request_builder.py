@@ -65,10 +65,11 @@ class RequestBuilder:
         if body.request_id is not None and not context.is_own_id:
             check_request_id(body.request_id, "request_id", self.settings)
             context.request_id = RequestId(body.request_id)
-        refuse_former_fields(body.model_extra, type(body).model_fields)
-        if body.unknown_fields:
-            names = ", ".join(name[:64] for name in body.unknown_fields[:16])
-            context.warnings.append(f"unknown fields ignored: {names}")
+        if body.model_extra:
+            refuse_former_fields(body.model_extra, type(body).model_fields)
+            if body.unknown_fields:
+                names = ", ".join(name[:64] for name in body.unknown_fields[:16])
+                context.warnings.append(f"unknown fields ignored: {names}")
         if body.return_token_offsets:
             context.warnings.append("return_token_offsets ignored: only render routes have them")
         check_fields(body, max_tokens, self.settings)
@@ -205,7 +206,7 @@ def text_options(
 ) -> TextOptions:
     """How the text is made. `shows_special`: with special tokens in any case, for a parser."""
     return TextOptions(
-        stops=StopStrings(body.stops) if body.stops else None,
+        stops=StopStrings(body.stops) if body.stop else None,
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens and not shows_special,
         spaces_between_special_tokens=body.spaces_between_special_tokens,

@@ -41,13 +41,15 @@ COMPLETIONS: Final = "/v1/completions"
 
 
 def chat_endpoint(core: Core, builder: RequestBuilder) -> Endpoint:
+    settings = core.settings
+
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation, whole or as a stream of chunks."""
         context = context_of(request.scope)
         with span("validate"):
-            body = await read_json(request, ChatRequest, core.settings)
+            body = await read_json(request, ChatRequest, settings)
             generation = await build_chat(builder, body, context)
-        return core.respond(generation, ChatWriter(generation))
+        return core.generation.respond(generation, ChatWriter(generation))
 
     return create_chat_completion
 
@@ -60,7 +62,7 @@ def completion_endpoint(core: Core, builder: RequestBuilder) -> Endpoint:
             body = await read_json(request, CompletionRequest, core.settings)
             generation = await build_completion(builder, body, context)
         writer = CompletionWriter(generation)
-        return core.respond(generation, writer)
+        return core.generation.respond(generation, writer)
 
     return create_completion
 
@@ -131,6 +133,6 @@ def chat_batch_endpoint(core: Core, builder: RequestBuilder) -> Endpoint:
             body = await read_json(request, BatchChatRequest, core.settings)
             requests = await build_batch(builder, body, context)
         writer = BatchWriter(requests)
-        return core.respond(joined(requests), writer)
+        return core.generation.respond(joined(requests), writer)
 
     return create_chat_completion_batch

@@ -3,7 +3,7 @@
 Every refusal names its field. What depends on the prompt's length is checked after tokenizing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -51,6 +51,7 @@ def to_sampling(
     The pipeline fills in `max_tokens`, which is 1 here, and `bad_words_ids`. `structured` is not
     checked, since that may take long.
     """
+    is_constrained = body.response_format is not None or body.structured_outputs is not None
     values: dict[str, Any] = {}
     for name, field in SAMPLED.items():
         value = getattr(body, name)
@@ -61,9 +62,17 @@ def to_sampling(
     return SamplingParams(
         seed=(seed if body.seed is None else body.seed) & _SEED_MASK,
         max_tokens=1,
-        logprobs=count_logprobs(logprobs_field, logprobs, scope),
-        prompt_logprobs=count_logprobs("prompt_logprobs", prompt_logprobs, scope),
-        structured=read_structured(body.response_format, body.structured_outputs),
+        logprobs=None if logprobs is None else count_logprobs(logprobs_field, logprobs, scope),
+        prompt_logprobs=(
+            None
+            if prompt_logprobs is None
+            else count_logprobs("prompt_logprobs", prompt_logprobs, scope)
+        ),
+        structured=(
+            read_structured(body.response_format, body.structured_outputs)
+            if is_constrained
+            else None
+        ),
         **values,
     )
 
@@ -83,7 +92,8 @@ def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
         raise invalid(
             "truncate_prompt_tokens", "is 0; it must be at least 1, or -1 for as many tokens as fit"
         )
-    _check_stops(body, limits)
+    if body.stop is not None:
+        _check_stops(body.stops, limits)
     for index, word in enumerate(body.bad_words or ()):
         if not word:
             raise InvalidInput(f"bad_words[{index}] is empty", param="bad_words")
@@ -92,14 +102,14 @@ def check_fields(body: SamplingFields, max_tokens: int | None, limits: GatewaySe
         raise invalid("bad_words", f"holds {num_chars} characters, at most {BAD_WORDS_CHARS}")
 
 
-def _check_stops(body: SamplingFields, limits: GatewaySettings) -> None:
-    if len(body.stops) > limits.max_stop_strings:
+def _check_stops(stops: Sequence[str], limits: GatewaySettings) -> None:
+    if len(stops) > limits.max_stop_strings:
         raise invalid(
             "stop",
-            f"holds {len(body.stops)} strings, at most {limits.max_stop_strings} "
+            f"holds {len(stops)} strings, at most {limits.max_stop_strings} "
             "(gateway.max_stop_strings)",
         )
-    for index, stop in enumerate(body.stops):
+    for index, stop in enumerate(stops):
         if not stop:
             raise InvalidInput(f"stop[{index}] is empty", param="stop")
         if len(stop) > MAX_STOP_CHARS:

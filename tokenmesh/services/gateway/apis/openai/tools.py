@@ -62,6 +62,9 @@ class ToolUse:
         return self.mode == "auto" and any(schema.strict for schema in self.schemas)
 
 
+NO_TOOLS: Final = ToolUse()
+
+
 def read_tools(body: ChatRequest, limits: GatewaySettings) -> ToolUse:
     """The tools and tool_choice of a chat. Raises InvalidInput."""
     tools = body.tools or []

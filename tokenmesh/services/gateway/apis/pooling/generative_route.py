@@ -37,6 +37,6 @@ def scoring_endpoint(core: Core) -> Endpoint:
             warn_unknown(list(body.model_extra or ()), context.warnings)
             tokenizer = core.pooling.tokenizer
             generation = await build_scoring(builder, tokenizer, body, context)
-        return core.respond(generation, ScoringWriter(generation.head, body))
+        return core.generation.respond(generation, ScoringWriter(generation.head, body))
 
     return generative_scoring

@@ -61,7 +61,7 @@ def response_endpoint(core: Core, responses: Responses) -> Endpoint:
         names = prepared.translation.fields
         writer = ResponseWriter(prepared.events, names)
         context.rename_error = names.rename
-        return core.respond(prepared.generation, writer)
+        return core.generation.respond(prepared.generation, writer)
 
     return create_response
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -31,6 +31,8 @@ from tokenmesh.shared.errors import Cancelled, TokenMeshError
 from tokenmesh.shared.ids import ModelName, SeedSource
 from tokenmesh.shared.telemetry import REQUEST_ID, Tally
 
+LOAD_FORMAT: Final = b"endpoint-load-metrics-format"
+"""The header in which a client asks for the load of workers."""
 LoadHeaders = Callable[[RequestContext, ModelName], Headers]
 """Further headers of a response, from the load of a model's workers."""
 
@@ -66,9 +68,19 @@ class GenerationServices:
     admission: Admission
     settings: GatewaySettings
     meters: Meters
-    load_headers: LoadHeaders
+    read_load: LoadHeaders
     seeds: SeedSource
     """Of requests without a seed of their own."""
+
+    def load_headers(self, context: RequestContext, model: ModelName) -> Headers:
+        """Further headers of a response, where its client asks for them."""
+        return self.read_load(context, model) if LOAD_FORMAT in context.headers else []
+
+    def respond(
+        self, request: GenerationRequest, writer: BodyWriter, headers: Headers = EVENTS_HEADERS
+    ) -> "GenerationResponse":
+        """The HTTP response that runs the request; `headers` are those of a stream."""
+        return GenerationResponse(request, writer, self, headers)
 
 
 class GenerationResponse(Response):

@@ -92,20 +92,18 @@ class Choice:
         chunk = self._pending or OutputChunk(self.index)
         self._pending = None
         if self._matcher is None and self._parser is None:
-            self._add(chunk, output)
+            ids = output.token_ids
+            visible = ids if output.finish is None else self._visible(ids, output)
+            chunk.text += self._detokenizer.push(visible)
+            chunk.token_ids.extend(ids)
+            if output.logprobs:
+                chunk.logprobs.extend(output.logprobs)
+            self.num_tokens += len(ids)
         else:
             self._add_each(chunk, output)
         if output.finish is not None and self.finish_reason is None:
             self._finish(chunk, output)
         return self._release(chunk)
-
-    def _add(self, chunk: OutputChunk, output: Output) -> None:
-        ids = output.token_ids
-        chunk.text += self._detokenizer.push(self._visible(ids, output))
-        chunk.token_ids.extend(ids)
-        if output.logprobs:
-            chunk.logprobs.extend(output.logprobs)
-        self.num_tokens += len(ids)
 
     def _add_each(self, chunk: OutputChunk, output: Output) -> None:
         """Add token by token: the choice ends with the token that completes a stop string."""

@@ -65,7 +65,9 @@ class Inbox:
                     "(gateway.max_buffered_tokens)"
                 )
             )
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def complete(self, outputs: Iterable[tuple[int, Output]]) -> None:
         """Add complete choices. The bound does not apply: they arrive all at once."""
@@ -130,11 +132,8 @@ class Delivery:
         self._inbox = inbox
         self._detokenizing = detokenizing
         self._num_open = len(choices)
-
-    @property
-    def is_complete(self) -> bool:
+        self.is_complete = not choices
         """Whether every choice has ended."""
-        return self._num_open == 0
 
     def usage(self) -> Usage:
         """Tokens so far; final when `is_complete`."""
@@ -146,7 +145,8 @@ class Delivery:
         Raises the error that ends the response.
         """
         while self._num_open:
-            chunks = self.push(await self.receive())
+            # Not by `receive`: each token resumes every function on the way to it.
+            chunks = self.push(await self._inbox.get())
             if chunks:
                 yield chunks
 
@@ -170,6 +170,7 @@ class Delivery:
                     continue
                 if chunk.finish_reason is not None:
                     self._num_open -= 1
+                    self.is_complete = not self._num_open
                     self._inbox.close(index)
                 chunks.append(chunk)
         return chunks

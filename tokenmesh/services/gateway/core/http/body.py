@@ -214,7 +214,7 @@ async def check_bounds(data: bytes, limits: GatewaySettings) -> None:
 def check_bounds_now(data: bytes, limits: GatewaySettings) -> None:
     """The same without yielding to the event loop, for short texts."""
     counts = _Counts(limits)
-    for portion in portions(data, _PORTION_BYTES):
+    for portion in [data] if len(data) <= _PORTION_BYTES else portions(data, _PORTION_BYTES):
         counts.take(portion)
 
 
@@ -232,7 +232,9 @@ class _Counts:
 
     def take(self, portion: bytes) -> None:
         """Raises what `check_bounds` raises."""
-        pieces = without_escapes(portion).split(b'"')
+        if b"\\" in portion:
+            portion = without_escapes(portion)
+        pieces = portion.split(b'"')
         outside = b"".join(pieces[self._is_in_string :: 2])
         self._is_in_string ^= len(pieces) % 2 == 0
         self._count(outside, len(pieces) - 1)

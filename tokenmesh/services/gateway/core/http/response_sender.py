@@ -174,10 +174,18 @@ class ResponseSender:
         if interval_s:
             self._keep_alive = KeepAlive(interval_s, lambda: self.write(data))
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Write a part of a stream; `more`: it is not the last one."""
         if not self.has_begun:
             await self._begin(self._stream_headers)
-        await self._write(data, more=True)
+        watch = self._watch
+        watch.num_writes += 1
+        watch.is_writing = True
+        with self._flushing:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        watch.is_writing = False
+        if self._keep_alive is not None:
+            self._keep_alive.last_write_s = monotonic_s()
 
     async def end(self, data: bytes) -> None:
         """Write the last bytes of a stream.
@@ -185,9 +193,7 @@ class ResponseSender:
         The server reports a disconnect after these, which the watch must not see.
         """
         self.stop()
-        if not self.has_begun:
-            await self._begin(self._stream_headers)
-        await self._write(data, more=False)
+        await self.write(data, more=False)
 
     async def answer(self, data: bytes, media_type: bytes = b"application/json") -> None:
         """Send a whole body."""
@@ -195,7 +201,7 @@ class ResponseSender:
         self._is_whole = True
         length = str(len(data)).encode()
         await self._begin([(b"content-type", media_type), (b"content-length", length)])
-        await self._write(data, more=False)
+        await self.write(data, more=False)
 
     async def send_parts(
         self, headers: list[tuple[bytes, bytes]], parts: AsyncIterator[bytes]
@@ -204,9 +210,9 @@ class ResponseSender:
         self._is_whole = True
         await self._begin(headers)
         async for part in parts:
-            await self._write(part, more=True)
+            await self.write(part)
         self.stop()
-        await self._write(b"", more=False)
+        await self.write(b"", more=False)
 
     def stop(self) -> None:
         """Stop the keep-alive and the watch."""
@@ -218,13 +224,3 @@ class ResponseSender:
         self.has_begun = True
         headers = [*headers, *self._more_headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    async def _write(self, data: bytes, *, more: bool) -> None:
-        watch = self._watch
-        watch.num_writes += 1
-        watch.is_writing = True
-        with self._flushing:
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        watch.is_writing = False
-        if self._keep_alive is not None:
-            self._keep_alive.last_write_s = monotonic_s()

@@ -118,7 +118,9 @@ class Session:
         return self._accept(delta, token_ids[num_seen:] if num_seen else token_ids, num_seen)
 
     def _accept(self, delta: Delta, token_ids: list[int], num_seen: int) -> Output | None:
-        error = _failure(delta, num_seen + len(token_ids))
+        error = None
+        if delta.error is not None or delta.logprobs is not None or delta.finish is not None:
+            error = _failure(delta, num_seen + len(token_ids))
         if error is not None and delta.finish is None:
             self.end()
         if delta.finish is not None:

@@ -16,6 +16,7 @@ import msgspec
 
 import tokenmesh
 from tokenmesh.services.gateway.core.context import RequestContext
+from tokenmesh.services.gateway.core.generation.answer import LOAD_FORMAT
 from tokenmesh.services.gateway.core.http.sse import encode_json
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
@@ -109,8 +110,6 @@ def _process(member: Member, now: float) -> dict[str, Any]:
     }
 
 
-LOAD_FORMAT: Final = b"endpoint-load-metrics-format"
-"""The request's header."""
 _HEADER: Final = b"endpoint-load-metrics"
 
 Headers = list[tuple[bytes, bytes]]

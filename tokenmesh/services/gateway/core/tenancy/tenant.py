@@ -9,6 +9,8 @@ from typing import Final
 
 from tokenmesh.shared.errors import Overloaded
 
+_NO_LIMITS: Final = (None, None, None, None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
@@ -38,7 +40,7 @@ class Tenant:
             self.max_concurrent,
             self.monthly_tokens,
         )
-        return any(limit is not None for limit in limits)
+        return limits != _NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
