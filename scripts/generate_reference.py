@@ -1,4 +1,4 @@
-"""The pages of docs/reference/ that are made from the code.
+"""The pages of docs/reference/ that are made from the code, and the names of parsers.
 
 `python scripts/generate_reference.py` writes them; `--check` fails when a page is not current.
 """
@@ -21,11 +21,14 @@ from tokenmesh.cli.vllm_flags import FIXED
 from tokenmesh.services.gateway.apis.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.apis.openai.sampling_fields import NotServed, SamplingFields, marked
 from tokenmesh.services.gateway.apis.pooling import fields as pooling
+from tokenmesh.services.gateway.parsers.reasoning import REASONING
+from tokenmesh.services.gateway.parsers.registry import TOOLS
 from tokenmesh.shared.config.layers import Key, environment_name, fields, is_section
 from tokenmesh.shared.metrics.table import METRICS, PREFIX
 from tokenmesh.shared.subject_table import SUBJECTS
 
 FOLDER: Final = ROOT / "docs/reference"
+PARSER_NAMES: Final = ROOT / "tokenmesh/shared/built_in_parsers.py"
 NOTE: Final = "<!-- Written by scripts/generate_reference.py; edit the code instead. -->\n"
 _TYPE_NAMES: Final[dict[type, str]] = {
     str: "text", int: "integer", float: "number", bool: "boolean", SecretStr: "secret"
@@ -285,5 +288,15 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def parser_names() -> str:
+    """The names in the gateway's tables of parsers, for services that must not import them."""
+    lines = ['"""Names of the built-in parsers, written by scripts/generate_reference.py."""']
+    lines += ["", "from typing import Final", ""]
+    for name, table in (("REASONING_PARSERS", REASONING), ("TOOL_PARSERS", TOOLS)):
+        lines += [f"{name}: Final = (", *(f'    "{each}",' for each in sorted(table)), ")"]
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
-    sys.exit(write_or_check(__doc__, {FOLDER / name: page() for name, page in PAGES.items()}))
+    pages = {FOLDER / name: page() for name, page in PAGES.items()}
+    sys.exit(write_or_check(__doc__, {**pages, PARSER_NAMES: parser_names()}))

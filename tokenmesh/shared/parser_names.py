@@ -1,90 +1,10 @@
-"""The names of the built-in parsers: the values of the settings of parsers.
-
-The gateway's tables hold exactly these (a test compares them).
-"""
+"""The names of parsers in files of others; `built_in_parsers.py` has those of our own."""
 
 import ast
 from pathlib import Path
 from typing import Final
 
 from tokenmesh.shared.errors import ConfigError
-
-REASONING_PARSERS: Final = (
-    "cohere_command3",
-    "cohere_command4",
-    "deepseek_r1",
-    "deepseek_v3",
-    "deepseek_v4",
-    "deepseek_v41",
-    "ernie45",
-    "gemma4",
-    "glm45",
-    "glm47",
-    "granite",
-    "granite_thinking_parser",
-    "holo2",
-    "hunyuan_a13b",
-    "hy_v3",
-    "k2_horizon",
-    "kimi_k2",
-    "ling3",
-    "mimo",
-    "minimax_m2",
-    "minimax_m2_append_think",
-    "minimax_m3",
-    "mistral",
-    "nemotron_v3",
-    "olmo3",
-    "openai_gptoss",
-    "plamo3",
-    "poolside_v1",
-    "qwen3",
-    "seed_oss",
-    "step3",
-    "step3p5",
-)
-TOOL_PARSERS: Final = (
-    "apertus",
-    "cohere_command3",
-    "deepseek_v3",
-    "deepseek_v31",
-    "deepseek_v32",
-    "deepseek_v4",
-    "dots",
-    "ernie45",
-    "functiongemma",
-    "gemma4",
-    "gigachat3",
-    "glm45",
-    "glm47",
-    "granite",
-    "granite-20b-fc",
-    "granite4",
-    "hermes",
-    "hunyuan_a13b",
-    "internlm",
-    "jamba",
-    "kimi_k2",
-    "lfm2",
-    "ling3",
-    "llama3_json",
-    "llama4_json",
-    "llama4_pythonic",
-    "longcat",
-    "mimo",
-    "minimax_m2",
-    "mistral",
-    "olmo3",
-    "openai",
-    "phi4_mini_json",
-    "pythonic",
-    "qwen3_coder",
-    "qwen3_xml",
-    "seed_oss",
-    "step3",
-    "step3p5",
-    "xlam",
-)
 
 FILE_TABLE: Final = "PARSERS"
 """The dictionary of a file of `gateway.parser_files`: formats by name, its keys written out."""

@@ -7,9 +7,9 @@ import pytest
 from tests.fakes import chat_templates
 from tokenmesh.services.tokenizer_svc import parser_choice
 from tokenmesh.services.tokenizer_svc.parser_choice import ParserNames, choose_parsers
+from tokenmesh.shared.built_in_parsers import REASONING_PARSERS, TOOL_PARSERS
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS
 
 DEMO = (files("tokenmesh.demo_model") / "chat_template.jinja").read_text(encoding="utf-8")
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.shared.built_in_parsers import REASONING_PARSERS, TOOL_PARSERS
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS
 
 _AUTO: Final = "auto"
 _NONE: Final = "none"

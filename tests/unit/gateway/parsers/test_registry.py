@@ -9,16 +9,11 @@ from tokenmesh.services.gateway.parsers.parser import ParseContext
 from tokenmesh.services.gateway.parsers.reasoning import REASONING, block_format
 from tokenmesh.services.gateway.parsers.registry import TOOLS, ParserRegistry
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.parser_names import REASONING_PARSERS, TOOL_PARSERS, names_in
+from tokenmesh.shared.parser_names import names_in
 
 HERE = "tests.unit.gateway.parsers.test_registry"
 OWN = block_format(("<deep>",), ("</deep>",))
 NO_FORMAT = "text"
-
-
-def test_settings_accept_the_names_in_the_tables() -> None:
-    assert set(REASONING) == set(REASONING_PARSERS)
-    assert set(TOOLS) == set(TOOL_PARSERS)
 
 
 def test_the_documentation_names_every_parser() -> None:

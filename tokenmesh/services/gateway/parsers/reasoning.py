@@ -1,7 +1,4 @@
-"""The built-in formats of reasoning by name, made from their markers.
-
-`shared/parser_names.py` lists the same names.
-"""
+"""The built-in formats of reasoning by name, made from their markers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -71,7 +71,7 @@ TOOLS: Final[Mapping[str, ToolFormat]] = {
     "step3p5": markup.QWEN3_CODER,
     "xlam": json_families.XLAM,
 }
-"""Formats of tool calls by name; `shared/parser_names.py` lists the same names."""
+"""Formats of tool calls by name; `make docs` writes the names where other services find them."""
 
 
 logger = logging.getLogger(__name__)
