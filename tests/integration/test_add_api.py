@@ -3,6 +3,7 @@
 import re
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,9 +14,11 @@ from tests.fakes.key_file import key_entry
 from tests.fakes.shout_api import PATH, SHOUT, WORDS
 from tokenmesh.services import gateway
 from tokenmesh.services.gateway.apis.table import APIS
+from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.gateway import Gateway
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.metrics import Metrics
 
 ROOT = Path(str(gateway.__file__)).parent
 MAX_ATTRIBUTES = 16
@@ -78,6 +81,16 @@ def test_the_gateway_and_its_core_have_few_attributes(mesh: BackEnd) -> None:
     assert len(vars(mesh.gateway.core)) <= MAX_ATTRIBUTES, vars(mesh.gateway.core)
     assert isinstance(mesh.gateway, Gateway)
     assert isinstance(mesh.gateway.core, Core)
+
+
+def test_two_apis_cannot_have_one_path(mesh: BackEnd) -> None:
+    with pytest.raises(AssertionError, match=PATH):
+        ApiTable((SHOUT, SHOUT))
+    silent = replace(SHOUT, answer_kinds={})
+    core = mesh.gateway.core
+    parts = (core.id, core.bus, core.uploads.blobs, core.members, core.config)
+    with pytest.raises(AssertionError, match="shout has paths of other APIs"):
+        Gateway(*parts, metrics=Metrics(), apis=(silent, silent))
 
 
 PARTS = (

@@ -54,6 +54,8 @@ class Gateway:
         self.routes: list[Routes] = []
         for api in apis:
             routes = api.build(self.core)
+            taken = self.core.posts.keys() & routes.posts.keys()
+            assert not taken, f"{api.name} has paths of other APIs: {taken}"
             self.core.posts.update(routes.posts)
             self.routes.append(routes)
 
