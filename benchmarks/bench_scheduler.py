@@ -24,7 +24,7 @@ from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import RequestSpec, StreamKey
-from tokenmesh.engine.runner import FinishedLaunch
+from tokenmesh.engine.runner import NO_IMAGES, FinishedLaunch
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.shared.config.placement import BlockEventSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -57,6 +57,7 @@ class IdleRunner:
     num_saved_states = 0
     takes_drafts = True
     max_proposed = 0
+    images = NO_IMAGES
     has_own_device = True
 
     def launch(self, plan: StepPlan) -> FinishedLaunch:

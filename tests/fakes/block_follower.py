@@ -47,6 +47,7 @@ class LoggedSchedule(Schedule):
         trouble: float = 0.1,
         has_states: bool = False,
         kv_cache_dtype: str = "auto",
+        has_host: bool = False,
     ) -> None:
         super().__init__(
             seed,
@@ -54,7 +55,10 @@ class LoggedSchedule(Schedule):
             is_async=seed % 2 == 0,
             has_boundary=seed % 3 == 0,
             has_states=has_states,
+            has_host=has_host,
         )
+        # images that come from elsewhere are in no log yet
+        self._loads = None
         self.settings = self.settings.model_copy(update={"kv_cache_dtype": kv_cache_dtype})
         self.engine = Engine(self.runner, self.settings, log=BlockLog())
         for case in self.cases:
@@ -86,6 +90,10 @@ class LoggedSchedule(Schedule):
 
     @property
     def findable(self) -> set[bytes]:
-        """Return the blocks that the pool has; where rows keep states, those before a saved one."""
-        states = self.engine._cache._states
-        return set(self.engine._pool._block_by_hash if states is None else states._num_behind)
+        """Return the blocks that the pool or the host tier has; where rows keep states, those
+        before a saved one."""
+        states, host = self.engine._cache._states, self.engine._cache.host
+        if states is not None:
+            return set(states._num_behind)
+        images = set() if host is None else {*host._ready, *host._saving}
+        return images | set(self.engine._pool._block_by_hash)

@@ -16,6 +16,7 @@ from tests.fakes.kv_runner import (
     cell_after,
     draw_from,
     first_cell,
+    in_group,
     media_mark,
 )
 from tokenmesh.engine.core.engine import Engine
@@ -23,6 +24,7 @@ from tokenmesh.engine.core.proposing import RunnerDrafts
 from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
 from tokenmesh.engine.kv.block_tables import held_by
+from tokenmesh.engine.kv.host_tier import HostTier
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.kv.saved_states import SavedStates
 from tokenmesh.engine.request.request import Request, Status
@@ -205,6 +207,64 @@ def check_states(states: SavedStates | None, pool: BlockPool) -> None:
     assert not states.needs_blocks or all(pool.find(block) is not None for block in behind)
 
 
+class Loads:
+    """Writes slots of the host tier whenever the dice say, as a transfer from elsewhere would."""
+
+    def __init__(self, dice: Random, schedule: "Schedule") -> None:
+        self._dice = dice
+        self._schedule = schedule
+        self._open: list[tuple[bytes, bool]] = []
+        """Keys of running loads, and whether they end well."""
+
+    def go_on(self) -> None:
+        """End some loads, begin one."""
+        tier, dice = self._schedule.engine._cache.host, self._dice
+        if tier is None:
+            return
+        assert sum(tier.states.values()) == tier.num_slots, "a slot is lost"
+        for load in [each for each in self._open if dice.random() < 0.4]:
+            self._open.remove(load)
+            tier.finish([load[0]], [load[1]])
+        requests = [case.request for case in self._schedule._added]
+        # the cells of the others depend on more than their tokens
+        requests = [each for each in requests if each.spec.rope_boundary is None]
+        if dice.random() < 0.3 and requests:
+            self._begin(tier, dice.choice(requests))
+
+    def end(self) -> None:
+        """End all; then every slot is free or ready."""
+        tier = self._schedule.engine._cache.host
+        if tier is not None:
+            keys = [key for key, _ in self._open]
+            tier.finish(keys, [False] * len(keys))
+            states = tier.states
+            assert states["free"] + states["ready"] == tier.num_slots, "a slot is lost"
+            assert not tier._holds
+            assert len(tier._evictable) == states["ready"]
+
+    def _begin(self, tier: HostTier, request: Request) -> None:
+        size = self._schedule.settings.block_size
+        groups = range(self._schedule.groups.num_windowed + 1)
+        index, group = self._dice.randrange(8), self._dice.choice(groups)
+        if index >= len(request.kv.hashes):
+            return
+        key = request.kv.hashes[index] + (bytes([group]) if group else b"")
+        for slot in tier.reserve([key]):
+            if slot is None:
+                tier.unpin([key])
+                continue
+            is_good = self._dice.random() < 0.7
+            cells: Cells = []
+            for at in range((index + 1) * size):
+                before = cells[-1] if cells else first_cell(None, 0)
+                mark = media_mark(request.spec.media, at)
+                cells.append(cell_after(before, request.token_ids[at], mark))
+            for at, cell in enumerate(cells[index * size :]):
+                right = in_group(cell, group - 1) if group else cell
+                self._schedule.runner.arena[slot, at] = right if is_good else 12345
+            self._open.append((key, is_good))
+
+
 class Schedule:
     """An engine, a runner with dice of its own, and requests that arrive and are cancelled."""
 
@@ -220,6 +280,7 @@ class Schedule:
         has_states: bool = False,
         has_drafts: bool = False,
         max_proposed: int = 0,
+        has_host: bool = False,
     ) -> None:
         """max_proposed: drafts come from the runner."""
         rng = self._rng = Random(seed)
@@ -229,17 +290,13 @@ class Schedule:
         size, most = self.settings.block_size, self.settings.max_num_batched_tokens
         self.groups = KvGroups.of(windows, size, most)
         capacity = self.groups.longest(num_blocks - 1)
-        num_cases, spread, alike = rng.randint(1, 9), rng.choice([1, 3, 8]), rng.random() < 0.4
-        boundary = rng.randint(1, 30) if has_boundary else None
-        self.cases = [
-            random_case(rng, stream, capacity, spread, boundary, alike=alike)
-            for stream in range(num_cases)
-        ]
+        self.cases, boundary = self._make_cases(capacity, has_boundary, has_host)
         if has_tenants:
             for case in self.cases:
                 case.change_spec(owner=random_owner(rng))
         chances = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
         dice = Random(seed + 1)
+        num_images = rng.choice([1, 2, 4, 12, 40]) if has_host else 0
         self.runner = KvRunner(
             self.settings,
             num_blocks,
@@ -250,13 +307,31 @@ class Schedule:
             num_saved,
             has_pages,
             max_proposed,
+            num_images,
         )
+        self._loads = Loads(Random(seed + 3), self) if has_host else None
         self.proposer = self._make_proposer(seed) if has_drafts else None
         self.runner_drafts = self._take_runner_drafts() if max_proposed else None
         proposer = self.proposer or self.runner_drafts
         self.engine = Engine(self.runner, self.settings, proposer=proposer)
         self._may_cancel = may_cancel
         self._added: list[Case] = []
+
+    def _make_cases(
+        self, capacity: int, has_boundary: bool, has_host: bool
+    ) -> tuple[list[Case], int | None]:
+        """And the rope boundary that they have in common."""
+        rng = self._rng
+        num_cases, spread, alike = rng.randint(1, 9), rng.choice([1, 3, 8]), rng.random() < 0.4
+        if has_host:
+            # one after the other, so that beginnings come back that the pool has lost
+            num_cases, spread = rng.randint(6, 14), rng.choice([3, 20, 40])
+        boundary = rng.randint(1, 30) if has_boundary else None
+        streams = range(num_cases)
+        cases = [
+            random_case(rng, each, capacity, spread, boundary, alike=alike) for each in streams
+        ]
+        return cases, boundary
 
     def _size_pool(self, has_windows: bool) -> tuple[int, tuple[int | None, ...]]:
         rng = self._rng
@@ -309,12 +384,15 @@ class Schedule:
             if not arriving and not engine.has_work:
                 break
         assert not engine.has_work, "the schedule does not come to an end"
+        if self._loads is not None:
+            self._loads.end()
         for case in self.cases:
             self._check_outcome(case)
         assert self.runner_drafts is None or not self.runner_drafts._by_request
         counts = Counter[str](case.finishes[0].finish or "" for case in self.cases)
         counts["preempted"] = sum(case.request.place.num_preemptions for case in self.cases)
         counts["cached"] = sum(case.request.place.num_cached or 0 for case in self.cases)
+        counts["filled"] = sum(case.request.place.num_filled for case in self.cases)
         counts["wasted"] = self.runner.num_wasted
         counts["crossed"] = sum(case.has_crossed for case in self.cases)
         counts["overlapped"] = self.runner.max_in_flight > 1
@@ -344,6 +422,8 @@ class Schedule:
         assert holds.keys().isdisjoint(free)
         self._check_published(live)
         check_states(self.engine._cache._states, pool)
+        if self._loads is not None:
+            self._loads.go_on()
         self.note_blocks(output.blocks)
 
     def note_blocks(self, changes: list[BlockChange]) -> None:

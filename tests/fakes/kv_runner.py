@@ -12,12 +12,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 
+from tokenmesh.engine.kv.host_tier import SAVED_BYTES
 from tokenmesh.engine.plan import (
     NewRow,
     ScheduledRow,
     StepPlan,
     StepResult,
 )
+from tokenmesh.engine.runner import HostImages
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.media import MediaItem
 from tokenmesh.shared.messages.tokens import TokenLogprobs
@@ -114,6 +116,7 @@ class KvRunner:
         num_saved_states: int = 0,
         has_pages: bool = True,
         max_proposed: int = 0,
+        num_images: int = 0,
     ) -> None:
         """num_saved_states: 0: rows keep no states."""
         self.takes_drafts = num_saved_states == 0
@@ -122,6 +125,7 @@ class KvRunner:
         self.has_states = num_saved_states > 0
         self.has_pages = has_pages
         self.num_saved_states = num_saved_states
+        self.images = HostImages(num_images, SAVED_BYTES // 2)
         self.has_own_device = True
         self.num_blocks = num_blocks
         self.num_wasted = 0
@@ -138,6 +142,8 @@ class KvRunner:
         self._rows: dict[int, KvRow] = {}
         self._cells: dict[tuple[int, int], int] = {}
         self._saved: dict[int, Cells] = {}
+        self.arena: dict[tuple[int, int], int] = {}
+        """The images, by slot and position; loads write here at any time."""
         self._queue: deque[KvLaunch] = deque()
         self._last: KvLaunch | None = None
 
@@ -178,11 +184,15 @@ class KvRunner:
 
     def _carry_out(self, plan: StepPlan) -> StepResult:
         entries = self._prepare(plan)
+        self._fill(plan)
         contexts = self._forward(entries)
         for saved in plan.saves:
             assert 0 <= saved.slot < self.num_saved_states
             self._saved[saved.slot] = list(self._rows[saved.row].state)
         assert len({each.slot for each in plan.saves}) == len(plan.saves), "a slot is written twice"
+        for block, slot in plan.host_saves:
+            for at in range(self._size):
+                self.arena[slot, at] = self._cells.get((block, at), UNWRITTEN)
         return self._sample(entries, contexts)
 
     def _prepare(self, plan: StepPlan) -> list[ScheduledRow]:
@@ -212,6 +222,15 @@ class KvRunner:
             self._rows[entry.row].num_computed = entry.start + entry.num_tokens
         self._check_writes(entries, {new.row for new in plan.new_rows})
         return entries
+
+    def _fill(self, plan: StepPlan) -> None:
+        for entry in plan.scheduled:
+            row = self._rows[entry.row]
+            own = {block for table in (row.blocks, *row.windowed) for block in table}
+            for block, slot in entry.fills:
+                assert block in own, "a block of another row is filled"
+                for at in range(self._size):
+                    self._cells[block, at] = self.arena[slot, at]
 
     def _append_windowed(self, number: int, blocks: list[list[int]]) -> None:
         for table, new in zip(self._rows[number].windowed, blocks, strict=True):

@@ -163,6 +163,7 @@ FLAGS: Final = (
         alias="--num-kv-blocks",
     ),
     Flag("--kv-cache-memory-bytes", ("worker", "kv_cache_memory_bytes"), convert=human_number),
+    Flag("--kv-offloading-size", ("worker", "kv_offloading_size")),
     Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization")),
     Flag("--cpu-memory-utilization", ("worker", "cpu_memory_utilization")),
     Flag(

@@ -73,6 +73,9 @@ class ScheduledRow(msgspec.Struct, gc=False):
     `samples`, and no more than `Runner.max_proposed`."""
     pools: bool = False
     """True when the last token of a pooled prompt is among those computed."""
+    fills: list[tuple[int, int]] = []
+    """Blocks of the row's tables before `start`, each with the slot of the host tier that it is
+    copied from before anything of the step is computed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +96,7 @@ class SavedState:
 
 class StepPlan(msgspec.Struct):
     """One engine iteration. Apply removed, then new, then grown; no row is in both of the others.
-    At the end, copy the states of `saves`, one after the other.
+    At the end, copy the states of `saves`, one after the other, and the blocks of `host_saves`.
 
     A row number may be removed and given to another request in the same plan. After a step that
     failed, `removed_rows` may name rows that the runner never came to know.
@@ -116,6 +119,8 @@ class StepPlan(msgspec.Struct):
     """Rows that compute known tokens."""
     saves: list[SavedState] = []
     """Of these, whose states are copied where."""
+    host_saves: list[tuple[int, int]] = []
+    """Blocks, each with the slot of the host tier that it is copied to at the step's end."""
 
     @property
     def has_drafts(self) -> bool:

@@ -1,8 +1,20 @@
 """The door between the engine and what computes: a runner, and the launch of one plan."""
 
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from tokenmesh.engine.plan import StepPlan, StepResult
+
+
+class HostImages(NamedTuple):
+    """Host memory for images of blocks."""
+
+    slots: int = 0
+    """0: there is no host tier."""
+    num_bytes: int = 0
+    """Of one image."""
+
+
+NO_IMAGES: Final = HostImages()
 
 
 class Launch(Protocol):
@@ -37,6 +49,8 @@ class Runner(Protocol):
     max_proposed: int
     """Most tokens that its own drafter proposes for a row in a step, see `StepResult.drafts`; 0: it
     has none."""
+    images: HostImages
+    """What it can copy blocks to, and from there back."""
     has_own_device: bool
     """Whether steps run on hardware that the engine thread does not need."""
 

@@ -35,9 +35,10 @@ def wire(seq: int, events: list[BlockEvent]) -> dict[str, object]:
 class ReportedSchedule(LoggedSchedule):
     """Every step's changes reach a subscriber at once."""
 
-    def __init__(self, seed: int, has_states: bool = False) -> None:
+    def __init__(self, seed: int, kind: str) -> None:
         kv_cache_dtype = "auto" if seed % 5 else "int8"
-        super().__init__(seed, has_states=has_states, kv_cache_dtype=kv_cache_dtype)
+        kept = {"has_states": kind == "states", "has_host": kind == "host"}
+        super().__init__(seed, kv_cache_dtype=kv_cache_dtype, **kept)
         self.held = HeldBlocks(self.settings.block_size, self.settings.kv_code)
         self.subscriber = follow.Worker(epoch=7)
         self.counts: Counter[str] = Counter()
@@ -55,13 +56,13 @@ class ReportedSchedule(LoggedSchedule):
         assert len(self.held) == len(self.findable)
 
 
-@pytest.mark.parametrize("has_states", [False, True])
+@pytest.mark.parametrize("kind", ["blocks", "states", "host"])
 @rounds("chunk", 1, 6)
-def test_events_amount_to_what_can_be_found_after_every_step(chunk: int, has_states: bool) -> None:
+def test_events_amount_to_what_can_be_found_after_every_step(chunk: int, kind: str) -> None:
     # chunked prefill, hits, evictions, preemptions, failed steps, adapters, salts, images
     counts: Counter[str] = Counter()
     for seed in range(chunk * 120, chunk * 120 + 120):
-        schedule = ReportedSchedule(seed, has_states)
+        schedule = ReportedSchedule(seed, kind)
         counts += schedule.run()
         check_hashes(schedule.subscriber)
         counts += schedule.counts

@@ -9,7 +9,7 @@ from tokenmesh.engine.core.outputs import StepOutput
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.request.request import Request
-from tokenmesh.engine.runner import FinishedLaunch, Launch
+from tokenmesh.engine.runner import NO_IMAGES, FinishedLaunch, Launch
 from tokenmesh.services.worker_svc.telemetry import record_spans, sampled
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.tokens import Delta
@@ -41,6 +41,7 @@ class Troubled:
     num_saved_states = 0
     takes_drafts = True
     max_proposed = 0
+    images = NO_IMAGES
     has_own_device = True
 
     def __init__(self) -> None:

@@ -18,12 +18,15 @@ from tokenmesh.engine.core import engine as engine_module
 from tokenmesh.engine.core import in_flight, landing, outputs, speculating
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.host_fills import HostFills
 from tokenmesh.engine.core.landing import Landing
+from tokenmesh.engine.core.prefill import Prefill
 from tokenmesh.engine.core.proposing import RunnerDrafts
 from tokenmesh.engine.core.row_table import RowTable
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.core.speculating import Speculating
 from tokenmesh.engine.kv.block_tables import BlockTables
+from tokenmesh.engine.kv.host_tier import HostTier
 from tokenmesh.engine.kv.keys import BlockKeys
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.kv.saved_states import SavedStates
@@ -44,6 +47,8 @@ class Mutant(NamedTuple):
     has_states: bool = False
     has_drafts: bool = False
     max_proposed: int = 0
+    has_host: bool = False
+    has_windows: bool = False
     first: int = 0
     """Where to begin: hundreds of schedules before it notice nothing."""
 
@@ -201,6 +206,42 @@ MUTANTS = {
     "drafts of the runner outlive their stream": Mutant(
         RunnerDrafts, "forget", "self._by_request.pop(request, None)", "pass", max_proposed=3
     ),
+    "a block that the step gives away is saved": Mutant(
+        HostTier, "take_saves", "pool.find(key) == block", "True", has_host=True
+    ),
+    "an image is found before its step has landed": Mutant(
+        HostTier,
+        "take_saves",
+        "self._saving[key] = slot",
+        "self._saving[key] = self._ready[key] = slot",
+        has_host=True,
+    ),
+    "an image of a failed step is found": Mutant(
+        Engine, "_fail", "each.plan.step, ok=False", "each.plan.step, ok=True", 0.3, has_host=True
+    ),
+    "an image of a block that was not computed is found": Mutant(
+        PrefixCache, "retract", "self.host.discard(each.key)", "pass", 0.3, has_host=True
+    ),
+    "a slot that a step reads is given away": Mutant(
+        HostTier, "_hold", "self._evictable.pop(key, None)", "pass", has_host=True
+    ),
+    "a wrong load is accepted": Mutant(
+        HostTier, "finish", "if is_good:", "if True:", has_host=True
+    ),
+    "blocks are not filled": Mutant(
+        Prefill, "_compute", "list(fills.entries)", "[]", has_host=True
+    ),
+    "window groups are not filled": Mutant(
+        PrefixCache,
+        "fill",
+        'zip((b"", *self._marks), (kv.blocks, *kv.windowed), strict=True)',
+        "[(b'', kv.blocks)]",
+        has_host=True,
+        has_windows=True,
+    ),
+    "fills go on past the blocks of window groups": Mutant(
+        HostFills, "_most", "if request.kv.windowed:", "if False:", has_host=True, has_windows=True
+    ),
     "a device that does not keep the order": Mutant(
         KvRunner, "run_until", "self._queue.popleft()", "self._queue.pop()"
     ),
@@ -240,6 +281,8 @@ def test_a_planted_bug_is_noticed(
                 has_states=mutant.has_states,
                 has_drafts=mutant.has_drafts,
                 max_proposed=mutant.max_proposed,
+                has_host=mutant.has_host,
+                has_windows=mutant.has_windows,
             ).run()
         except Exception:
             return

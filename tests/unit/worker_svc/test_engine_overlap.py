@@ -11,7 +11,7 @@ from tokenmesh.engine.core.outputs import StepOutput
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.request.request import Request, Status
-from tokenmesh.engine.runner import Launch
+from tokenmesh.engine.runner import NO_IMAGES, Launch
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.tokens import Delta
 
@@ -40,6 +40,7 @@ class Laboratory:
     num_saved_states = 0
     takes_drafts = True
     max_proposed = 0
+    images = NO_IMAGES
     has_own_device = True
 
     def __init__(self, clock: VirtualClock) -> None:

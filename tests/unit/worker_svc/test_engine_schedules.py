@@ -108,6 +108,30 @@ def test_window_groups_and_saved_states_change_no_token(
     assert min(counts[each] for each in EVENTS) > 3
 
 
+@pytest.mark.parametrize("trouble", [0.0, 0.15])
+@rounds("chunk", 1, 50)
+def test_blocks_from_the_host_tier_change_no_token(
+    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    counts: Counter[str] = Counter()
+    first = 11_000_000 + 2 * SCHEDULES_PER_TEST * chunk
+    for seed in range(first, first + 2 * SCHEDULES_PER_TEST):
+        schedule = Schedule(
+            seed,
+            trouble,
+            is_async=seed % 3 > 0,
+            has_tenants=seed % 2 > 0,
+            has_boundary=seed % 4 == 1,
+            has_drafts=seed % 5 == 2,
+            has_windows=seed % 7 == 3,
+            has_host=True,
+        )
+        counts += schedule.run()
+    assert counts["filled"] > 50
+    assert min(counts[kind] for kind in EVENTS) > 3
+
+
 def test_what_a_row_made_of_lost_blocks_is_forgotten_when_its_request_has_left() -> None:
     # the row that shares blocks with one that fails has given way before that is known
     schedule = Schedule(7_007_417, 0.15, is_async=True, has_tenants=True, has_windows=True)

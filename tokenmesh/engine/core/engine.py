@@ -137,16 +137,16 @@ class Engine:
         output = self._outbox.take()
         output.routes = self._cache.reports.take_route_change()
         output.blocks = self._cache.reports.take_block_changes()
-        output.stats = stats_of(self._scheduler, self._pool, self._rates, self._totals)
+        output.stats = stats_of(self._scheduler, self._cache, self._rates, self._totals)
         return output
 
     def _launch(self, plan: StepPlan) -> None:
         notes = self._scheduler.notes
         started_ns, started_s = now_ns(), perf_s()
         num_prefill = 0
-        for request, num_tokens, _ in notes.prefills:
-            num_prefill += num_tokens
-            timeline = request.timeline
+        for chunk in notes.prefills:
+            num_prefill += chunk.num_tokens
+            timeline = chunk.request.timeline
             timeline.first_scheduled_ns = timeline.first_scheduled_ns or started_ns
         if not self._in_flight:
             self.busy_since_s = monotonic_s()
@@ -166,6 +166,7 @@ class Engine:
         else:
             self._num_failures = 0
             self._landing.land(step, result, self._in_flight)
+            self._cache.landed(step.plan.step, ok=True)
         self.busy_since_s = monotonic_s() if self._in_flight else None
 
     def _fail(self, step: InFlightStep, error: Exception) -> None:
@@ -184,6 +185,7 @@ class Engine:
         self._landing.drop_rows([(each, each.rows) for each in lost], errors)
         for each in lost:
             self._scheduler.rows.remove_again(each.plan.removed_rows)
+            self._cache.landed(each.plan.step, ok=False)
         if self._num_failures >= self._settings.max_step_failures:
             raise EngineBroken(f"{self._num_failures} steps in a row failed, last: {error}")
 

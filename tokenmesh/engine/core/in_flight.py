@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,11 +13,21 @@ from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.runner import Launch
 
 
+class PlannedChunk(NamedTuple):
+    """Known tokens of a request that a step computes."""
+
+    request: Request
+    num_tokens: int
+    num_cached: int = 0
+    """Tokens before them that the prefix cache, the host tier included, saved it just now."""
+    num_filled: int = 0
+    """Those that are copied from the host tier."""
+
+
 class StepNotes(msgspec.Struct):
     """For traces, rates and retraction."""
 
-    prefills: list[tuple[Request, int, int]] = []
-    """Request, tokens of its chunk, and tokens that the prefix cache saved it just now."""
+    prefills: list[PlannedChunk] = []
     preempted: list[Request] = []
     registered: list[Registered] = []
     """Blocks that the step fills and that can be found already."""
@@ -92,5 +103,8 @@ def _hits_of(plan: StepPlan, block_size: int) -> dict[int, list[int]]:
         if entry.row in admitted:
             num_hits = entry.start // block_size
             tables = (entry.new_blocks, *entry.new_windowed)
-            hits[entry.row] = [block for table in tables for block in table[:num_hits]]
+            own = {block for block, _ in entry.fills}
+            hits[entry.row] = [
+                block for table in tables for block in table[:num_hits] if block not in own
+            ]
     return hits

@@ -125,10 +125,11 @@ class Landing:
         for each in later:
             each.started_ns, each.started_s = ended_ns, ended_s
         output, batch_size = self._outbox.output, step.plan.num_rows
-        for request, num_tokens, num_cached in step.notes.prefills:
+        for request, num_tokens, num_cached, num_filled in step.notes.prefills:
             # an ended request belongs to the event loop
             if request.place.status is not Status.ENDED:
-                chunk = Chunk(step.started_ns, ended_ns, num_tokens, num_cached, batch_size)
+                between = step.started_ns, ended_ns
+                chunk = Chunk(*between, num_tokens, num_cached, num_filled, batch_size)
                 request.timeline.chunks.append(chunk)
                 if request.decode.is_prefilling and request.spec.reservation:
                     output.prefilling[request.spec.reservation] = request.backlog

@@ -56,7 +56,9 @@ class LiveRequests:
             assert needed < self._cache.pool.num_blocks
         request.place.arrival = next(self._arrivals)
         request.place.status = Status.WAITING
-        request.place.num_expected = len(self._cache.find(request)[0]) * self._block_size
+        num_hits = len(self._cache.find(request)[0])
+        num_hits += self._cache.count_images(request, num_hits, request.num_known)
+        request.place.num_expected = num_hits * self._block_size
         self.waiting.add(request)
         self.num_queued_tokens += request.backlog
 

@@ -12,7 +12,8 @@ from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.engine.core.step_log import TimelineStep
 from tokenmesh.engine.kv.block_log import BlockChange
-from tokenmesh.engine.kv.block_pool import BlockPool
+from tokenmesh.engine.kv.host_tier import HostStats
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.kv.route_ledger import RouteChange
 from tokenmesh.engine.plan import StepResult
 from tokenmesh.engine.request.request import Request
@@ -56,13 +57,15 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False):
     drafts: DraftTotals = DraftTotals()
     draft_bytes: int = 0
     """Memory of what drafts are looked up in."""
+    host: HostStats | None = None
+    """Of the host tier, where there is one."""
 
 
 _NOTHING_YET: Final = EngineStats()
 
 
 def stats_of(
-    scheduler: Scheduler, pool: BlockPool, rates: RateMeter, totals: EngineTotals
+    scheduler: Scheduler, cache: PrefixCache, rates: RateMeter, totals: EngineTotals
 ) -> EngineStats:
     running, waiting = scheduler.counts
     return EngineStats(
@@ -70,7 +73,7 @@ def stats_of(
         running=running,
         waiting=waiting,
         queued_tokens=scheduler.live.num_queued_tokens,
-        kv_blocks_used=pool.num_used,
+        kv_blocks_used=cache.pool.num_used,
         prefill_tokens_per_s=rates.prefill_tokens_per_s,
         step_s=rates.step_s,
         num_preemptions=totals.preemptions,
@@ -79,6 +82,7 @@ def stats_of(
         tenant_levels=scheduler.live.recent.levels,
         drafts=scheduler.speculating.totals,
         draft_bytes=scheduler.speculating.num_bytes,
+        host=None if cache.host is None else cache.host.stats,
     )
 
 

@@ -1,5 +1,7 @@
 """Prefill: known tokens that are not computed yet, a chunk of them at a time."""
 
+from tokenmesh.engine.core.host_fills import Fills, HostFills
+from tokenmesh.engine.core.in_flight import PlannedChunk
 from tokenmesh.engine.core.live_requests import LiveRequests
 from tokenmesh.engine.core.sharing import Sharing
 from tokenmesh.engine.core.speculating import Speculating
@@ -26,6 +28,7 @@ class Prefill:
         self._live = live
         self._sharing = sharing
         self._speculating = speculating
+        self._fills = HostFills(settings, cache, sharing)
 
     def go_on(self, plan: StepPlan, budget: int) -> int:
         """The next chunks of prompts, as far as there is budget; how much of it they take."""
@@ -35,10 +38,12 @@ class Prefill:
         for request in list(live.prefilling):
             if left <= 0:
                 break
+            fills = self._fill(request, left, plan.step, is_alone=is_alone)
+            left -= fills.cost
             pending = len(request.token_ids) - request.num_computed
-            num_tokens = self._chunk(request, left, is_alone=is_alone)
+            num_tokens = self._chunk(request, left, fills, is_alone=is_alone)
             if num_tokens:  # else the tenant's share of the step is used up
-                plan.scheduled.append(self._compute(request, num_tokens, []))
+                plan.scheduled.append(self._compute(request, num_tokens, [], fills))
                 left -= num_tokens
                 if num_tokens == pending:
                     live.prefilling.remove(request)
@@ -47,30 +52,60 @@ class Prefill:
     def begin(self, plan: StepPlan, request: Request, budget: int) -> int:
         """The first chunk of a request that has just got its row; how much of the budget it takes,
         which is at least a token."""
-        num_tokens = self._chunk(request, budget, is_alone=self._live.is_one, at_least=1)
-        blocks, num_cached = list(request.kv.blocks), request.num_computed
-        plan.scheduled.append(self._compute(request, num_tokens, blocks, num_cached))
+        is_alone, num_hit = self._live.is_one, request.num_computed
+        fills = self._fill(request, budget, plan.step, is_alone=is_alone)
+        left = budget - fills.cost
+        num_tokens = self._chunk(request, left, fills, is_alone=is_alone, at_least=1)
+        blocks = list(request.kv.blocks)
+        plan.scheduled.append(self._compute(request, num_tokens, blocks, fills, num_hit))
         if request.decode.is_prefilling:
             self._live.prefilling.add(request)
-        return num_tokens
+        return fills.cost + num_tokens
 
-    def _chunk(self, request: Request, most: int, *, is_alone: bool, at_least: int = 0) -> int:
+    def _fill(self, request: Request, budget: int, step: int, *, is_alone: bool) -> Fills:
+        """Take the next blocks from the host tier instead of computing them, where it has them."""
+        live, start = self._live, request.num_computed
+        fills = self._fills.plan(request, budget, step, is_alone=is_alone)
+        if not fills.num_tokens:
+            return fills
+        live.num_queued_tokens -= fills.num_tokens
+        live.wheel.advance(request, fills.num_tokens)
+        live.notes.registered += self._cache.register(request, start, request.num_computed)
+        if not request.place.num_preemptions:
+            assert request.place.num_cached is not None
+            num_filled = max(0, min(fills.num_tokens, request.num_prompt - start))
+            request.place.num_cached += num_filled
+            request.place.num_filled += num_filled
+        return fills
+
+    def _chunk(
+        self, request: Request, most: int, fills: Fills, *, is_alone: bool, at_least: int = 0
+    ) -> int:
         if request.spec.is_whole:
             return request.num_known - request.num_computed
-        most = min(most, request.num_known - request.num_computed)
+        most = min(most, request.num_known - request.num_computed, fills.most_computed)
         if self._threshold and not is_alone:
             most = min(most, self._threshold)
+        at_least = max(at_least, min(most, fills.least_computed))
         taken = self._sharing.take(request, self._cache.cut(request, most))
         return ends_outside(request.spec.whole_runs, request.num_computed, max(at_least, taken))
 
     def _compute(
-        self, request: Request, num_tokens: int, new_blocks: list[int], num_cached: int = 0
+        self,
+        request: Request,
+        num_tokens: int,
+        new_blocks: list[int],
+        fills: Fills,
+        num_hit: int = 0,
     ) -> ScheduledRow:
+        """num_hit: tokens before all of these that the pool had."""
         live, wheel = self._live, self._live.wheel
         start = request.num_computed
         end = start + num_tokens
         live.num_queued_tokens -= num_tokens
-        live.notes.prefills.append((request, num_tokens, num_cached))
+        num_cached = num_hit + fills.num_tokens
+        chunk = PlannedChunk(request, num_tokens, num_cached, fills.num_tokens)
+        live.notes.prefills.append(chunk)
         wheel.advance(request, num_tokens)
         live.notes.registered += self._cache.register(request, start, end)
         is_last, pools = end == request.num_known, request.spec.pooling is not None
@@ -82,5 +117,6 @@ class Prefill:
                 live.ends.expect_end(request)
         row = ScheduledRow(request.place.row, start, num_tokens, new_blocks, is_last and not pools)
         row.new_windowed, row.pools = live.tables.take_new(request), is_last and pools
+        row.fills = list(fills.entries)
         row.num_proposed = self._speculating.num_proposed if row.samples else 0
         return row

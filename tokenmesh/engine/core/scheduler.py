@@ -93,10 +93,11 @@ class Scheduler:
             self._admission.admit(plan, budget)
         if self.speculating.is_on:
             self.speculating.draft(plan, self._budget - plan.num_tokens)
-        prefills = ((request.spec.owner, tokens) for request, tokens, _ in notes.prefills)
+        prefills = ((each.request.spec.owner, each.num_tokens) for each in notes.prefills)
         live.recent.note(self.rows.by_tenant, prefills)
         if plan.num_rows:
             plan.saves = self._cache.take_saved()
+            plan.host_saves = self._cache.take_host_saves(plan.step)
         self.rows.note_step(plan)
         return plan
 

@@ -135,13 +135,15 @@ class Sharing:
         self._shares = self._split(budget)
         return is_short
 
-    def take(self, request: Request, num_tokens: int) -> int:
+    def allowed(self, request: Request, num_tokens: int) -> int:
         """How many of the prefill tokens that a request could have its tenant has a right to."""
-        share = self._shares.get(request.spec.owner.tenant)
-        if share is None:
-            return num_tokens
-        num_tokens = min(num_tokens, share)
-        self._shares[request.spec.owner.tenant] = share - num_tokens
+        return min(num_tokens, self._shares.get(request.spec.owner.tenant, num_tokens))
+
+    def take(self, request: Request, num_tokens: int) -> int:
+        """The same, and the tenant has so many fewer left."""
+        num_tokens = self.allowed(request, num_tokens)
+        if request.spec.owner.tenant in self._shares:
+            self._shares[request.spec.owner.tenant] -= num_tokens
         return num_tokens
 
     def _must_relieve(self) -> bool:

@@ -24,6 +24,7 @@ from tokenmesh.engine.plan import (
     StepPlan,
     StepResult,
 )
+from tokenmesh.engine.runner import NO_IMAGES
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
@@ -170,6 +171,7 @@ class SimRunner:
         self.num_saved_states = 0
         self.takes_drafts = True
         self.max_proposed = 0
+        self.images = NO_IMAGES
         self.has_own_device = True
         self.num_blocks = settings.num_gpu_blocks_override or settings.sim_num_blocks
         self._vocabulary = vocabulary

@@ -9,6 +9,7 @@ from typing import Self
 import torch
 
 from tokenmesh.engine.device_memory import CudaMemory
+from tokenmesh.engine.exec.arena import make_arena
 from tokenmesh.engine.exec.cuda.forward import KINDS
 from tokenmesh.engine.exec.cuda.graphs import graph_bytes
 from tokenmesh.engine.exec.cuda.make import make_cuda_runner
@@ -95,7 +96,8 @@ class RunnerMaker:
     def budget_of(self, model: LanguageModel, gpu: GpuBudget | None) -> MemoryBudget:
         """What the pool may take, once the weights are there."""
         if gpu is None:
-            return host_budget(available_host_bytes(), self.settings.cpu_memory_utilization)
+            available = available_host_bytes() - self.settings.host_tier_bytes
+            return host_budget(max(0, available), self.settings.cpu_memory_utilization)
         return gpu.measure(partial(self._profile, model))
 
     def size_store(self, model: LanguageModel, measure: Callable[[], MemoryBudget]) -> StoreSize:
@@ -134,7 +136,8 @@ class RunnerMaker:
             shows_processed=worker.logprobs_mode == "processed_logprobs",
         )
         is_async = worker.async_scheduling is True
-        return TorchRunner(model, store, rows, sampler, is_async=is_async), store
+        arena = make_arena(store, worker)
+        return TorchRunner(model, store, rows, sampler, is_async=is_async, arena=arena), store
 
     def kv_bytes(self, model: LanguageModel) -> KvBytes:
         """What blocks and rows of the store take."""

@@ -22,6 +22,7 @@ from tokenmesh.engine.plan import (
     StepPlan,
     StepResult,
 )
+from tokenmesh.engine.runner import NO_IMAGES
 from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
 
@@ -42,6 +43,7 @@ class PoolRunner:
         self.has_states = store.has_states
         self.has_pages = store.has_pages
         self.num_saved_states = 0
+        self.images = NO_IMAGES
         self._model = model
         self._store = store
         store.clear_blocks(torch.zeros(1, dtype=torch.int64, device=store.device))

@@ -17,6 +17,7 @@ import torch
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
 from tokenmesh.engine.exec.pool_runner import PoolRunner
 from tokenmesh.engine.exec.profile_run import AnyRunner
+from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.pooling.api import PoolModel
@@ -120,7 +121,10 @@ class TorchResident:
             else:
                 tensor.untyped_storage().resize_(0)
         self._has_pool = False
-        return self._store.nbytes
+        arena = self._runner.arena if isinstance(self._runner, TorchRunner) else None
+        if arena is not None:
+            give_back(arena)
+        return self._store.nbytes + (0 if arena is None else arena.nbytes)
 
     def _drop_weights(self) -> int:
         freed = 0 if self._weights == "aside" or self._model is None else _size(self._model)

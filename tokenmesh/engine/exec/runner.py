@@ -15,6 +15,7 @@ from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.runner import NO_IMAGES, HostImages
 from tokenmesh.engine.sampling.logprobs import prompt_logprobs
 from tokenmesh.engine.sampling.sampler import Draws, Sampler
 from tokenmesh.kernels import huge_pages
@@ -67,8 +68,10 @@ class TorchRunner:
         sampler: Sampler,
         *,
         is_async: bool,
+        arena: torch.Tensor | None = None,
     ) -> None:
-        """is_async: launches return at once, and a separate thread carries them out."""
+        """is_async: launches return at once, and a separate thread carries them out. arena: uint8
+        [slots, image bytes] of the host tier."""
         self.has_own_device = False
         # nothing takes a rejected draft out of a state again
         self.takes_drafts = not store.has_states
@@ -78,6 +81,8 @@ class TorchRunner:
         self.has_states = store.has_states
         self.has_pages = store.has_pages
         self.num_saved_states = store.num_saved
+        self._arena = arena
+        self.images = NO_IMAGES if arena is None else HostImages(*arena.shape)
         self._model = model
         self._store = store
         store.clear_blocks(torch.zeros(1, dtype=torch.int64))
@@ -93,11 +98,21 @@ class TorchRunner:
     def carry_out(self, plan: StepPlan) -> StepResult:
         """The whole step; blocks."""
         inputs = self.prepare(plan)
+        self._fill(plan)
         logits = self.forward(inputs)
         with torch.inference_mode():
             for saved in plan.saves:
                 self._store.save_state(saved.row, saved.slot)
+            if plan.host_saves:
+                assert self._arena is not None
+                blocks, slots = torch.tensor(plan.host_saves).T
+                self._store.copy_out(blocks, self._arena, slots)
         return self.sample(inputs, logits)
+
+    @property
+    def arena(self) -> torch.Tensor | None:
+        """The memory of the host tier."""
+        return self._arena
 
     def drop_model(self) -> None:
         """Let go of the weights; nothing may be launched before `take_model`."""
@@ -145,6 +160,15 @@ class TorchRunner:
             return None
         scheduled = self._rows.next_tokens(plan.decodes) + plan.scheduled
         return build_inputs(scheduled, self._rows, self._store.page_size)
+
+    @torch.inference_mode()
+    def _fill(self, plan: StepPlan) -> None:
+        """Blocks that come from the host tier, before anything reads them."""
+        fills = [fill for entry in plan.scheduled for fill in entry.fills]
+        if fills:
+            assert self._arena is not None
+            blocks, slots = torch.tensor(fills).T
+            self._store.copy_in(blocks, self._arena, slots)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs | None) -> StepLogits:

@@ -13,13 +13,28 @@ Ints and dicts only: the copies are entries of a step's plan. Engine thread only
 """
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from tokenmesh.engine.kv.block_pool import BlockPool
 
+SAVED_BYTES: Final = 16 << 20
+"""A step saves at most so much, or one image: the blocks of a long prompt are copied bit by bit."""
 LOAD_SHARE: Final = 0.5
 """Of the slots, at most so many are loading: the others serve what is computed here."""
+
+
+class HostStats(msgspec.Struct, frozen=True, gc=False):
+    """What a host tier holds and has done."""
+
+    slots: Mapping[str, int]
+    """By state."""
+    saved: int
+    """Images, since the start."""
+    filled: int
+    """Blocks, likewise."""
 
 
 class HostTier:
@@ -46,10 +61,15 @@ class HostTier:
         self._reads: defaultdict[int, list[bytes]] = defaultdict(list)
         """By step in flight: keys that it reads."""
         self._loading: dict[bytes, int] = {}
+        self._num_saved = self._num_filled = 0
 
     def has(self, key: bytes) -> bool:
         """Whether its image is here, or is being saved."""
         return key in self._ready or key in self._saving
+
+    @property
+    def stats(self) -> HostStats:
+        return HostStats(self.states, self._num_saved, self._num_filled)
 
     @property
     def states(self) -> dict[str, int]:
@@ -65,6 +85,7 @@ class HostTier:
     def read(self, key: bytes, step: int) -> int:
         """The slot of a ready image that a step reads: it is kept until that step has landed."""
         self._hold(key)
+        self._num_filled += 1
         self._reads[step].append(key)
         return self._ready[key]
 
@@ -119,6 +140,7 @@ class HostTier:
                 self._ready[key] = slot
                 self._evictable[key] = None
                 ready.append(key)
+                self._num_saved += 1
                 continue
             self._free.append(slot)
             if is_wanted:

@@ -48,4 +48,5 @@ def make_cache(
         log=log,
         states=states,
         kv_code=settings.kv_code,
+        images=runner.images,
     )

@@ -8,6 +8,9 @@ admitted in the same step may already use them. Blocks that were not computed mu
 Where rows keep states, blocks are worth nothing without the state behind the last of them: a hit
 ends at a saved state, and only blocks before one are reported. A model that keeps nothing but
 states needs no blocks for a hit.
+
+Blocks that the pool has lost may still be in the host tier. They are copied back into blocks that
+the request has, as its prefill comes to them. A block can be found while either place has it.
 """
 
 from collections.abc import Iterable
@@ -21,12 +24,14 @@ from tokenmesh.engine.kv.block_pool import (
     BlockPool,
     KvGroups,
 )
+from tokenmesh.engine.kv.host_tier import SAVED_BYTES, HostTier
 from tokenmesh.engine.kv.keys import BlockKeys
 from tokenmesh.engine.kv.reports import CacheReports
 from tokenmesh.engine.kv.route_ledger import RouteLedger
 from tokenmesh.engine.kv.saved_states import SavedStates
 from tokenmesh.engine.plan import SavedState
 from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.runner import NO_IMAGES, HostImages
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):
@@ -52,11 +57,12 @@ class PrefixCache:
         log: BlockLog | None = None,
         states: SavedStates | None = None,
         kv_code: str = "",
+        images: HostImages = NO_IMAGES,
     ) -> None:
         """num_blocks: with the null block. route_tokens: of a route block; 0: there is no index.
-        log: of changes. states: None where rows keep none; then there may be window groups.
-        kv_code: the 8-bit type of the KV cache."""
-        assert states is None or not groups.num_windowed
+        log: of changes. states: None where rows keep none; then there may be window groups and a
+        host tier. kv_code: the 8-bit type of the KV cache. images: room of the host tier."""
+        assert states is None or not (groups.num_windowed or images.slots)
         self._enabled = enabled
         self._states = states if enabled else None
         has_routes, has_log = enabled and route_tokens > 0, enabled and log is not None
@@ -67,7 +73,10 @@ class PrefixCache:
         self._block_size = size = groups.block_size
         self.keys = BlockKeys(size, groups.num_windowed, kv_code)
         self._marks = self.keys.marks
-        is_there = self.pool.find if states is None else states.reaches
+        has_host = enabled and images.slots > 0
+        self.host = HostTier(images.slots, self._note_no_image) if has_host else None
+        self._most_saves = max(1, SAVED_BYTES // max(1, images.num_bytes))
+        is_there = self._is_there if states is None else states.reaches
         routes = RouteLedger(is_there, size, route_tokens) if has_routes else None
         self.reports = CacheReports(routes, log if has_log else None)
 
@@ -82,7 +91,7 @@ class PrefixCache:
         # blocks found before a preemption may be evicted
         request.kv.num_routed = request.kv.num_matched = 0
         self.keys.choose_side(request)
-        if not self._enabled or request.output.wants_prompt_logprobs or request.spec.reads_all:
+        if not self._may_skip(request):
             return [[], *([] for _ in self._marks)]
         num_blocks = (request.num_known - 1) // self._block_size
         self.keys.hash_up_to(request, num_blocks)
@@ -96,6 +105,64 @@ class PrefixCache:
             request.kv.num_matched = len(found) * self._block_size
             return [self._up_to_state(self._states, request.kv.hashes[:num_blocks], found)]
         return self._within_windows(request, found) if self._marks else [found]
+
+    def _may_skip(self, request: Request) -> bool:
+        """Whether it may use what others have computed."""
+        needs_all = request.output.wants_prompt_logprobs or request.spec.reads_all
+        return self._enabled and not needs_all
+
+    def count_images(self, request: Request, first: int, most: int) -> int:
+        """How many of its blocks from `first` on, at most so many, the host tier has in all groups;
+        the last known token is in none of them."""
+        if self.host is None or request.spec.is_whole or not self._may_skip(request):
+            return 0
+        end = min((request.num_known - 1) // self._block_size, first + most)
+        count = 0
+        for block_hash in request.kv.hashes[first:end]:
+            if any(self.host.find(block_hash + mark) is None for mark in (b"", *self._marks)):
+                break
+            count += 1
+        return count
+
+    def fill(self, request: Request, first: int, count: int, step: int) -> list[tuple[int, int]]:
+        """Blocks [first, first + count) of the request, and the slots that a step copies into them.
+
+        The images must be there.
+        """
+        assert self.host is not None
+        kv, fills = request.kv, []
+        for index in range(first, first + count):
+            for mark, table in zip((b"", *self._marks), (kv.blocks, *kv.windowed), strict=True):
+                fills.append((table[index], self.host.read(kv.hashes[index] + mark, step)))
+        return fills
+
+    def note_hits(self, request: Request, num_hits: int) -> None:
+        """A request begins with blocks that the pool had: their images stay, or are made."""
+        if self.host is None:
+            return
+        kv = request.kv
+        for mark, table in zip((b"", *self._marks), (kv.blocks, *kv.windowed), strict=True):
+            for block, block_hash in zip(table[:num_hits], kv.hashes, strict=False):
+                if block != NULL_BLOCK:
+                    self.host.save(block_hash + mark, block)
+        self.touch(request, num_hits)
+
+    def touch(self, request: Request, num_blocks: int) -> None:
+        """Images of its first blocks were used."""
+        if self.host is not None:
+            hashes = request.kv.hashes[:num_blocks]
+            self.host.touch([each + mark for each in hashes for mark in (b"", *self._marks)])
+
+    def take_host_saves(self, step: int) -> list[tuple[int, int]]:
+        """Blocks that are copied at the end of a step whose plan is complete but for these."""
+        if self.host is None:
+            return []
+        return self.host.take_saves(step, self.pool, self._most_saves)
+
+    def landed(self, step: int, *, ok: bool) -> None:
+        """A step has ended, and what it did not compute was retracted."""
+        if self.host is not None:
+            self.host.landed(step, ok=ok)
 
     def _up_to_state(self, states: SavedStates, hashes: list[bytes], found: list[int]) -> list[int]:
         """Cut a run where there is a saved state; null blocks where that is all it takes."""
@@ -137,13 +204,17 @@ class PrefixCache:
             block, block_hash = kv.blocks[index], kv.hashes[index]
             if self.pool.register(block, block_hash):
                 registered.append(Registered(row, block, block_hash))
-                if self._states is None:
+                is_reported = self.host is not None and self.host.has(block_hash)
+                if self._states is None and not is_reported:
                     self.reports.stored(request, index)
             if not self._marks:
                 continue
             for mark, table in zip(self._marks, kv.windowed, strict=True):
                 if self.pool.register(table[index], block_hash + mark):
                     registered.append(Registered(row, table[index], block_hash + mark))
+        if self.host is not None:
+            for each in registered:
+                self.host.save(each.key, each.block)
         if self._states is not None:
             self._save_state(self._states, request, start, end)
         else:
@@ -196,6 +267,8 @@ class PrefixCache:
     def forget_all(self) -> None:
         """Nothing can be found any more."""
         self.pool.forget_all()
+        if self.host is not None:
+            self.host.drop_all()
         if self._states is not None:
             self._states.drop_all()
         self.reports.clear()
@@ -207,12 +280,23 @@ class PrefixCache:
             # the block may have been given away since, and have other content
             if each.row == row and self.pool.find(each.key) == each.block:
                 self.pool.forget(each.block)
+            if each.row == row and self.host is not None:
+                self.host.discard(each.key)
         return blocks
+
+    def _is_there(self, key: bytes) -> bool:
+        """Whether the pool or the host tier has a block, so that a request need not compute it."""
+        return self.pool.find(key) is not None or (self.host is not None and self.host.has(key))
 
     def _note_forgotten(self, block_hash: bytes) -> None:
         if len(block_hash) > HASH_BYTES:
             return  # of a window group: without it a hit is shorter than the index expects
         if self._states is None:
-            self.reports.hide((block_hash,))
+            if not self._is_there(block_hash):
+                self.reports.hide((block_hash,))
         elif self._states.needs_blocks:
             self.reports.hide(self._states.forget_block(block_hash))
+
+    def _note_no_image(self, key: bytes) -> None:
+        if len(key) == HASH_BYTES and not self._is_there(key):
+            self.reports.hide((key,))

@@ -18,6 +18,7 @@ from tokenmesh.engine.models.keeps import (
     row_bytes,
 )
 from tokenmesh.kernels import huge_pages
+from tokenmesh.kernels.kv_blocks import copy_in, copy_out
 from tokenmesh.kernels.page_codes import row_elements, stored
 
 _HOST: Final = torch.device("cpu")
@@ -125,6 +126,26 @@ class KvStore:
             elif isinstance(kept, Latent):
                 stored(tensor).index_fill_(0, blocks, 0)
 
+    @property
+    def image_bytes(self) -> int:
+        """Of one block in all layers of a group: layer by layer keys, then values, heads outermost,
+        or the latents."""
+        return sum(len(each) * each.shape[2] for each in self._planes())
+
+    def copy_out(self, blocks: torch.Tensor, images: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write the images of blocks [n] to slots [n] of images [slots, image_bytes], uint8."""
+        first = 0
+        for plane in self._planes():
+            copy_out(plane, blocks, images, slots, first)
+            first += len(plane) * plane.shape[2]
+
+    def copy_in(self, blocks: torch.Tensor, images: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write the images in slots [n] to blocks [n]."""
+        first = 0
+        for plane in self._planes():
+            copy_in(plane, blocks, images, slots, first)
+            first += len(plane) * plane.shape[2]
+
     def clear_row(self, number: int) -> None:
         """Zero the states of a row."""
         for tensor in self._states():
@@ -142,6 +163,20 @@ class KvStore:
 
     def _states(self) -> Iterator[torch.Tensor]:
         return (tensor for kept, tensor in self._each() if isinstance(kept, State))
+
+    def _planes(self) -> Iterator[torch.Tensor]:
+        """What is kept in blocks as bytes [pieces, blocks, bytes of a piece], each byte once."""
+        if self.pool is not None:
+            yield self.pool.view(torch.uint8).view(
+                -1, self.num_blocks, _piece_bytes(self.pool[0, 0])
+            )
+            return
+        seen: set[int] = set()
+        for kept, tensor in self._each():
+            if isinstance(kept, Pages | Latent) and tensor.data_ptr() not in seen:
+                seen.add(tensor.data_ptr())
+                one = tensor[0] if isinstance(kept, Pages) else tensor
+                yield tensor.view(torch.uint8).view(-1, self.num_blocks, _piece_bytes(one))
 
     def _each(self) -> Iterator[tuple[Kept, torch.Tensor]]:
         for kept, tensors in zip(self.keeps, self.layers, strict=True):
@@ -197,6 +232,11 @@ def make_store(
         layers = [[pool[slot]] for slot in grouping.slot_of]
     own = (grouping, num_saved, tuple(scales), _table(scales), device)
     return KvStore(keeps, layers, pool, num_blocks, page_size, *own)
+
+
+def _piece_bytes(pages: torch.Tensor) -> int:
+    """Bytes of one block in [blocks, ...]."""
+    return pages[0].numel() * pages.element_size()
 
 
 def _empty(

@@ -43,6 +43,8 @@ class QueuePlace:
     """Tokens that the prefix cache held when the request began to wait; 0 once it has a row."""
     num_cached: int | None = None
     """Prompt tokens found in the prefix cache at the first admission; None before it."""
+    num_filled: int = 0
+    """Those of `num_cached` that came from the host tier."""
     num_preemptions: int = 0
 
 

@@ -13,7 +13,10 @@ class Chunk(NamedTuple):
     end_ns: int
     num_tokens: int
     num_cached: int
-    """Tokens skipped by the prefix hit that this chunk follows; 0 for later chunks."""
+    """Tokens that this chunk follows and that were not computed: a prefix hit, or from the host
+    tier."""
+    num_filled: int
+    """Those from the host tier."""
     batch_size: int
 
 

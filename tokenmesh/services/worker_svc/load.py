@@ -13,6 +13,7 @@ from tokenmesh.engine.core.outputs import EngineStats
 from tokenmesh.engine.exec.kv_bytes import NO_BYTES, KvBytes
 from tokenmesh.engine.kv.make_cache import has_prefix_cache
 from tokenmesh.engine.request.spec import TenantShare
+from tokenmesh.engine.runner import NO_IMAGES, HostImages
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.streams import WorkerStreams
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -42,6 +43,7 @@ class LoadBook:
         num_saved_states: int = 0,
         has_prefix_cache: bool = True,
         pools: bool = False,
+        images: HostImages = NO_IMAGES,
     ) -> None:
         """num_blocks: with the null block. pools: streams are Pools, which hold no row and no
         blocks for long: what is queued are their tokens."""
@@ -51,6 +53,8 @@ class LoadBook:
         self._num_saved = num_saved_states
         self._has_prefix_cache = has_prefix_cache
         self._pools = pools
+        self.images = images
+        """Room of the host tier."""
         self._stats = EngineStats()
         self._num_submitted = 0
         self._pending: deque[int] = deque()
@@ -74,6 +78,7 @@ class LoadBook:
             num_saved_states=runner.num_saved_states,
             has_prefix_cache=has_prefix_cache(settings, runner),
             pools=loaded.pooling is not None,
+            images=runner.images,
         )
 
     @property

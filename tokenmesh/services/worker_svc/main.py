@@ -199,7 +199,7 @@ def card_of(
     on_demand: OnDemand | None = None,
 ) -> ModelCard:
     """The worker's model card. `block_size`: see `ModelCard`."""
-    kv = loaded.kv_bytes
+    kv, images = loaded.kv_bytes, loaded.runner.images
     return ModelCard(
         name=names[0],
         aliases=list(names[1:]),
@@ -218,7 +218,8 @@ def card_of(
         on_demand=on_demand is not None,
         slots="" if on_demand is None else on_demand.slots_name,
         weight_format=loaded.weight_format,
-        host_kv_bytes=kv.block * loaded.runner.num_blocks if kv.is_on_host else 0,
+        host_kv_bytes=images.slots * images.num_bytes
+        + (kv.block * loaded.runner.num_blocks if kv.is_on_host else 0),
         only_transcribes=bool(loaded.encoder_states),
         needs_encoder=bool(loaded.media.kinds),
         embeds_in_chunks=loaded.pooling is not None and loaded.pooling.in_chunks,

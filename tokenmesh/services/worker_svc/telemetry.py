@@ -12,6 +12,7 @@ from tokenmesh.engine.core.outputs import EndedStream, StepOutput
 from tokenmesh.engine.core.step_log import TimelineStep
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.timeline import Timeline
+from tokenmesh.services.worker_svc.host_tier_metrics import HostTierMetrics
 from tokenmesh.services.worker_svc.load import TOO_LONG, TOO_MANY, LoadBook
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
@@ -49,6 +50,9 @@ class WorkerMetrics:
         self._cached_locally = metrics.counter(
             "prompt_tokens_cached_by_source", **labels, source="local_cache_hit"
         )
+        self._host = None
+        if book.images.slots:
+            self._host = HostTierMetrics(metrics, labels, book, book.images)
         self._computed = metrics.histogram("request_prefill_kv_computed_tokens", **labels)
         self._stream_preemptions = metrics.histogram("request_num_preemptions", **labels)
         self._preemptions = metrics.counter("num_preemptions", **labels)
@@ -92,6 +96,8 @@ class WorkerMetrics:
             self._step_s.observe(output.duration_s)
         self._preemptions.inc(output.stats.num_preemptions - self._num_preemptions)
         self._num_preemptions = output.stats.num_preemptions
+        if self._host is not None:
+            self._host.note(output.stats.host)
         for ended in output.ended:
             self._note_ended(ended)
 
@@ -108,9 +114,12 @@ class WorkerMetrics:
                 self._prompt_recomputed.inc()
             self._book.cached_tokens += request.place.num_cached
             self._queries.inc(request.num_prompt)
-            self._hits.inc(request.place.num_cached)
-            self._from_cache.inc(request.place.num_cached)
-            self._cached_locally.inc(request.place.num_cached)
+            from_pool = request.place.num_cached - request.place.num_filled
+            self._hits.inc(from_pool)
+            self._from_cache.inc(from_pool)
+            self._cached_locally.inc(from_pool)
+            if self._host is not None:
+                self._host.note_ended(request)
             self._from_compute.inc(request.num_prompt - request.place.num_cached)
             self._computed.observe(request.num_prompt - request.place.num_cached)
             self._stream_preemptions.observe(request.place.num_preemptions)
@@ -173,6 +182,7 @@ def record_spans(ended: EndedStream) -> None:
             **identity,
             "tokens": chunk.num_tokens,
             "cached_tokens": chunk.num_cached,
+            **({"filled_tokens": chunk.num_filled} if chunk.num_filled else {}),
             "batch_size": chunk.batch_size,
         }
         if media := _merged(ended.request, start, start + chunk.num_tokens):

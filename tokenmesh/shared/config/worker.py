@@ -136,6 +136,13 @@ class WorkerSettings(BaseModel):
         description="Share of free host memory for KV on a CPU; at 0.3, which is the default, at "
         "most 2 GiB or four requests of full length.",
     )
+    kv_offloading_size: float | None = Field(
+        default=None,
+        ge=0,
+        description="GiB of host memory that keep KV blocks which the pool has lost, besides its "
+        "own; equal prompt beginnings and preempted streams are copied from there instead of "
+        "computed. For CPUs, and models that keep no states. Default, and 0: none.",
+    )
     load_buffer_bytes: int = fixed(
         default=4 * 1024 * 1024,
         ge=4096,
@@ -288,6 +295,11 @@ class WorkerSettings(BaseModel):
         if self.kv_cache_dtype in ("auto", "bfloat16"):
             return ""
         return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
+
+    @property
+    def host_tier_bytes(self) -> int:
+        """Memory of the host tier; 0: there is none."""
+        return int((self.kv_offloading_size or 0) * (1 << 30))
 
     @property
     def num_rows(self) -> int:

@@ -135,13 +135,14 @@ ENGINE_METRICS: Final = (
     _counter("prompt_tokens_cached", "Of these, found in the prefix cache.", *_MODEL),
     _counter(
         "prompt_tokens_by_source",
-        "Prompt tokens by where their KV came from: local_compute, local_cache_hit.",
+        "Prompt tokens by where their KV came from: local_compute, local_cache_hit, and "
+        "external_kv_transfer for the host tier.",
         *_MODEL,
         "source",
     ),
     _counter(
         "prompt_tokens_cached_by_source",
-        "Prompt tokens found in a cache, by which: local_cache_hit.",
+        "Prompt tokens found in a cache, by which: local_cache_hit, external_kv_transfer.",
         *_MODEL,
         "source",
     ),
@@ -153,6 +154,19 @@ ENGINE_METRICS: Final = (
     _counter("generation_tokens", "Tokens generated.", *_MODEL),
     _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", *_MODEL),
     _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", *_MODEL),
+    _counter(
+        "external_prefix_cache_queries",
+        "Prompt tokens looked up in the host tier, as the pool did not have them.",
+        *_MODEL,
+    ),
+    _counter("external_prefix_cache_hits", "Prompt tokens found in the host tier.", *_MODEL),
+    _counter(
+        "kv_offload_bytes",
+        "KV copied to the host tier (save) and from there to the pool (fill).",
+        *_MODEL,
+        "direction",
+    ),
+    _gauge("kv_host_slots", "Slots of the host tier, by state.", *_MODEL, "state"),
     _counter("mm_cache_queries", "Media items looked up in the encoder's cache.", *_MODEL),
     _counter("mm_cache_hits", "Media items found in the encoder's cache.", *_MODEL),
     _gauge("mm_cache_bytes", "Embeddings in an encoder's cache.", "engine"),

@@ -85,6 +85,12 @@ def check_shapes(facts: ModelFacts, settings: WorkerSettings) -> None:
             "the batch; leave it out or set worker.device to cpu",
             param="worker.batch_invariant",
         )
+    if settings.host_tier_bytes:
+        raise ConfigError(
+            "kv_offloading_size keeps KV of models on CPUs only; leave it out or set "
+            "worker.device to cpu",
+            param="worker.kv_offloading_size",
+        )
     problem = facts.gpu_problem()
     if problem is not None:
         raise ConfigError(

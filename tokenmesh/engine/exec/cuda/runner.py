@@ -37,6 +37,7 @@ from tokenmesh.engine.layers.upload import upload
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.runner import NO_IMAGES
 from tokenmesh.engine.sampling.device_sampler import (
     DeviceDraws,
     DeviceSampler,
@@ -67,6 +68,7 @@ class CudaRunner:
         self.has_pages = store.has_pages
         # nothing copies states on a device yet, so the prefix cache is off where there are any
         self.num_saved_states = 0
+        self.images = NO_IMAGES
         store.clear_blocks(torch.zeros(1, dtype=torch.int64, device=store.device))
         self._device = device
         self._limits = limits
