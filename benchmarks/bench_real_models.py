@@ -31,7 +31,7 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 
 _WINDOW: Final = 1024
 _SCORED: Final = SamplingParams(seed=0, max_tokens=1, temperature=0.0, prompt_logprobs=1)
-_TIMEOUT_S: Final = 280.0
+_TIMEOUT_S: Final = 1200.0
 _DECODE_PROMPT: Final = 32
 _SHORT: Final = 2048
 """Prompts that are longer have one round."""

@@ -90,7 +90,7 @@ def test_tiles_change_no_bits(kind: str) -> None:
         if random_.random() < 0.3:
             codes = replace(codes, center=0)
         packed = NativeCodes.pack(codes, torch.randn(codes.shape[0]), is_exact=False)
-        x = torch.randn(random_.choice([12, 16, 61, 300]), codes.shape[1]).bfloat16()
+        x = torch.randn(random_.choice([48, 61, 75, 300]), codes.shape[1]).bfloat16()
         has_tiles = library().tm_has_amx()
         with_tiles = packed.product(x)
         try:
