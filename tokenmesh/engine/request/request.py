@@ -129,8 +129,19 @@ class OutputState:
 class Request:
     """One stream. Written by the engine thread only, once it was submitted."""
 
-    __slots__ = ("decode", "drafting", "key", "kv", "num_prompt", "output", "place", "prepared",
-                 "spec", "timeline", "token_ids")  # fmt: skip
+    __slots__ = (
+        "decode",
+        "drafting",
+        "key",
+        "kv",
+        "num_prompt",
+        "output",
+        "place",
+        "prepared",
+        "spec",
+        "timeline",
+        "token_ids",
+    )
 
     def __init__(self, spec: RequestSpec, token_ids: list[int]) -> None:
         """token_ids: the prompt and what earlier attempts delivered; drawn tokens are appended."""
