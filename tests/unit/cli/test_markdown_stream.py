@@ -2,6 +2,7 @@
 
 import io
 import signal
+from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
@@ -35,6 +36,15 @@ def test_blocks_end_at_empty_lines_but_not_within_code() -> None:
     assert split_blocks("") == ("", "")
 
 
+@pytest.fixture
+def handled_sigint() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt: a process that a shell starts with `&` ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("handled_sigint")
 def test_ctrl_c_while_text_is_drawn_does_not_draw_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "many words that need two rows"
 
