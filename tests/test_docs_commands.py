@@ -20,11 +20,13 @@ from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.main import COMMANDS, WITH_SETTINGS, known_flags
 from tokenmesh.cli.main import run as run_command
 from tokenmesh.cli.vllm_flags import FIXED
+from tokenmesh.services.gateway.apis.table import APIS
 from tokenmesh.services.gateway.core.tenancy.auth import read_key_file
 from tokenmesh.shared.config import load_settings
 from tokenmesh.shared.services import SERVICE_BY_NAME
 
 ROUTE = re.compile(r"""["'](/[\w/{}]+)["']""")
+NAMED_ROUTE = re.compile(r"""^(\w+): Final = ["'](/[\w/]*)["']""", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
@@ -148,7 +150,14 @@ def test_files_of_docker_compose_exist(page: Path) -> None:
 @cache
 def routes() -> list[re.Pattern[str]]:
     folder = ROOT / "tokenmesh/services/gateway"
-    found = {each for path in folder.rglob("*.py") for each in ROUTE.findall(path.read_text())}
+    found = set[str]()
+    for path in folder.rglob("*.py"):
+        text = path.read_text()
+        # some paths are put together from a constant of their file
+        for name, value in NAMED_ROUTE.findall(text):
+            text = text.replace(f"{{{name}}}", value)
+        found.update(ROUTE.findall(text.replace("{{", "{").replace("}}", "}")))
+    found.update(path for api in APIS for _, path in api.answers)
     return [re.compile(re.sub(r"\{[^}]+\}", "[^/]+", each)) for each in sorted(found)]
 
 
