@@ -23,11 +23,19 @@ _DEMO = Path(tokenmesh.__file__).parent / "demo_model"
 
 @asynccontextmanager
 async def demo_mesh(
-    nats: Server, redis: Server, *, worker: dict[str, Any] | None = None
+    nats: Server,
+    redis: Server,
+    *,
+    worker: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway that serves it as `demo`."""
     settings = Settings(
-        models=(ModelSettings(model=str(_DEMO), served_model_name=("demo",)),),
+        models=(
+            ModelSettings.model_validate(
+                {"model": str(_DEMO), "served_model_name": ("demo",), **(model or {})}
+            ),
+        ),
         bus=bus_settings_of(nats),
         redis=redis_settings_of(redis),
         gateway=GatewaySettings(port=free_port()),

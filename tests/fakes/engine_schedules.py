@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.fakes.kv_runner import (
 )
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.proposing import RunnerDrafts
+from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
 from tokenmesh.engine.kv.block_tables import held_by
@@ -316,6 +318,7 @@ class Schedule:
         self.engine = Engine(self.runner, self.settings, proposer=proposer)
         self._may_cancel = may_cancel
         self._added: list[Case] = []
+        self._totals = DraftTotals()
 
     def _make_cases(
         self, capacity: int, has_boundary: bool, has_host: bool
@@ -420,11 +423,23 @@ class Schedule:
         assert len(free) == len(set(free)) == pool.num_free
         assert all(pool.ref_count(block) == holds[block] for block in range(pool.num_blocks))
         assert holds.keys().isdisjoint(free)
+        self._check_drafts(output.stats.drafts)
         self._check_published(live)
         check_states(self.engine._cache._states, pool)
         if self._loads is not None:
             self._loads.go_on()
         self.note_blocks(output.blocks)
+
+    def _check_drafts(self, totals: DraftTotals) -> None:
+        """They are those of the streams, none of which got more than it drew, and never go down."""
+        outputs = [case.request.output for case in self._added]
+        accepted = sum(output.num_accepted for output in outputs)
+        assert totals.draft_tokens == sum(output.num_drafts for output in outputs)
+        assert totals.accepted_tokens == accepted == sum(totals.accepted_by_place)
+        places = zip_longest(totals.accepted_by_place, self._totals.accepted_by_place, fillvalue=0)
+        assert all(now >= before for now, before in places)
+        assert totals[:3] >= self._totals[:3]
+        self._totals = totals
 
     def note_blocks(self, changes: list[BlockChange]) -> None:
         """Gets the changes of the prefix cache; does nothing by default."""

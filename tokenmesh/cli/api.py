@@ -72,6 +72,15 @@ class GatewayClient:
             raise Unavailable(f"{self._url} serves no model yet")
         return [str(each["id"]) for each in models]
 
+    def draft_methods(self) -> dict[str, str]:
+        """By model: where drafts of its tokens come from, and how many there may be."""
+        found = {}
+        for each in self._get("/v1/models").get("data", ()):
+            config = each.get("speculative_config")
+            if config:
+                found[each["id"]] = f"{config['method']} {config['num_speculative_tokens']}"
+        return found
+
     def trace(self, trace_id: str) -> dict[str, Any]:
         """A trace by its id or by the id of the request. Raises NotFound."""
         return self._get(f"/traces/{quote(trace_id, safe='')}")

@@ -112,10 +112,14 @@ def ps(
     """List the models that a running mesh serves, and how busy their workers are."""
     with GatewayClient(url, api_key) as api:
         workers = [each for each in api.mesh()["processes"] if each["service"] == _WORKER]
+        methods = api.draft_methods()
     numbers = ("workers", "running", "waiting", "KV")
-    table = _table("model", *numbers, "state", right=numbers)
+    shown = ["drafts"] if methods else []
+    table = _table("model", *numbers, *shown, "state", right=numbers)
     for name in sorted({model for each in workers for model in each["models"]}):
-        table.add_row(*_served(name, [each for each in workers if name in each["models"]]))
+        *cells, state = _served(name, [each for each in workers if name in each["models"]])
+        drafts = [methods.get(name, "")] if methods else []
+        table.add_row(*cells, *drafts, state)
     _print(table)
 
 

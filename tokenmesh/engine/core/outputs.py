@@ -170,7 +170,13 @@ def _full_delta(
         prompt_logprobs=_take_prompt_logprobs(request),
         error=ending.error if ending else None,
         alignment=alignment,
+        drafts=_drafts_of(request),
     )
+
+
+def _drafts_of(request: Request) -> tuple[int, int] | None:
+    output = request.output
+    return (output.num_drafts, output.num_accepted) if output.num_drafts else None
 
 
 def _take_prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:

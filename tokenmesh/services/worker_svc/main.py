@@ -34,6 +34,7 @@ from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
@@ -86,6 +87,7 @@ async def build(mesh: Mesh) -> None:
     await mesh.listen(taker, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
     card = card_of(names, loaded, settings.block_size if has_cache else 0, on_demand)
+    card = with_drafts(card, model.speculative_config)
     if grammars is not None and settings.grammar_prestart and on_demand is None:
         # not earlier: the imports of these processes would delay the first heartbeats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
@@ -225,6 +227,13 @@ def card_of(
         embeds_in_chunks=loaded.pooling is not None and loaded.pooling.in_chunks,
         max_embed_len=loaded.pooling.max_embed_len if loaded.pooling else 0,
     )
+
+
+def with_drafts(card: ModelCard, config: SpeculativeConfig) -> ModelCard:
+    """The card with where its drafts come from, if there are any."""
+    if config.method is None:
+        return card
+    return msgspec.structs.replace(card, draft_method=config.method, max_drafts=config.max_drafts)
 
 
 def is_alive(mesh: Mesh, gateway: GatewayId) -> bool:

@@ -6,9 +6,11 @@ Spans of a stream are recorded after its end: `worker.grammar` where one was com
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
+from itertools import zip_longest
 from typing import Final
 
 from tokenmesh.engine.core.outputs import EndedStream, StepOutput
+from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.engine.core.step_log import TimelineStep
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.timeline import Timeline
@@ -22,8 +24,32 @@ _STEPS_CACHED: Final = 1024
 _MAX_ADAPTERS: Final = 256
 """Names in metrics; later ones are counted together."""
 
+_DRAFTS: Final = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
 """By level."""
+
+
+class DraftMetrics:
+    """The metrics of drafts, fed with counts that go on."""
+
+    def __init__(self, metrics: Metrics, labels: dict[str, str], book: LoadBook) -> None:
+        self._metrics, self._labels = metrics, labels
+        self._counters = [metrics.counter(f"spec_decode_{name}", **labels) for name in _DRAFTS]
+        self._shown = DraftTotals()
+        metrics.gauge_of("spec_decode_index_bytes", lambda: book.stats.draft_bytes, **labels)
+
+    def note(self, totals: DraftTotals) -> None:
+        """Show the counts of now."""
+        before, self._shown = self._shown, totals
+        if totals is before:
+            return
+        for counter, now, then in zip(self._counters, totals[:3], before[:3], strict=True):
+            counter.inc(now - then)
+        places = zip_longest(totals.accepted_by_place, before.accepted_by_place, fillvalue=0)
+        for place, (now, then) in enumerate(places):
+            self._metrics.counter(
+                "spec_decode_num_accepted_tokens_per_pos", **self._labels, position=str(place)
+            ).inc(now - then)
 
 
 class WorkerMetrics:
@@ -56,6 +82,7 @@ class WorkerMetrics:
         self._computed = metrics.histogram("request_prefill_kv_computed_tokens", **labels)
         self._stream_preemptions = metrics.histogram("request_num_preemptions", **labels)
         self._preemptions = metrics.counter("num_preemptions", **labels)
+        self._drafts = DraftMetrics(metrics, labels, book)
         self._step_tokens = metrics.histogram("iteration_tokens_total", **labels)
         self._step_s = metrics.histogram("engine_step_seconds", **labels)
         self._queue_s = metrics.histogram("request_queue_time_seconds", **labels)
@@ -71,8 +98,7 @@ class WorkerMetrics:
         metrics.gauge_of("num_requests_waiting", lambda: book.load().waiting, **labels)
         waiting = partial(metrics.gauge, "num_requests_waiting_by_reason", **labels)
         waiting(reason="capacity").set_function(lambda: book.stats.waiting)
-        deferred = waiting(reason="deferred")
-        deferred.set_function(lambda: book.load().waiting - book.stats.waiting)
+        waiting(reason="deferred").set_function(lambda: book.load().waiting - book.stats.waiting)
         metrics.gauge("cache_config_info", **labels, **book.cache_config).set(1)
         metrics.gauge_of("kv_cache_usage_perc", lambda: _kv_usage(book), **labels)
         for kind in ("blocks", "states"):
@@ -98,6 +124,7 @@ class WorkerMetrics:
         self._num_preemptions = output.stats.num_preemptions
         if self._host is not None:
             self._host.note(output.stats.host)
+        self._drafts.note(output.stats.drafts)
         for ended in output.ended:
             self._note_ended(ended)
 
@@ -220,6 +247,9 @@ def _record_decode(ended: EndedStream, parent: str) -> None:
         "preemptions": request.place.num_preemptions,
         "finish_reason": ended.ending.reason,
     }
+    if request.output.num_drafts:
+        attributes["draft_tokens"] = request.output.num_drafts
+        attributes["accepted_draft_tokens"] = request.output.num_accepted
     if request.spec.lora is not None:
         attributes["adapter"] = request.spec.lora.name
     events = [_step_event(step) for step in ended.steps]

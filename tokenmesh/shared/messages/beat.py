@@ -63,6 +63,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True where a text that is longer than `max_model_len` is embedded in parts."""
     max_embed_len: int = 0
     """Longest text that is embedded, tokens; 0: any in parts, else `max_model_len`."""
+    draft_method: str = ""
+    """Where drafts of the next tokens come from; empty: there are none."""
+    max_drafts: int = 0
+    """Most of one stream in one step."""
 
     @property
     def requested_name(self) -> str:

@@ -47,6 +47,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     alignment: list[int] | None = None
     """The state of the encoder at which each token of the prompt's transcript ends and the next one
     begins; on the first delta, when requested."""
+    drafts: tuple[int, int] | None = None
+    """Tokens that were drafted in the attempt so far, and those of them that the stream drew as
+    well; None: none were."""
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True):

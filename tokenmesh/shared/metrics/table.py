@@ -177,6 +177,16 @@ ENGINE_METRICS: Final = (
         "reason",
     ),
     _counter("num_preemptions", "Streams put back to free their KV blocks.", *_MODEL),
+    _counter("spec_decode_num_drafts", "Rows of steps that had drafts, of those landed.", *_MODEL),
+    _counter("spec_decode_num_draft_tokens", "Tokens that were drafted for them.", *_MODEL),
+    _counter("spec_decode_num_accepted_tokens", "Drafts that streams drew as well.", *_MODEL),
+    _counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "The same by place among the drafts of a row, from 0.",
+        *_MODEL,
+        "position",
+    ),
+    _gauge("spec_decode_index_bytes", "Memory of what drafts are looked up in.", *_MODEL),
     _histogram("iteration_tokens_total", "Tokens computed in one step.", _STEP_TOKENS, *_MODEL),
     _histogram("engine_step_seconds", "One engine step.", _TOKEN_S, *_MODEL),
     _histogram(

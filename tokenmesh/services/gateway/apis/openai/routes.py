@@ -23,6 +23,7 @@ from tokenmesh.services.gateway.apis.openai.request import (
 from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.apis.openai.shapes import (
     Model,
+    ModelDrafts,
     ModelList,
     ModelPermission,
 )
@@ -122,6 +123,9 @@ def _model(
         max_model_len=card.max_model_len,
         permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
         tasks=[*(["generate"] if card.generates else []), *card.tasks],
+        speculative_config=ModelDrafts(card.draft_method, card.max_drafts)
+        if card.draft_method
+        else None,
     )
 
 

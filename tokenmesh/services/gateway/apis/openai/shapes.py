@@ -139,6 +139,13 @@ class ModelPermission(msgspec.Struct, kw_only=True):
     is_blocking: bool = False
 
 
+class ModelDrafts(msgspec.Struct):
+    """Where drafts of a model's next tokens come from, by vLLM's names."""
+
+    method: str
+    num_speculative_tokens: int
+
+
 class Model(msgspec.Struct, kw_only=True):
     """One entry of /v1/models."""
 
@@ -152,6 +159,8 @@ class Model(msgspec.Struct, kw_only=True):
     permission: list[ModelPermission]
     tasks: list[str]
     """`generate`, and tasks of pooling."""
+    speculative_config: ModelDrafts | None = None
+    """None: there are no drafts."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):

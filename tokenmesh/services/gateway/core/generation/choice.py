@@ -54,6 +54,8 @@ class Choice:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.alignment: list[int] | None = None
         """See `Delta.alignment`."""
+        self.drafts: tuple[int, int] | None = None
+        """Tokens that were drafted, and those of them that are the stream's; None: none were."""
         self.finish_reason: str | None = None
         """The worker's reason; `OutputChunk.finish_reason` is `tool_calls` after a call."""
         self._options = options
@@ -89,6 +91,7 @@ class Choice:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self.alignment = output.alignment or self.alignment
+        self.drafts = output.drafts or self.drafts
         chunk = self._pending or OutputChunk(self.index)
         self._pending = None
         if self._matcher is None and self._parser is None:

@@ -30,6 +30,8 @@ class Output:
     """Set when the stream failed."""
     alignment: list[int] | None = None
     """See `Delta.alignment`."""
+    drafts: tuple[int, int] | None = None
+    """See `Delta.drafts`; of the stream so far."""
 
 
 @dataclass(slots=True)

@@ -35,10 +35,15 @@ class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
     """vLLM's name for the same three, by modality; None: the prompt is text only."""
 
 
-class CompletionTokensDetails(msgspec.Struct):
+class CompletionTokensDetails(msgspec.Struct, omit_defaults=True):
     """Generated tokens by what they were used for."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | None = None
+    """Tokens that were drafted before they were drawn, a prediction among them; None: no token
+    was drafted."""
+    rejected_prediction_tokens: int | None = None
+    """Those that were drafted in vain; they are not among the completion tokens."""
 
 
 class Usage(msgspec.Struct):
@@ -58,10 +63,12 @@ def usage_of(
     reasoning_tokens: int | None = None,
     created_cache_tokens: int | None = None,
     media_tokens: Mapping[str, int] = _NO_MEDIA,
+    drafts: tuple[int, int] | None = None,
 ) -> Usage:
     """The usage from its counts; None: unknown, its details are left out.
 
-    `media_tokens`: how many of the prompt tokens stand for media, by modality.
+    `drafts`: see `Choice.drafts`. `media_tokens`: how many of the prompt tokens stand for media, by
+    modality.
     """
     cached = None
     if cached_tokens is not None or media_tokens:
@@ -73,9 +80,12 @@ def usage_of(
             media_tokens.get(VIDEO, 0),
             dict(media_tokens) or None,
         )
-    reasoning = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+    details = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+    if drafts is not None:
+        drafted, accepted = drafts
+        details = CompletionTokensDetails(reasoning_tokens or 0, accepted, drafted - accepted)
     total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, total, completion_tokens, cached, reasoning)
+    return Usage(prompt_tokens, total, completion_tokens, cached, details)
 
 
 def count_usage(prompts: Sequence[Prompt], choices: Sequence[Choice], block_size: int) -> Usage:
@@ -96,7 +106,13 @@ def count_usage(prompts: Sequence[Prompt], choices: Sequence[Choice], block_size
         _sum_known(choice.reasoning_tokens for choice in choices),
         _sum_known(created),
         _sum_by_modality(prompts),
+        _sum_drafts(choices),
     )
+
+
+def _sum_drafts(choices: Sequence[Choice]) -> tuple[int, int] | None:
+    known = [choice.drafts for choice in choices if choice.drafts is not None]
+    return (sum(d for d, _ in known), sum(a for _, a in known)) if known else None
 
 
 def _sum_by_modality(prompts: Sequence[Prompt]) -> Mapping[str, int]:

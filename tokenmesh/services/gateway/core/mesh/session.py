@@ -37,6 +37,8 @@ class Session:
         "_requested_s",
         "_settings",
         "attempt",
+        "drafts",
+        "earlier_drafts",
         "epoch",
         "lost_because",
         "lost_kind",
@@ -54,6 +56,9 @@ class Session:
         self.epoch = 0
         self.token_ids: list[int] = []
         """Accepted output of all attempts."""
+        self.drafts: tuple[int, int] | None = None
+        """See `Delta.drafts`, of all attempts as far as they were heard of."""
+        self.earlier_drafts: tuple[int, int] | None = None
         self.lost_kind = ""
         self.lost_because = ""
         """Why the last worker lost the stream."""
@@ -82,6 +87,7 @@ class Session:
         assert self.state is not SessionState.ENDED
         self.state = SessionState.PLACING
         self.attempt += 1
+        self.earlier_drafts = self.drafts
         if len(self.token_ids) > self._num_lost_at:
             self.num_fruitless = 0
         self._num_lost_at = len(self.token_ids)
@@ -118,6 +124,9 @@ class Session:
         return self._accept(delta, token_ids[num_seen:] if num_seen else token_ids, num_seen)
 
     def _accept(self, delta: Delta, token_ids: list[int], num_seen: int) -> Output | None:
+        if delta.drafts is not None:
+            drafted, accepted = self.earlier_drafts or (0, 0)
+            self.drafts = drafted + delta.drafts[0], accepted + delta.drafts[1]
         error = None
         if delta.error is not None or delta.logprobs is not None or delta.finish is not None:
             error = _failure(delta, num_seen + len(token_ids))
@@ -140,6 +149,7 @@ class Session:
             prompt_logprobs=delta.prompt_logprobs,
             error=error,
             alignment=delta.alignment,
+            drafts=self.drafts,
         )
 
     def needs_resend(self, now: float) -> bool:
