@@ -91,6 +91,11 @@ def load(
 class EngineDriver:
     """An engine on a loaded checkpoint; its prefix cache lives from one `run` to the next."""
 
+    owner = ""
+    """The tenant of the requests to come."""
+    salt: str | None = None
+    """Their cache salt."""
+
     def __init__(
         self,
         directory: Path,
@@ -109,10 +114,6 @@ class EngineDriver:
         )
         self._engine = Engine(self.model.runner, self.settings)
         self._num_streams = 0
-        self.owner = ""
-        """The tenant of the requests to come."""
-        self.salt: str | None = None
-        """Their cache salt."""
         self.drafts = DraftTotals()
         """The totals of the engine."""
 

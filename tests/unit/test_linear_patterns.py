@@ -15,6 +15,8 @@ from typing import Any, Final
 import pytest
 
 import tokenmesh
+from tokenmesh.services.gateway.apis.table import APIS
+from tokenmesh.services.gateway.core.api_table import ApiTable
 from tokenmesh.services.gateway.parsers.markers import Markers
 
 ROOT: Final = Path(tokenmesh.__file__).parent
@@ -48,6 +50,8 @@ def _patterns() -> Iterator[tuple[str, re.Pattern[Any], bool]]:
     markers = Markers("<tool_call>", "</tool_call>", "<|a|>")
     yield "markers._whole", markers._whole, True
     yield "markers._any", markers._any, True
+    for method, pattern in ApiTable(APIS)._exempt.items():
+        yield f"exempt.{method}", pattern, False
 
 
 PATTERNS: Final = list(_patterns())

@@ -50,7 +50,9 @@ def test_a_service_that_up_starts_loads_no_library_of_the_command_line(
     service: str, tmp_path: Path
 ) -> None:
     config = tmp_path / "settings.json"
-    config.write_text('{"bus": {"url": "nats://127.0.0.1:1", "connect_deadline_s": 0.1}}')
+    config.write_text(
+        '{"bus": {"url": "nats://127.0.0.1:1"}, "constants": {"bus": {"connect_deadline_s": 0.1}}}'
+    )
     code = (
         "import sys; sys.argv[1:] = sys.argv[2:]; from tokenmesh.__main__ import main\n"
         "try: main()\n"

@@ -35,8 +35,9 @@ def run_to_end(
     on_output: called after each step. Whatever is raised ends all of them.
     """
     found = {request.key: FinishedRequest(request, ABORTED) for request in requests}
+    # Deltas name the stream alone: items of one Pool share theirs, but have none.
     by_stream = {key.stream: each for key, each in found.items()}
-    assert len(by_stream) == len(requests), "two requests have one stream"
+    assert len(found) == len(requests), "two requests have one key"
     num_left = len(requests)
     try:
         for request in requests:

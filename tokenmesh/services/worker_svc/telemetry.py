@@ -24,7 +24,12 @@ _STEPS_CACHED: Final = 1024
 _MAX_ADAPTERS: Final = 256
 """Names in metrics; later ones are counted together."""
 
-_DRAFTS: Final = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_DRAFTS: Final = (
+    "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+)
+"""In the order of `DraftTotals`."""
 _SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
 """By level."""
 
@@ -34,7 +39,7 @@ class DraftMetrics:
 
     def __init__(self, metrics: Metrics, labels: dict[str, str], book: LoadBook) -> None:
         self._metrics, self._labels = metrics, labels
-        self._counters = [metrics.counter(f"spec_decode_{name}", **labels) for name in _DRAFTS]
+        self._counters = [metrics.counter(name, **labels) for name in _DRAFTS]
         self._shown = DraftTotals()
         metrics.gauge_of("spec_decode_index_bytes", lambda: book.stats.draft_bytes, **labels)
 
