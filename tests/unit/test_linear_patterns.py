@@ -50,7 +50,7 @@ def _patterns() -> Iterator[tuple[str, re.Pattern[Any], bool]]:
     markers = Markers("<tool_call>", "</tool_call>", "<|a|>")
     yield "markers._whole", markers._whole, True
     yield "markers._any", markers._any, True
-    for method, pattern in ApiTable(APIS)._exempt.items():
+    for method, pattern in sorted(ApiTable(APIS)._exempt.items()):
         yield f"exempt.{method}", pattern, False
 
 
