@@ -32,7 +32,7 @@ def _fits_step(request: Request, budget: int, plan: StepPlan) -> bool:
 
 
 def new_row_of(request: Request) -> NewRow:
-    """What the runner needs to know of a request that was given a row."""
+    """Describe a request that was given a row to the runner."""
     return NewRow(
         row=request.place.row,
         token_ids=list(request.token_ids),

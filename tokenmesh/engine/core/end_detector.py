@@ -11,9 +11,9 @@ class EndDetector:
 
     def __init__(self) -> None:
         self._num_stopped_by: dict[int, int] = {}
-        """By token id: streams that it may stop."""
+        """A token id leads to the number of streams that it may stop."""
         self._rows: set[int] = set()
-        """Those whose every draw may be the last."""
+        """These rows may end with any draw."""
 
     def join(self, request: Request) -> None:
         """A request has got a row."""
@@ -33,7 +33,7 @@ class EndDetector:
         self._rows.discard(request.place.row)
 
     def expect_end(self, request: Request) -> None:
-        """What it draws next may make it as long as it may get."""
+        """Note that the request reaches its greatest length with its next token."""
         self._rows.add(request.place.row)
 
     def rows(self, rows: Collection[int], ids: Sequence[int]) -> set[int]:

@@ -68,7 +68,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """A step would do nothing where this is false."""
         return bool(len(self._outbox) or self._in_flight)
 
     def add(self, request: Request) -> None:
@@ -133,7 +133,7 @@ class Engine:
         self._cache.forget_all()
 
     def take_output(self) -> StepOutput:
-        """What has happened since the last call."""
+        """Return the outputs and ends since the last call."""
         output = self._outbox.take()
         output.routes = self._cache.reports.take_route_change()
         output.blocks = self._cache.reports.take_block_changes()

@@ -20,7 +20,7 @@ class Fills(NamedTuple):
     """See `ScheduledRow.fills`."""
     num_tokens: int = 0
     cost: int = 0
-    """Of the step's token budget."""
+    """The copies take so many tokens of the step's budget."""
     least_computed: int = 0
     """Where something is copied a token is computed too: a row without one is in no step."""
     most_computed: int = sys.maxsize

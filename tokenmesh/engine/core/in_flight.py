@@ -21,7 +21,7 @@ class PlannedChunk(NamedTuple):
     num_cached: int = 0
     """Tokens before them that the prefix cache, the host tier included, saved it just now."""
     num_filled: int = 0
-    """Those that are copied from the host tier."""
+    """So many of the cached tokens are copied from the host tier."""
 
 
 class StepNotes(msgspec.Struct):

@@ -31,11 +31,11 @@ class LiveRequests:
         self.tables = BlockTables(cache)
         self.rows = RowTable(settings.num_rows)
         self.recent = RecentUse(settings.num_rows, settings.max_num_batched_tokens)
-        """What each tenant has had lately."""
+        """It counts the tokens that each tenant had lately."""
         self.waiting = WaitingRequests(self.rows, self.recent)
         self.running = ServiceQueue()
         self.prefilling = ServiceQueue()
-        """Those of the running ones whose known tokens are not all computed."""
+        """Running requests are here until all their known tokens are computed."""
         self.wheel = DecodeWheel()
         """The others, but for those whose last token is on its way."""
         self.ends = EndDetector()
