@@ -62,6 +62,16 @@ def test_anything_but_a_tensor_of_finite_floats_is_refused(data: bytes, message:
         read_tensor(data)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("place", [0, 65_535, 65_536, 131_072, 299_999])
+def test_one_infinity_anywhere_in_a_large_tensor_is_refused(dtype: torch.dtype, place: int) -> None:
+    values = torch.ones(300_000, dtype=dtype)
+    read_tensor(save({"a": values}))
+    values[place] = float("-inf")
+    with pytest.raises(ValueError, match="finite"):
+        read_tensor(save({"a": values}))
+
+
 @given(st.integers(0, 2000), st.integers(0, 255))
 def test_a_changed_byte_gives_a_tensor_or_a_reason(place: int, value: int) -> None:
     data = bytearray(save({"a": torch.ones(2, 3)}))
