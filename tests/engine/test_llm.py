@@ -1,5 +1,6 @@
 """LLM: the engine as a library."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.grammars import EOS, json_schema, make_checkpoint
@@ -98,6 +105,59 @@ def test_shares_come_with_the_names_of_the_labels(tmp_path: Path) -> None:
     (expected,) = PoolDriver(tmp_path).run([[5, 6, 7]], PoolingParams(task="classify"))
     assert list(shares) == ["bad", "good"]
     assert list(shares.values()) == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+WORDS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "fox", "is", "an", "animal", "stone")
+
+
+def write_word_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]")
+    wrapped.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    wrapped.save_pretrained(directory)
+    return wrapped
+
+
+PAIRS = [("a fox", "an animal"), ("a fox is", "a stone"), ("fox", "a fox is an animal")]
+
+
+def test_scores_are_those_of_the_reranker(tmp_path: Path) -> None:
+    model = make_pooler(ENCODERS["bert"], "ForSequenceClassification", num_labels=1)
+    model.save_pretrained(tmp_path)
+    tokenizer = write_word_tokenizer(tmp_path)
+    scores = LLM(str(tmp_path), dtype="float32", **SETTINGS).score(PAIRS)
+    with torch.no_grad():
+        inputs = (tokenizer(*pair, return_tensors="pt") for pair in PAIRS)
+        expected = [model(**each).logits.sigmoid().item() for each in inputs]
+    assert scores == pytest.approx(expected, abs=1e-5)
+    assert len({round(each, 5) for each in scores}) == 3
+
+
+def test_without_a_reranker_scores_are_cosines_of_embeddings(tmp_path: Path) -> None:
+    make_pooler(ENCODERS["bert"], "Model").save_pretrained(tmp_path)
+    write_modules(tmp_path)
+    write_word_tokenizer(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", **SETTINGS)
+    first, second = llm.embed(PAIRS[0])
+    cosine = first @ second / (np.linalg.norm(first) * np.linalg.norm(second))
+    assert llm.score(PAIRS[:1]) == pytest.approx([float(cosine)], abs=1e-5)
+
+
+def test_a_reranker_with_a_template_of_its_own_is_refused(tmp_path: Path) -> None:
+    model = make_pooler(ENCODERS["bert"], "ForSequenceClassification", num_labels=1)
+    model.save_pretrained(tmp_path)
+    write_word_tokenizer(tmp_path)
+    config: dict[str, Any] = {"modality_config": {"message": {}}}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match="template"):
+        LLM(str(tmp_path), **SETTINGS).score(PAIRS)
 
 
 BLOCKED = """

@@ -105,7 +105,10 @@ class LLM:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """How well the second text of a pair answers the first: by a model that reads both at once,
-        or by the cosine of their embeddings."""
+        or by the cosine of their embeddings.
+
+        Raises InvalidInput for a model that reads pairs as messages of its own template.
+        """
         facts = self._facts()
         if "score" in facts.tasks:
             prompts = [self._text.encode_pair(*pair) for pair in pairs]

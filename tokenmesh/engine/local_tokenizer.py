@@ -1,11 +1,13 @@
 """LocalTokenizer: texts to token ids and back, with the checkpoint's own tokenizer and template."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tokenmesh.engine.models.location import locate_tokenizer_files
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.model_files import sentence_config_path
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages with `role` and `content`, as chat templates take them."""
@@ -24,10 +26,20 @@ class LocalTokenizer:
         return list(self._tokenizer(text)["input_ids"])
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], bytes]:
-        """The ids of two texts in one prompt, and to which of them each belongs; empty: the
-        tokenizer does not say."""
-        encoded = self._tokenizer(first, second)
-        return list(encoded["input_ids"]), bytes(encoded.get(_TYPES, ()))
+        """The ids of two texts in one prompt, and 0 or 1 for the text that each belongs to.
+
+        Raises InvalidInput for a checkpoint that writes pairs by a template: ids without it would
+        give other scores.
+        """
+        directory = locate_tokenizer_files(self._model)
+        config = sentence_config_path(directory)
+        if config is not None and "message" in (
+            json.loads(config.read_bytes()).get("modality_config") or ()
+        ):
+            raise InvalidInput("the model reads pairs by a template, which a mesh serves")
+        # asked for: some tokenizers' configs leave them out, which the model would read as one text
+        encoded = self._tokenizer(first, second, return_token_type_ids=True)
+        return list(encoded["input_ids"]), bytes(encoded[_TYPES])
 
     def render(self, conversation: Conversation, variables: Mapping[str, Any]) -> list[int]:
         """The ids of a conversation by the checkpoint's chat template, ready for an answer.

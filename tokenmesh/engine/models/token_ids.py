@@ -6,7 +6,7 @@ names the end token of the base model.
 
 import logging
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -33,9 +33,17 @@ class _Model(msgspec.Struct, frozen=True):
     vocab: dict[str, int] | list[Any] = {}
 
 
-class _Tokenizer(msgspec.Struct):
-    model: _Model = _Model()
+class _Extra(msgspec.Struct):
+    """Read without the vocabulary, which takes 0.3 s where it has 262,144 entries."""
+
     added_tokens: list[_Added] = []
+
+
+class _Tokenizer(_Extra):
+    model: _Model = _Model()
+
+
+_File = TypeVar("_File", bound=_Extra)
 
 
 def check_tokenizer_ids(model: ModelSettings, raw: RawConfig, vocab_size: int) -> None:
@@ -49,7 +57,7 @@ def check_tokenizer_ids(model: ModelSettings, raw: RawConfig, vocab_size: int) -
         path = locate_tokenizer(model)
     except CheckpointError:
         return
-    tokenizer = _read(path)
+    tokenizer = _read(path, _Tokenizer)
     added = {each.id: each for each in tokenizer.added_tokens}
     vocab = tokenizer.model.vocab
     ids = range(len(vocab)) if isinstance(vocab, list) else vocab.values()
@@ -80,9 +88,9 @@ def _listed(tokens: list[_Added]) -> str:
     return ", ".join(f"{each.content} ({each.id})" for each in tokens[:5])
 
 
-def _read(path: Path) -> _Tokenizer:
+def _read(path: Path, kind: type[_File]) -> _File:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
@@ -121,7 +129,7 @@ def _ids_in(listed: Any, name: str) -> frozenset[int]:
 
 
 def _ids_in_file(path: Path, name: str) -> frozenset[int]:
-    tokens = _read(path).added_tokens if path.is_file() else []
+    tokens = _read(path, _Extra).added_tokens if path.is_file() else []
     return frozenset(each.id for each in tokens if each.content == name)
 
 
