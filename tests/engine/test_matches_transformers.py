@@ -46,10 +46,9 @@ def all_logits(checkpoint: TinyCheckpoint, prompt: list[int], native: bool) -> t
         rows = HostRows(1, 8, facts, num_windowed)
         rows.add(NewRow(0, prompt, len(prompt), greedy(1), [], False))
         blocks = [3, 7, 1, 5]
-        entry = ScheduledRow(0, 0, len(prompt), blocks, samples=True)
-        rows.append_blocks(entry)
-        shifts = range(8, num_blocks, 8)
-        rows.append_windowed(0, [[shift + block for block in blocks] for shift in shifts])
+        windowed = [[shift + block for block in blocks] for shift in range(8, num_blocks, 8)]
+        entry = ScheduledRow(0, 0, len(prompt), blocks, samples=True, new_windowed=windowed)
+        rows.schedule(entry)
         inputs = build_inputs([entry], rows, 16)
         hidden = decoder.forward(decoder.embed(inputs.token_ids), inputs.step, store)
         return decoder.logits(hidden)

@@ -131,8 +131,7 @@ def decoder_logits(decoder: Decoder, prompt: list[int], chunk: int) -> torch.Ten
             count = min(chunk, len(prompt) - start)
             blocks = [] if start else first
             entry = ScheduledRow(0, start, count, blocks, start + count == len(prompt))
-            if blocks:
-                rows.append_blocks(entry)
+            rows.schedule(entry)
             inputs = build_inputs([entry], rows, 16)
             hidden = decoder.embed(inputs.token_ids)
             logits.append(decoder.logits(decoder.forward(hidden, inputs.step, store)))

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from tokenmesh.engine.exec.apply import apply_rows
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.engine.exec.inputs import adapter_rows
 from tokenmesh.engine.exec.media import step_media
@@ -74,15 +75,7 @@ class PoolRunner:
     @torch.inference_mode()
     def carry_out(self, plan: StepPlan) -> StepResult:
         """The whole step; blocks."""
-        for number in plan.removed_rows:
-            self._remove(number)
-        for new in plan.new_rows:
-            self._add(new)
-        for entry in plan.scheduled:
-            if entry.new_blocks:
-                self._rows.append_blocks(entry)
-            if entry.new_windowed:
-                self._rows.append_windowed(entry.row, entry.new_windowed)
+        apply_rows(plan, self._rows, self._remove, self._add)
         if not plan.scheduled:
             return StepResult()
         entries = sorted(plan.scheduled, key=self._order)

@@ -135,12 +135,15 @@ class HostRows:
         for table, new in zip(self._windowed, blocks, strict=True):
             table.append(number, new)
 
-    def append_blocks(self, entry: ScheduledRow) -> None:
-        """Extend the row's table by its new blocks."""
-        row = self._row_by_number[entry.row]
-        first, blocks = row.num_blocks, entry.new_blocks
-        row.num_blocks = first + len(blocks)
-        self._entries[entry.row, first : row.num_blocks] = blocks
+    def schedule(self, entry: ScheduledRow) -> None:
+        """Extend the row's tables by its new blocks."""
+        if entry.new_blocks:
+            row = self._row_by_number[entry.row]
+            first, blocks = row.num_blocks, entry.new_blocks
+            row.num_blocks = first + len(blocks)
+            self._entries[entry.row, first : row.num_blocks] = blocks
+        if entry.new_windowed:
+            self.append_windowed(entry.row, entry.new_windowed)
 
 
 def adapter_of(new: NewRow) -> LoraWeights | None:

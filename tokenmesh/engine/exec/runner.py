@@ -8,13 +8,14 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
+from tokenmesh.engine.exec.apply import apply_rows
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.engine.exec.inputs import StepInputs, build_inputs
 from tokenmesh.engine.exec.placeholders import within_vocabulary
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.kv_store import KvStore
-from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.plan import NewRow, StepPlan, StepResult
 from tokenmesh.engine.runner import NO_IMAGES, HostImages
 from tokenmesh.engine.sampling.logprobs import prompt_logprobs
 from tokenmesh.engine.sampling.sampler import Draws, Sampler
@@ -126,40 +127,34 @@ class TorchRunner:
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> StepInputs | None:
         """Apply the plan's row changes; None when it computes nothing."""
-        for number in plan.removed_rows:
-            self._rows.remove(number)
-            self._sampler.remove(number)
-            if self._model.aligner is not None:
-                self._model.aligner.drop(number)
-        for each in plan.new_rows:
-            new = within_vocabulary(each, self._model.facts.vocab_size)
-            self._rows.add(each, self._model.positions_of)
-            self._sampler.add(new)
-            if new.state is not None:
-                self._store.load_state(new.row, new.state)
-            elif self.has_states:
-                self._store.clear_row(new.row)
-            row = self._rows[new.row]
-            if row.states is not None:
-                assert self._model.write_cross is not None
-                self._model.write_cross(row.states, self._store, new.row)
-                row.states = None
-            rule = new.sampling.speech
-            if rule is not None and rule.align_states and self._model.aligner is not None:
-                self._model.aligner.begin(new.row, rule.align_from, rule.align_states)
-        for number, block in plan.grown:
-            self._rows.append_block(number, block)
-        for number, blocks in plan.grown_windowed:
-            self._rows.append_windowed(number, [[block] for block in blocks])
-        for entry in plan.scheduled:
-            if entry.new_blocks:
-                self._rows.append_blocks(entry)
-            if entry.new_windowed:
-                self._rows.append_windowed(entry.row, entry.new_windowed)
+        apply_rows(plan, self._rows, self._remove, self._add)
         if not plan.num_rows:
             return None
         scheduled = self._rows.next_tokens(plan.decodes) + plan.scheduled
         return build_inputs(scheduled, self._rows, self._store.page_size)
+
+    def _remove(self, number: int) -> None:
+        self._rows.remove(number)
+        self._sampler.remove(number)
+        if self._model.aligner is not None:
+            self._model.aligner.drop(number)
+
+    def _add(self, given: NewRow) -> None:
+        new = within_vocabulary(given, self._model.facts.vocab_size)
+        self._rows.add(given, self._model.positions_of)
+        self._sampler.add(new)
+        if new.state is not None:
+            self._store.load_state(new.row, new.state)
+        elif self.has_states:
+            self._store.clear_row(new.row)
+        row = self._rows[new.row]
+        if row.states is not None:
+            assert self._model.write_cross is not None
+            self._model.write_cross(row.states, self._store, new.row)
+            row.states = None
+        rule = new.sampling.speech
+        if rule is not None and rule.align_states and self._model.aligner is not None:
+            self._model.aligner.begin(new.row, rule.align_from, rule.align_states)
 
     @torch.inference_mode()
     def _fill(self, plan: StepPlan) -> None:

@@ -145,8 +145,16 @@ class CudaRows:
             row.num_computed += 1
         return entries
 
-    def append_blocks(self, number: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Extend a row's table of a KV group."""
+    def append_block(self, number: int, block: int) -> None:
+        """Extend a decoding row's table by a block."""
+        self._append(number, [block], 0)
+
+    def append_windowed(self, number: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Extend a row's table of each window group."""
+        for group, new in enumerate(blocks, start=1):
+            self._append(number, new, group)
+
+    def _append(self, number: int, blocks: Sequence[int], group: int) -> None:
         if blocks:
             filled = self._row_by_number[number].num_blocks
             self._write(self._tables[group], number, filled[group], list(blocks))
@@ -155,9 +163,8 @@ class CudaRows:
     def schedule(self, entry: ScheduledRow) -> None:
         """Extend a row's tables, and write where its tokens begin if the device lacks it."""
         row = self._row_by_number[entry.row]
-        self.append_blocks(entry.row, entry.new_blocks)
-        for group, blocks in enumerate(entry.new_windowed, start=1):
-            self.append_blocks(entry.row, blocks, group)
+        self._append(entry.row, entry.new_blocks, 0)
+        self.append_windowed(entry.row, entry.new_windowed)
         if entry.start != row.num_computed:
             self._write(self.state.num_computed, entry.row, 0, [entry.start])
         row.num_computed = entry.start + entry.num_tokens

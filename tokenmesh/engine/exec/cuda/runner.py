@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from tokenmesh.engine.exec.apply import apply_rows
 from tokenmesh.engine.exec.compute_thread import Skipped
 from tokenmesh.engine.exec.cuda.adapters import AdapterSlots
 from tokenmesh.engine.exec.cuda.answer import Answer
@@ -36,7 +37,7 @@ from tokenmesh.engine.exec.placeholders import within_vocabulary
 from tokenmesh.engine.layers.upload import upload
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.kv_store import KvStore
-from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.plan import NewRow, StepPlan, StepResult
 from tokenmesh.engine.runner import NO_IMAGES
 from tokenmesh.engine.sampling.device_sampler import (
     DeviceDraws,
@@ -139,25 +140,21 @@ class CudaRunner:
 
     def _prepare(self, plan: StepPlan) -> Batch:
         """Apply the plan's row changes on the host."""
-        rows, sampler = self._rows, self._sampler
+        assert not plan.has_drafts, "it takes none"
+        rows = self._rows
         rows.begin()
-        for number in plan.removed_rows:
-            rows.remove(number)
-            sampler.remove(number)
-        for each in plan.new_rows:
-            new = within_vocabulary(each, self._forward.model.facts.vocab_size)
-            rows.add(new, self._forward.model.positions_of)
-            sampler.add(new)
-        for number, block in plan.grown:
-            rows.append_blocks(number, [block])
-        for number, blocks in plan.grown_windowed:
-            for group, block in enumerate(blocks, start=1):
-                rows.append_blocks(number, [block], group)
-        for entry in plan.scheduled:
-            assert not entry.drafts, "it takes none"
-            rows.schedule(entry)
-        sampler.apply()
+        apply_rows(plan, rows, self._remove, self._add)
+        self._sampler.apply()
         return make_batch(rows.advance(plan.decodes) + plan.scheduled, rows)
+
+    def _remove(self, number: int) -> None:
+        self._rows.remove(number)
+        self._sampler.remove(number)
+
+    def _add(self, given: NewRow) -> None:
+        new = within_vocabulary(given, self._forward.model.facts.vocab_size)
+        self._rows.add(new, self._forward.model.positions_of)
+        self._sampler.add(new)
 
     def _size_for(self, batch: Batch) -> int | None:
         """The graphs that a batch may use; None: it is computed eagerly."""
