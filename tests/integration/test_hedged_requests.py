@@ -5,7 +5,6 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -93,7 +92,6 @@ def calls_with(bus: MessageBus, members: Members, settings: GatewaySettings) -> 
         members,
         left_out=list,
         prompts=prompts,
-        waker=cast("Any", None),
         metrics=Metrics(),
     )
 

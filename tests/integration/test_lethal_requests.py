@@ -4,7 +4,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, cast
 
 import pytest
 
@@ -144,7 +143,6 @@ class Caller:
             members,
             left_out=list,
             prompts=HeldPrompts(bus, GatewayId("g")),
-            waker=cast("Any", None),
             metrics=self.metrics,
         )
 

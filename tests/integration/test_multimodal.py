@@ -29,7 +29,6 @@ from tests.fakes.stuck_encoder import stuck_encoder
 from tests.servers import Server, bus_settings_of, redis_settings_of
 from tokenmesh.services.gateway.core.mesh.calls import ServiceCalls
 from tokenmesh.services.gateway.core.mesh.held_prompts import HeldPrompts
-from tokenmesh.services.gateway.core.mesh.waker import Waker
 from tokenmesh.services.mm_encoder_svc.main import build as build_encoder
 from tokenmesh.services.tokenizer_svc.main import build as build_tokenizer
 from tokenmesh.services.worker_svc.main import build as build_worker
@@ -185,11 +184,8 @@ class Edge:
     def __post_init__(self) -> None:
         settings = GatewaySettings(second_encode_s=1.0)
         prompts = HeldPrompts(self.bus, GATEWAY)
-        waker = Waker(self.bus, self.worker.members, settings, self.worker.metrics)
         members = self.worker.members
-        self.calls = ServiceCalls(
-            self.bus, settings, members, list, prompts, waker, self.worker.metrics
-        )
+        self.calls = ServiceCalls(self.bus, settings, members, list, prompts, self.worker.metrics)
 
     async def take(self, envelope: Envelope) -> None:
         assert isinstance(envelope.message, Tokens)

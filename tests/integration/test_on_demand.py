@@ -156,7 +156,7 @@ async def test_a_client_that_leaves_does_not_end_the_wake_of_others(
 async def test_a_wake_that_fails_is_the_answer_for_a_moment(
     make_mesh: MakeMesh, gate: Gate
 ) -> None:
-    async with make_mesh(gateway={"wake_failure_s": 60}) as mesh:
+    async with make_mesh(scheduler={"wake_failure_s": 60}) as mesh:
         gate.failures = [CheckpointError("model.safetensors is missing")]
         for _ in range(2):
             refused = await mesh.complete()
@@ -169,7 +169,7 @@ async def test_a_wake_that_fails_is_the_answer_for_a_moment(
 
 
 async def test_a_wake_that_takes_too_long_is_a_503(make_mesh: MakeMesh, gate: Gate) -> None:
-    async with make_mesh(gateway={"wake_timeout_s": 1.0, "wake_failure_s": 0}) as mesh:
+    async with make_mesh(gateway={"wake_timeout_s": 1.0}, scheduler={"wake_failure_s": 0}) as mesh:
         gate.opened.clear()
         refused = await mesh.complete()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")

@@ -11,11 +11,13 @@ from tokenmesh.services.scheduler_svc.actor import SchedulerActor
 from tokenmesh.services.scheduler_svc.main import workers_of
 from tokenmesh.services.scheduler_svc.placement import LoadPlacement
 from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
+from tokenmesh.services.scheduler_svc.wake_leases import WakeLeases
+from tokenmesh.services.scheduler_svc.waker import Waker
 from tokenmesh.shared import subjects
 from tokenmesh.shared.actor import ActorRuntime
 from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.mesh import ServiceSettings
+from tokenmesh.shared.config.mesh import RedisSettings, ServiceSettings
 from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.errors import Asleep, Overloaded, Unavailable
 from tokenmesh.shared.ids import InstanceId, ModelName, RequestId
@@ -23,6 +25,7 @@ from tokenmesh.shared.membership import Members, MembershipView
 from tokenmesh.shared.messages import Heartbeat, Message, Place, Placed, Queued
 from tokenmesh.shared.messages.beat import ModelCard, WorkerLoad
 from tokenmesh.shared.metrics import Metrics
+from tokenmesh.shared.redis import open_redis
 
 MODEL = ModelName("tiny/model-1.5")
 SETTINGS = SchedulerSettings(max_queued=1, keepalive_s=0.05, worker_wait_s=0.2)
@@ -82,14 +85,16 @@ class Scheduler:
 
 
 @pytest.fixture
-async def scheduler(bus: MessageBus) -> AsyncIterator[Scheduler]:
+async def scheduler(bus: MessageBus, redis_settings: RedisSettings) -> AsyncIterator[Scheduler]:
     members = Members(MembershipView(missed_beats=4, max_members=16))
     await members.start(bus)
     queue = RequestQueue(
         SETTINGS, lambda model: workers_of(members, model), LoadPlacement(SETTINGS)
     )
     metrics = Metrics()
-    actor = SchedulerActor(SETTINGS, queue, metrics, partial(members.is_starting, "worker"))
+    redis = open_redis(redis_settings)
+    waker = Waker(bus, members, SETTINGS, WakeLeases(redis, InstanceId("s"), 1))
+    actor = SchedulerActor(SETTINGS, queue, waker, metrics, partial(members.is_starting, "worker"))
     members.on_beat = actor.on_beat
     runtime = ActorRuntime(actor, bus, ServiceSettings())
     await runtime.listen(subjects.place_any(), "scheduler")
@@ -97,6 +102,7 @@ async def scheduler(bus: MessageBus) -> AsyncIterator[Scheduler]:
     yield Scheduler(bus, metrics)
     await runtime.stop(grace_s=0.0)
     await members.stop()
+    await redis.close()
 
 
 async def test_placements_are_counted_by_their_outcome(scheduler: Scheduler) -> None:

@@ -155,6 +155,9 @@ class Redis:
         self, sha: str, source: str, keys: Sequence[Part], arguments: Sequence[Part]
     ) -> Reply:
         """EVALSHA, or EVAL where Redis does not know the script (any more)."""
+        if self._is_closed:
+            # The link would connect again, and never be closed.
+            raise Unavailable("Redis connection is closed")
         try:
             return await self._link.call("EVALSHA", sha, len(keys), *keys, *arguments)
         except (RefusedByRedis, OSError) as error:

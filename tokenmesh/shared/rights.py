@@ -45,7 +45,7 @@ _MORE_PUBLISHED: Final[dict[str, tuple[str, ...]]] = {
         *(f"$JS.API.DIRECT.GET.{stream}" for stream in STREAMS),
         "$JS.API.INFO",
     ),
-    # A placement has any number of `Queued` answers before its last one.
+    # A placement, or a wake, has any number of `Queued` answers before its last one.
     "scheduler": (f"{INBOXES}.gateway.>",),
     UP: ("$JS.API.STREAM.NAMES", "$JS.API.STREAM.PURGE.*"),
 }
@@ -113,7 +113,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "gateway": ("tm:tenants", "tm:tenant:*", "tm:blob:*", "tm:adapters:*", "kvx:*:rsv:*"),
     "tokenizer": ("tm:blob:*",),
     "encoder": ("tm:blob:*",),
-    "scheduler": ("kvx:*",),
+    "scheduler": ("kvx:*", "tm:wake:*"),
     "worker": ("tm:blob:*", "tm:adapters:*", "kvx:*"),
 }
 _COMMANDS: Final = (

@@ -82,7 +82,8 @@ SUBJECTS: Final = (
     Subject(
         pattern="tm.place.<model>",
         listeners="scheduler",
-        carries="Place -> any number of Queued, then Placed",
+        carries="Place -> any number of Queued, then Placed, "
+        "Wake -> any number of Queued, then Awake",
         senders=_GATEWAY,
         receivers=("scheduler",),
         queue="scheduler",
@@ -91,7 +92,8 @@ SUBJECTS: Final = (
         pattern="tm.place.<model>.<id>",
         listeners="one scheduler",
         carries="the same",
-        senders=_GATEWAY,
+        # A scheduler passes a Wake on to the one that decides for the model's workers.
+        senders=("gateway", "scheduler"),
         receivers=("scheduler",),
     ),
     Subject(
@@ -106,7 +108,7 @@ SUBJECTS: Final = (
         listeners="one worker",
         carries="Cancel -> Done, Resend -> Done or StreamUnknown, Ping -> Done, Drain -> Done, "
         "Sleep -> Slept, WakeUp -> Woken, StartProfile -> Done, StopProfile -> Profiled",
-        senders=_GATEWAY,
+        senders=("gateway", "scheduler"),
         receivers=("worker",),
     ),
     Subject(

@@ -131,9 +131,7 @@ class AnsweringBus:
 async def test_the_answers_to_a_placement_are_read_to_the_end() -> None:
     bus, members = AnsweringBus(), Members(MembershipView(4, 100))
     nothing = cast("Any", None)
-    calls = ServiceCalls(
-        cast("Any", bus), GatewaySettings(), members, list, nothing, nothing, Metrics()
-    )
+    calls = ServiceCalls(cast("Any", bus), GatewaySettings(), members, list, nothing, Metrics())
     place = Place(request_id=JOB.request_id, model=JOB.card.name, num_tokens=1, max_tokens=1)
     assert await calls.place(place, now_s() + 5) is PLACED
     assert bus.is_read_to_the_end

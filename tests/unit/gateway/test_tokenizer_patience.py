@@ -36,7 +36,7 @@ class RecordingCalls(ServiceCalls):
     def __init__(self, answer: Tokenized) -> None:
         bus = cast("Any", None)
         prompts = HeldPrompts(bus, GatewayId("g"))
-        super().__init__(bus, SETTINGS, bus, list, prompts, bus, bus)
+        super().__init__(bus, SETTINGS, bus, list, prompts, bus)
         self.hedge_after_s = 0.0
         self.max_tokens: int | None = None
         self._answer = answer

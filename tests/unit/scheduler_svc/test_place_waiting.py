@@ -1,6 +1,7 @@
 """Placing waiting requests leaves time for new ones."""
 
 import asyncio
+from typing import Any, cast
 
 from tests.unit.scheduler_svc.test_request_queue import worker
 from tokenmesh.services.scheduler_svc.actor import SchedulerActor
@@ -33,7 +34,7 @@ class SlowQueue(RequestQueue):
 async def test_heartbeats_of_many_workers_do_not_take_all_of_the_time() -> None:
     settings = SchedulerSettings()
     queue = SlowQueue(settings, lambda _: [worker("w")], LoadPlacement(settings))
-    actor = SchedulerActor(settings, queue, Metrics(), lambda _: False)
+    actor = SchedulerActor(settings, queue, cast("Any", None), Metrics(), lambda _: False)
     beat = Heartbeat(
         service="worker",
         instance_id=InstanceId("w"),

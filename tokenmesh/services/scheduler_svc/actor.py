@@ -1,4 +1,4 @@
-"""The scheduler actor: answers Place, and sends Queued while a request waits."""
+"""The scheduler actor: answers Place and Wake, and sends Queued while one waits."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,13 +6,14 @@ from typing import Final
 
 from tokenmesh.services.scheduler_svc.model_queue import WaitingRequest
 from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
+from tokenmesh.services.scheduler_svc.waker import Waker
 from tokenmesh.shared.actor import Actor, Context, handles
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.errors import Asleep, Cancelled, TokenMeshError, Unavailable
 from tokenmesh.shared.ids import ModelName
 from tokenmesh.shared.messages.beat import Heartbeat
-from tokenmesh.shared.messages.place import Place, Placed, Queued
+from tokenmesh.shared.messages.place import Awake, Place, Placed, Queued, Wake
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import span
 
@@ -21,12 +22,13 @@ RETRY_INTERVAL_S: Final = 0.05
 
 
 class SchedulerActor(Actor):
-    """Any replica can answer any Place: everything it knows comes from heartbeats."""
+    """Any replica can answer any Place or Wake: what it knows comes from heartbeats."""
 
     def __init__(
         self,
         settings: SchedulerSettings,
         queue: RequestQueue,
+        waker: Waker,
         metrics: Metrics,
         is_starting: Callable[[ModelName], bool],
     ) -> None:
@@ -34,6 +36,7 @@ class SchedulerActor(Actor):
         super().__init__()
         self._settings = settings
         self._queue = queue
+        self._waker = waker
         self._metrics = metrics
         self._is_starting = is_starting
         self._may_have_room = asyncio.Event()
@@ -42,6 +45,10 @@ class SchedulerActor(Actor):
     async def start(self) -> None:
         """Start the task that places waiting requests."""
         self.spawn(self._place_waiting_forever, "place waiting requests")
+
+    async def stop(self) -> None:
+        """Leave wakes to another scheduler."""
+        await self._waker.stop()
 
     @handles(Place)
     async def place(self, request: Place, context: Context) -> Placed:
@@ -64,6 +71,20 @@ class SchedulerActor(Actor):
         seconds = self._metrics.histogram("placement_seconds", model_name=request.model)
         seconds.observe(monotonic_s() - began_s)
         return placed
+
+    @handles(Wake)
+    async def wake(self, message: Wake, context: Context) -> Awake:
+        """Answer when a worker of the model is awake. Raises Asleep when it cannot be woken."""
+        wake = asyncio.create_task(self._waker.wake(message, context.deadline_s))
+        try:
+            while not wake.done():
+                if not message.is_passed_on:
+                    # Silence would mean that this scheduler has died.
+                    await context.interim(Queued(position=0))
+                await asyncio.wait((wake,), timeout=self._settings.keepalive_s)
+            return wake.result()
+        finally:
+            wake.cancel()
 
     def _count(self, outcome: str) -> None:
         self._metrics.counter("placements", outcome=outcome).inc()

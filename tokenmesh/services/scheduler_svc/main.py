@@ -8,6 +8,8 @@ from tokenmesh.services.scheduler_svc.index.placement_index import PlacementInde
 from tokenmesh.services.scheduler_svc.placement import Worker, worker_from_beat
 from tokenmesh.services.scheduler_svc.policies import make_placer
 from tokenmesh.services.scheduler_svc.request_queue import RequestQueue
+from tokenmesh.services.scheduler_svc.wake_leases import WakeLeases
+from tokenmesh.services.scheduler_svc.waker import Waker
 from tokenmesh.shared import subjects
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import ModelName
@@ -22,7 +24,7 @@ def workers_of(members: Members, model: ModelName) -> list[Worker]:
 
 
 async def build(mesh: Mesh) -> None:
-    """Listen for Place of every model."""
+    """Listen for Place and Wake of every model."""
     settings, index_settings = mesh.settings.scheduler, mesh.settings.prefix_index
     block_tokens = mesh.settings.tokenizer.route_block_tokens
     index = PlacementIndex(mesh.redis, block_tokens, settings, index_settings)
@@ -30,8 +32,10 @@ async def build(mesh: Mesh) -> None:
         settings, lambda: IndexedPlacement(settings, index_settings, index, mesh.metrics)
     )
     queue = RequestQueue(settings, lambda model: workers_of(mesh.members, model), placer)
+    leases = WakeLeases(mesh.redis, mesh.instance_id, mesh.epoch)
+    waker = Waker(mesh.bus, mesh.members, settings, leases)
     actor = SchedulerActor(
-        settings, queue, mesh.metrics, partial(mesh.members.is_starting, "worker")
+        settings, queue, waker, mesh.metrics, partial(mesh.members.is_starting, "worker")
     )
     mesh.members.on_beat = actor.on_beat
     mesh.count_queue(lambda: queue.num_waiting)

@@ -39,6 +39,11 @@ class SchedulerSettings(BaseModel):
     asleep_retry_after_s: float = fixed(
         default=5.0, gt=0, description="Retry-After while every worker of a model sleeps."
     )
+    wake_failure_s: float = fixed(
+        default=5.0,
+        ge=0,
+        description="How long requests for a model that could not be woken are refused at once.",
+    )
     assumed_prefill_tokens_per_s: float = fixed(
         default=2000.0, gt=0, description="Prefill rate of a worker that has not measured its own."
     )

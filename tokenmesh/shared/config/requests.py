@@ -101,11 +101,6 @@ class AnswerSettings(BaseModel):
         description="How long a request waits, within its own time, until its model on demand is "
         "awake; then it gets a 503.",
     )
-    wake_failure_s: float = fixed(
-        default=5.0,
-        ge=0,
-        description="How long requests for a model that could not be woken are refused at once.",
-    )
 
 
 class ScaleOutSettings(BaseModel):

@@ -50,7 +50,7 @@ from tokenmesh.shared.messages.generate import (
     StreamUnknown,
 )
 from tokenmesh.shared.messages.media import Encode, Encoded
-from tokenmesh.shared.messages.place import Place, Placed, Queued, Refused
+from tokenmesh.shared.messages.place import Awake, Place, Placed, Queued, Refused, Wake
 from tokenmesh.shared.messages.pooling import Pool, PoolAnswer
 from tokenmesh.shared.messages.tokenize import (
     Describe,
@@ -95,6 +95,8 @@ Message = (
     | Placed
     | Queued
     | Refused
+    | Wake
+    | Awake
     | Generate
     | Accepted
     | Pool
@@ -136,6 +138,7 @@ __all__ = [
     "AdapterLoaded",
     "AdapterUnloaded",
     "AudioPrepared",
+    "Awake",
     "BlockEvents",
     "BlockEventsReplayed",
     "BlocksHeld",
@@ -187,6 +190,7 @@ __all__ = [
     "TokenizerRead",
     "Tokens",
     "UnloadAdapter",
+    "Wake",
     "WakeUp",
     "Woken",
 ]

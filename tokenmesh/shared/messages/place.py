@@ -1,4 +1,4 @@
-"""Messages to scheduler_svc: which worker takes a request."""
+"""Messages to scheduler_svc: which worker takes a request, and that a model has to wake."""
 
 import msgspec
 
@@ -79,3 +79,20 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 
     reason: str
     retry_after_s: float
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Wake a model on demand. Answered with Awake or Failed, after any number of Queued."""
+
+    request_id: RequestId
+    """The first request that needs it."""
+    model: ModelName
+    is_passed_on: bool = False
+    """By a scheduler to the one that decides for the model's workers, which sends no Queued."""
+
+
+class Awake(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A worker of the model is awake."""
+
+    seconds: float = 0.0
+    """Since the Wake."""

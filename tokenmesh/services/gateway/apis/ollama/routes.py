@@ -158,7 +158,7 @@ class _OllamaRoutes:
 
     async def _load(self, body: OllamaModel, context: RequestContext) -> bool:
         """Load a model on demand, or unload it; whether it stays loaded. Raises Asleep."""
-        waker = self._core.mesh.waker
+        wakes = self._core.mesh.calls.wakes
         card = await self._catalog.find_soon(body.model)
         context.model, context.asked_model = card.name, body.model
         keep_alive_s = _keep_alive_s(body, card, context)
@@ -166,9 +166,9 @@ class _OllamaRoutes:
             return True
         if keep_alive_s != 0:
             deadline_s = now_s() + self._settings.request_timeout_s
-            await waker.wake(card.name, context.request_id, deadline_s)
+            await wakes.wake(card.name, context.request_id, deadline_s)
         if keep_alive_s is not None:
-            await waker.set_keep_alive(card.name, keep_alive_s)
+            await wakes.set_keep_alive(card.name, keep_alive_s)
         return keep_alive_s != 0
 
     async def _loaded(

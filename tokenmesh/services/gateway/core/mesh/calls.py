@@ -15,7 +15,7 @@ from tokenmesh.services.gateway.core.generation.request import Prompt, PromptJob
 from tokenmesh.services.gateway.core.mesh.held_prompts import HeldPrompts, prompt_size
 from tokenmesh.services.gateway.core.mesh.retries import RetryPolicy, hedged_request, is_refusal
 from tokenmesh.services.gateway.core.mesh.sole_turns import SoleTurns
-from tokenmesh.services.gateway.core.mesh.waker import Waker
+from tokenmesh.services.gateway.core.mesh.wakes import ModelWakes
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
@@ -40,6 +40,7 @@ from tokenmesh.shared.messages import (
     Refused,
     Tokenize,
     Tokenized,
+    Wake,
 )
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.tokenize import IdsPrompt
@@ -62,7 +63,6 @@ class ServiceCalls:
         members: Members,
         left_out: Callable[[], list[WorkerId]],
         prompts: HeldPrompts,
-        waker: Waker,
         metrics: Metrics,
     ) -> None:
         """`left_out`: workers that placements exclude. `prompts` keeps those too large for a
@@ -73,8 +73,8 @@ class ServiceCalls:
         self._replica_of = partial(newest_replica, members)
         self._left_out = left_out
         self._prompts = prompts
-        self._waker = waker
         self._metrics = metrics
+        self.wakes = ModelWakes(bus, members, settings, metrics, self._ask_scheduler)
 
     @property
     def max_message_bytes(self) -> int:
@@ -178,16 +178,13 @@ class ServiceCalls:
         Unavailable when it has waited for a worker in vain, and the last error when no scheduler
         has answered for `service_wait_s`.
         """
-        subject = group = subjects.place(message.model)
-        is_starting = partial(self._members.is_starting, subjects.service_of(group))
-        policy = RetryPolicy(self._settings, deadline_s, is_starting)
-        first_answer_s, asleep_s = self._settings.second_ask_s, 0.0
+        asleep_s = 0.0
         if left_out := self._left_out():
             exclude = list(dict.fromkeys((*message.exclude, *left_out)))
             message = msgspec.structs.replace(message, exclude=exclude)
         while True:
             try:
-                return await self._place_once(subject, message, deadline_s, first_answer_s)
+                return _checked(await self._ask_scheduler(message, deadline_s), Placed)
             except Asleep:
                 is_again, asleep_s = asleep_s > 0, asleep_s or monotonic_s()
                 if not self._may_wake(message.model, asleep_s):
@@ -195,7 +192,20 @@ class ServiceCalls:
                 if is_again:
                     # the scheduler may not have the heartbeat of a worker that woke up just now
                     await asyncio.sleep(self._settings.retry_pause_s)
-                await self._waker.wake(message.model, message.request_id, deadline_s)
+                await self.wakes.wake(message.model, message.request_id, deadline_s)
+
+    async def _ask_scheduler(self, message: Place | Wake, deadline_s: float) -> Message:
+        """The last answer of any scheduler, which reports with Queued that it works on it.
+
+        Raises its error, and the last one when no scheduler has answered for `service_wait_s`.
+        """
+        subject = group = subjects.place(message.model)
+        is_starting = partial(self._members.is_starting, subjects.service_of(group))
+        policy = RetryPolicy(self._settings, deadline_s, is_starting)
+        first_answer_s = self._settings.second_ask_s
+        while True:
+            try:
+                return await self._converse(subject, message, deadline_s, first_answer_s)
             except TokenMeshError as error:
                 if is_refusal(error):
                     raise
@@ -208,11 +218,11 @@ class ServiceCalls:
     def _may_wake(self, model: ModelName, asleep_s: float) -> bool:
         """Whether to wake a model that a scheduler saw asleep first at `asleep_s`, monotonic."""
         is_in_time = monotonic_s() - asleep_s < self._settings.wake_timeout_s
-        return is_in_time and self._waker.is_on_demand(model)
+        return is_in_time and self.wakes.is_on_demand(model)
 
-    async def _place_once(
-        self, subject: str, message: Place, deadline_s: float, first_answer_s: float
-    ) -> Placed:
+    async def _converse(
+        self, subject: str, message: Place | Wake, deadline_s: float, first_answer_s: float
+    ) -> Message:
         """`first_answer_s`: a live scheduler reports at once that the request is queued."""
         answer: Message | None = None
         idle_s = self._settings.place_idle_s
@@ -227,7 +237,9 @@ class ServiceCalls:
             raise DeadlineExceeded(f"no answer from {subject} in time") from error
         if isinstance(answer, Refused):
             raise Overloaded(answer.reason, retry_after_s=answer.retry_after_s)
-        return _checked(answer, Placed)
+        if answer is None:
+            raise ProtocolError(f"no answer from {subject}")
+        return answer
 
 
 def place_of(job: PromptJob, prompt: Prompt, num_output: int) -> Place:

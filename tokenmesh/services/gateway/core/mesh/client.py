@@ -15,7 +15,6 @@ from tokenmesh.services.gateway.core.mesh.recovery import StreamRecovery
 from tokenmesh.services.gateway.core.mesh.stages import Stages
 from tokenmesh.services.gateway.core.mesh.streams import Streams
 from tokenmesh.services.gateway.core.mesh.vocabularies import Vocabularies
-from tokenmesh.services.gateway.core.mesh.waker import Waker
 from tokenmesh.shared.bus.base import Bus, Subscription
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.ids import GatewayId, InstanceId, WorkerId
@@ -55,9 +54,8 @@ class MeshClient:
         self.streams = Streams(gateway_id, bus, limits, self.breaker)
         metrics.gauge_of("open_streams", lambda: len(self.streams))
         self._prompts = HeldPrompts(bus, gateway_id)
-        self.waker = Waker(bus, members, limits, metrics)
         self.calls = ServiceCalls(
-            bus, limits, members, self.breaker.left_out, self._prompts, self.waker, metrics
+            bus, limits, members, self.breaker.left_out, self._prompts, metrics
         )
         self.vocabularies = Vocabularies(self.calls, limits)
         launcher = Launcher(gateway_id, bus, self.calls, self.streams, limits, metrics)
