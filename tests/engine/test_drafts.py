@@ -15,9 +15,9 @@ from tests.fakes.grammars import EOS, Grammars, json_schema, make_checkpoint
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.proposing import RunnerDrafts
 from tokenmesh.engine.plan import StepPlan
 from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.structured import Structured

@@ -6,26 +6,16 @@ from typing import Any
 import pytest
 
 from tests.engine.test_drafts import NUM_TOKENS, check, jobs
+from tests.fakes.drafts import FreeDrafts
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome, greedy
 from tests.fakes.grammars import Grammars, json_schema, make_checkpoint
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.engine.speculate.adaptive import StepCost
 from tokenmesh.engine.speculate.lookup import LookupProposer
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 METHODS = ["ngram", "suffix"]
-
-
-class FreeDrafts(StepCost):
-    """A step takes as long with drafts as without."""
-
-    def is_known(self, num_rows: int) -> bool:
-        return True
-
-    def factor(self, num_rows: int, num_drafts: int) -> float:
-        return 1.0
 
 
 def proposer_of(method: str, **given: Any) -> LookupProposer:

@@ -4,6 +4,17 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.speculate.adaptive import StepCost
+
+
+class FreeDrafts(StepCost):
+    """A step takes as long with drafts as without."""
+
+    def is_known(self, num_rows: int) -> bool:
+        return True
+
+    def factor(self, num_rows: int, num_drafts: int) -> float:
+        return 1.0
 
 
 class DiceProposer:

@@ -17,6 +17,7 @@ from tokenmesh.engine.grammar.matcher import Grammar
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import RequestSpec, StreamKey, TenantShare
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
+from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.hashing import Adapter
 from tokenmesh.shared.ids import GatewayId, RequestId
@@ -71,6 +72,7 @@ def load(
     model_impl: ModelImpl = "auto",
     trust_remote_code: bool = False,
     quantization: QuantizationName | None = None,
+    speculative_config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[RunnableModel, WorkerSettings]:
     """Load a checkpoint, with a small KV pool unless `settings` say otherwise."""
@@ -84,6 +86,7 @@ def load(
         model_impl=model_impl,
         trust_remote_code=trust_remote_code,
         quantization=quantization,
+        speculative_config=SpeculativeConfig.model_validate(speculative_config or {}),
     )
     return build_runner(model, worker, lambda done, total: None), worker
 
@@ -103,6 +106,8 @@ class EngineDriver:
         dtype: Dtype = "float32",
         max_model_len: int | Literal["auto"] | None = None,
         model_impl: ModelImpl = "auto",
+        quantization: QuantizationName | None = None,
+        speculative_config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self.model, self.settings = load(
@@ -110,6 +115,8 @@ class EngineDriver:
             dtype=dtype,
             max_model_len=max_model_len,
             model_impl=model_impl,
+            quantization=quantization,
+            speculative_config=speculative_config,
             **settings,
         )
         self._engine = Engine(self.model.runner, self.settings)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tests.fakes.drafts import DiceProposer
+from tests.fakes.drafts import DiceProposer, FreeDrafts
 from tests.fakes.kv_runner import (
     INJECTED,
     VOCAB,
@@ -21,7 +21,6 @@ from tests.fakes.kv_runner import (
     media_mark,
 )
 from tokenmesh.engine.core.engine import Engine
-from tokenmesh.engine.core.proposing import RunnerDrafts
 from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
@@ -37,6 +36,7 @@ from tokenmesh.engine.request.spec import (
     StreamKey,
     TenantShare,
 )
+from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import BlobKey, GatewayId, RequestId
 from tokenmesh.shared.messages.media import MediaItem
@@ -352,7 +352,7 @@ class Schedule:
 
     def _take_runner_drafts(self) -> RunnerDrafts:
         max_rows, most = self._rng.choice([1, 3, 1000]), self.runner.max_proposed
-        return RunnerDrafts(self.runner, max_rows, self._rng.randint(1, most))
+        return RunnerDrafts(self.runner, max_rows, self._rng.randint(1, most), FreeDrafts())
 
     def _make_proposer(self, seed: int) -> DiceProposer:
         outputs = {case.request.key: endless(case) for case in self.cases}

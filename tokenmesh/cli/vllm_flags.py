@@ -137,7 +137,7 @@ ADVICE: Final = {
     "rope-scaling": "use --hf-overrides",
     "rope-theta": "use --hf-overrides",
     "skip-tokenizer-init": "a frontend has the tokenizer; --tokens-only serves an engine by ids",
-    "speculative-model": "there are no draft models; --spec-method ngram drafts without one",
+    "speculative-model": "--spec-model names the model that drafts",
     "structured-outputs-config": "of its keys there is `backend`",
     "swap-space": "preempted streams are computed again, or copied with --kv-offloading-size",
     "tokenizer-revision": "--revision is the tokenizer's, too",

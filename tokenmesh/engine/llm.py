@@ -61,7 +61,7 @@ class LLM:
         self._model = ModelSettings.model_validate({"model": model, **own})
         self._worker = WorkerSettings.model_validate(settings)
         self._loaded = build(self._model, self._worker, lambda done, total: None)
-        proposer = make_proposer(self._model.speculative_config)
+        proposer = make_proposer(self._model.speculative_config, self._loaded.runner)
         self._engine = Engine(self._loaded.runner, self._worker, proposer=proposer)
         self._text = LocalTokenizer(self._model)
         self._numbers = count()

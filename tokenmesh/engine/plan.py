@@ -71,6 +71,9 @@ class ScheduledRow(msgspec.Struct, gc=False):
     num_proposed: int = 0
     """How many tokens the runner's own drafter proposes after what the row draws; only where
     `samples`, and no more than `Runner.max_proposed`."""
+    is_followed: bool = False
+    """Whether the runner's own drafter reads these tokens, so that it can propose what follows
+    them, now or in a later step."""
     pools: bool = False
     """True when the last token of a pooled prompt is among those computed."""
     fills: list[tuple[int, int]] = []

@@ -150,8 +150,8 @@ def test_drafts_are_configured_as_one_object_or_by_its_keys(words: list[str]) ->
     ("words", "expected"),
     [
         (
-            ["--spec-method", "eagle3"],
-            "speculative-config.method = 'eagle3': should be ngram or suffix: method eagle3 is",
+            ["--spec-method", "medusa"],
+            "method medusa is not implemented",
         ),
         (["-sc", "{nonsense", "--spec-tokens", "3"], "speculative_config is a JSON object"),
         (["-sc", "{nonsense"], "should be a valid dictionary"),
@@ -170,7 +170,7 @@ def test_drafts_that_are_not_there_are_refused_before_anything_starts(
     [
         ("--tensor-parallel-size", "--workers N starts N replicas"),
         ("-tp", "--workers N starts N replicas"),
-        ("--speculative-model", "there are no draft models; --spec-method ngram drafts without"),
+        ("--speculative-model", "--spec-model names the model that drafts"),
         ("--kv-transfer-config.role", "is a flag of vLLM"),
         ("-O3", "-O3 is a flag of vLLM that TokenMesh does not have: kernels are compiled"),
         ("-cc.mode=3", "-cc.mode is a flag of vLLM that TokenMesh does not have: kernels"),

@@ -17,7 +17,9 @@ def test_without_a_method_there_are_no_drafts() -> None:
     assert config(method=None, num_speculative_tokens=None).method is None
 
 
-@pytest.mark.parametrize("given", [{}, {"method": "ngram"}, {"method": "suffix"}])
+@pytest.mark.parametrize(
+    "given", [{}, {"method": "ngram"}, {"method": "suffix"}, {"model": "small"}]
+)
 def test_a_config_that_is_written_out_is_read_again(given: dict[str, Any]) -> None:
     made = config(**given)
     assert SpeculativeConfig.model_validate(made.model_dump()) == made
@@ -29,6 +31,11 @@ def test_a_lookup_may_be_named_as_the_model(model: str) -> None:
     assert config(model=model, num_speculative_tokens=3).method == "ngram"
 
 
+def test_a_model_drafts_without_a_method_as_well() -> None:
+    made = config(model="small")
+    assert (made.method, made.is_drafted, made.max_drafts) == ("draft_model", True, 3)
+
+
 def test_one_length_of_a_lookup_is_the_other_too() -> None:
     assert config(method="ngram").lookup == (2, 5)
     assert config(method="ngram", prompt_lookup_max=4).lookup == (4, 4)
@@ -37,16 +44,28 @@ def test_one_length_of_a_lookup_is_the_other_too() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown method": ({"method": "crystal"}, "ngram or suffix: method crystal is unknown"),
+    "an unknown method": ({"method": "crystal"}, "ngram, .* or .*: method crystal is unknown"),
     "a method of heads": (
-        {"method": "eagle3", "model": "head", "draft_tensor_parallel_size": 1},
-        "ngram or suffix: method eagle3 is not implemented",
+        {"method": "medusa", "model": "head", "draft_tensor_parallel_size": 1},
+        "ngram, .* or .*: method medusa is not implemented",
     ),
-    "a draft model without a method": (
-        {"model": "small"},
-        r"without model: a draft model \(small\) is not",
+    "a draft model that is not named": (
+        {"method": "draft_model"},
+        "with model, for method draft_model",
     ),
-    "numbers without a method": ({"num_speculative_tokens": 3}, "with a method: ngram or suffix"),
+    "a lookup in place of a draft model": (
+        {"method": "draft_model", "model": "ngram"},
+        "with model, for method draft_model",
+    ),
+    "a model where texts are looked up": (
+        {"method": "ngram", "model": "small"},
+        "without model small, for method ngram",
+    ),
+    "a draft model in parts": (
+        {"method": "draft_model", "model": "small", "draft_tensor_parallel_size": 2},
+        "less than or equal to 1",
+    ),
+    "numbers without a method": ({"num_speculative_tokens": 3}, "with a method: ngram, suffix"),
     "no drafts": ({"method": "ngram", "num_speculative_tokens": 0}, "greater than or equal to 1"),
     "too many drafts": ({"method": "ngram", "num_speculative_tokens": 65}, "less than or equal to"),
     "lengths that are none": (

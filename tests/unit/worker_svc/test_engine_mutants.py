@@ -21,7 +21,6 @@ from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.host_fills import HostFills
 from tokenmesh.engine.core.landing import Landing
 from tokenmesh.engine.core.prefill import Prefill
-from tokenmesh.engine.core.proposing import RunnerDrafts
 from tokenmesh.engine.core.row_table import RowTable
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.core.speculating import Speculating
@@ -30,6 +29,7 @@ from tokenmesh.engine.kv.host_tier import HostTier
 from tokenmesh.engine.kv.keys import BlockKeys
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.kv.saved_states import SavedStates
+from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
 
 MAX_SCHEDULES = 1500
 

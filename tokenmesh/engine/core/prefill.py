@@ -118,5 +118,5 @@ class Prefill:
         row = ScheduledRow(request.place.row, start, num_tokens, new_blocks, is_last and not pools)
         row.new_windowed, row.pools = live.tables.take_new(request), is_last and pools
         row.fills = list(fills.entries)
-        row.num_proposed = self._speculating.num_proposed if row.samples else 0
+        self._speculating.follow(request, row)
         return row

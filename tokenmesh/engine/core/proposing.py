@@ -1,4 +1,4 @@
-"""Where drafts come from: proposers on the host, and what the runner's own drafter answered."""
+"""Where drafts come from, and which runners can verify them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -40,44 +40,6 @@ class Proposer(Protocol):
 
     def forget(self, request: Request) -> None:
         """The request has ended: drop what is kept of it. It may never have been asked for."""
-
-
-class RunnerDrafts:
-    """Implements `Proposer` with `StepResult.drafts`: those of the step that drew last."""
-
-    def __init__(self, runner: Runner, max_rows: int, max_drafts: int) -> None:
-        """Raises ConfigError where the runner's drafter proposes fewer."""
-        if max_drafts > runner.max_proposed:
-            raise ConfigError(
-                f"{max_drafts} drafts are wanted, and the model's drafter proposes "
-                f"{runner.max_proposed} at most"
-            )
-        self.max_rows = max_rows
-        self.max_drafts = max_drafts
-        self.num_bytes = 0
-        self._by_request: dict[Request, tuple[int, list[int]]] = {}
-        """What was proposed, and how many tokens the request knew then."""
-
-    def note(self, request: Request, drafts: list[int]) -> None:
-        """A step has landed, and its tokens are known: what may follow them."""
-        self._by_request[request] = request.num_known, drafts
-
-    def wants(self, request: Request) -> bool:
-        return True
-
-    def propose(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[list[int]]:
-        return [self._take(request)[:limit] for request, limit in rows]
-
-    def note_step(self, num_rows: int, num_drafts: int, duration_s: float) -> None:
-        """The drafter has proposed already."""
-
-    def _take(self, request: Request) -> list[int]:
-        num_known, drafts = self._by_request.pop(request, (0, []))
-        # others were drawn since where the request was preempted
-        return drafts if num_known == request.num_known else []
-
-    def forget(self, request: Request) -> None:
-        self._by_request.pop(request, None)
 
 
 def check_drafts(runner: Runner, proposer: Proposer | None) -> None:

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from tokenmesh.engine.core.block_reclaimer import BlockReclaimer
 from tokenmesh.engine.core.live_requests import LiveRequests
-from tokenmesh.engine.core.proposing import Proposer, RunnerDrafts
+from tokenmesh.engine.core.proposing import Proposer
 from tokenmesh.engine.core.service_queue import service_order
 from tokenmesh.engine.kv.prefix_cache import PrefixCache, Registered
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
 
 
 class DraftTotals(NamedTuple):
@@ -49,8 +50,8 @@ class Speculating:
         self.totals = DraftTotals()
         self._max_drafts = 0 if proposer is None else proposer.max_drafts
         self._runner_drafts = proposer if isinstance(proposer, RunnerDrafts) else None
-        self.num_proposed = self._runner_drafts.max_drafts if self._runner_drafts else 0
-        """Of what is planned for rows that draw, see `ScheduledRow`."""
+        self._is_followed = False
+        """Whether the runner's drafter reads what the step's rows compute."""
         self._pool = cache.pool
         self._live = live
         self._tables = live.tables
@@ -64,13 +65,17 @@ class Speculating:
         """Requests that compute something in this step, and their new blocks for that."""
         self._entries: list[tuple[Request, ScheduledRow]] = []
         """The same once they are in the plan."""
+        self._begun: list[tuple[Request, ScheduledRow]] = []
+        """Requests that compute the last of their prompts in this step."""
 
     def begin_step(self) -> None:
         """Hold the decoding requests, or release them where too many run; then get blocks for last
         known tokens. Others may be preempted for that, before they are in the step's plan."""
         assert self._proposer is not None
-        self._exchange(is_wanted=len(self._live.running) <= self._proposer.max_rows)
-        self._grown = []
+        is_wanted = len(self._live.running) <= self._proposer.max_rows
+        self._exchange(is_wanted=is_wanted)
+        self._is_followed = is_wanted and self._runner_drafts is not None
+        self._grown, self._begun = [], []
         for request in sorted(self._landed(), key=service_order):
             if request not in self._wheel:
                 continue  # preempted for one before it
@@ -112,7 +117,6 @@ class Speculating:
             length = request.num_known
             windowed = self._tables.take_new(request)
             entry = ScheduledRow(request.place.row, length - 1, 1, new_blocks, True, windowed)
-            entry.num_proposed = self.num_proposed
             plan.scheduled.append(entry)
             self._entries.append((request, entry))
             registered += self._cache.register(request, length - 1, length)
@@ -121,8 +125,38 @@ class Speculating:
                 self._ends.expect_end(request)
         return registered
 
+    def follow(self, request: Request, entry: ScheduledRow) -> None:
+        """Known tokens of a prompt are planned: the runner's drafter reads them, too."""
+        entry.is_followed = self._is_followed
+        if entry.samples and self._is_followed:
+            self._begun.append((request, entry))
+
     def draft(self, plan: StepPlan, budget: int) -> None:
-        """Add drafts to what was planned, at most so many in all."""
+        """Add drafts to what was planned, at most so many in all, and ask the runner for those of
+        the next step."""
+        self._add_drafts(plan, budget)
+        if self._is_followed and self._runner_drafts is not None:
+            self._ask(self._runner_drafts, plan)
+
+    def _ask(self, runner_drafts: RunnerDrafts, plan: StepPlan) -> None:
+        entries, rows = [], []
+        for request, entry in [*self._entries, *self._begun]:
+            # after a token that is drawn in any case
+            limit = request.decode_end - 2 - request.num_known
+            if limit > 0:
+                entries.append(entry)
+                rows.append((request, limit))
+        if not rows:
+            return
+        asked = runner_drafts.ask(rows, plan.num_rows)
+        for (request, limit), entry, number in zip(rows, entries, asked, strict=True):
+            entry.num_proposed = number
+            entry.is_followed = entry.is_followed or number > 0
+            if number and self._wheel.is_held(request):
+                # the drafter writes its keys behind those of the drafts that are verified
+                self._grow(request, entry, min(len(entry.drafts) + number, limit))
+
+    def _add_drafts(self, plan: StepPlan, budget: int) -> None:
         assert self._proposer is not None
         entries, rows = [], []
         for request, entry in self._entries:
@@ -142,9 +176,15 @@ class Speculating:
 
     def note_step(self, plan: StepPlan, duration_s: float) -> None:
         """A step without tokens of prompts took so long."""
-        if self._proposer is not None:
-            num_drafts = sum(len(entry.drafts) for entry in plan.scheduled)
-            self._proposer.note_step(plan.num_rows, num_drafts, duration_s)
+        if self._proposer is None:
+            return
+        num_drafts = sum(len(entry.drafts) for entry in plan.scheduled)
+        if self._runner_drafts is not None:
+            num_proposed = sum(entry.num_proposed for entry in plan.scheduled)
+            if bool(num_drafts) != bool(num_proposed):
+                return  # drafting begins or ends: it costs less or more than it does later
+            num_drafts = max(num_drafts, num_proposed)
+        self._proposer.note_step(plan.num_rows, num_drafts, duration_s)
 
     @property
     def num_bytes(self) -> int:
@@ -174,6 +214,8 @@ class Speculating:
                 places[place] += 1
             request.output.num_drafts += len(entry.drafts)
             request.output.num_accepted += accepted
+            if self._runner_drafts is not None:
+                self._runner_drafts.note_landed(request, len(entry.drafts), accepted)
         self.totals = DraftTotals(drafts, draft_tokens, accepted_tokens, tuple(places))
 
     def land(self, drawn: Sequence[Request | None], tokens: Mapping[int, list[int]]) -> set[int]:

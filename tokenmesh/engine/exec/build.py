@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from tokenmesh.engine.exec.cuda.graphs import GraphProgress
 from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes, warm_up
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
 from tokenmesh.engine.exec.device import device_of
+from tokenmesh.engine.exec.draft_build import DraftMaker, DraftTarget
 from tokenmesh.engine.exec.loaded_model import LoadedPooler, RunnableModel
 from tokenmesh.engine.exec.maker import LoadTimes, RunnerMaker, gpu_budget
 from tokenmesh.engine.exec.page_dtype import page_dtype_of
@@ -84,10 +86,14 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
     device = _start(worker)
     native = worker.native_kernels and device.type == "cpu" and native_kernels.has_started()
     maker = _maker_of(model, worker, native, device)
+    # what cannot draft is refused before any weights are read
+    drafting = DraftMaker.of(DraftTarget(model, maker.facts, worker, device, maker.dtype, native))
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
         with _fitting(f"{_weights_of(maker)} do not fit the GPU", "model"):
             loaded, times = maker.load(progress)
+        if drafting is not None:
+            maker = replace(maker, draft=drafting.load())
         began_s = perf_s()
         # the pool gets a share of what the weights have left
         size = maker.size_store(loaded, partial(maker.budget_of, loaded, gpu))

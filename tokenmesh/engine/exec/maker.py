@@ -14,6 +14,7 @@ from tokenmesh.engine.exec.cuda.forward import KINDS
 from tokenmesh.engine.exec.cuda.graphs import graph_bytes
 from tokenmesh.engine.exec.cuda.make import make_cuda_runner
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
+from tokenmesh.engine.exec.draft_build import Draft
 from tokenmesh.engine.exec.kv_bytes import KvBytes
 from tokenmesh.engine.exec.memory import (
     GpuBudget,
@@ -71,6 +72,8 @@ class RunnerMaker:
     """Of pages and latents."""
     kv_scales: KvScales = NO_SCALES
     """Of the checkpoint, where pages are 8-bit floats."""
+    draft: Draft | None = None
+    """What drafts for the model, once it is loaded."""
 
     def load(self, progress: Progress) -> tuple[LanguageModel, LoadTimes]:
         """Read the weights. Raises CheckpointError, ConfigError, and torch.OutOfMemoryError."""
@@ -137,7 +140,13 @@ class RunnerMaker:
         )
         is_async = worker.async_scheduling is True
         arena = make_arena(store, worker)
-        return TorchRunner(model, store, rows, sampler, is_async=is_async, arena=arena), store
+        drafter = None
+        if self.draft is not None:
+            drafter = self.draft.drafter(size.num_blocks, rows, sampler)
+        runner = TorchRunner(
+            model, store, rows, sampler, is_async=is_async, arena=arena, drafter=drafter
+        )
+        return runner, store
 
     def kv_bytes(self, model: LanguageModel) -> KvBytes:
         """What blocks and rows of the store take."""
@@ -154,6 +163,7 @@ class RunnerMaker:
             can_save=self.device.type == "cpu",
             may_be_shorter=self.may_be_shorter,
             page_dtype=self.page_dtype,
+            draft_bytes=0 if self.draft is None else self.draft.token_bytes,
         )
 
     def _profile(self, model: LanguageModel) -> int:

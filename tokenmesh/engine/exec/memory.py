@@ -178,10 +178,11 @@ def need_of(
     can_save: bool,
     may_be_shorter: bool = False,
     page_dtype: torch.dtype | None = None,
+    draft_bytes: int = 0,
 ) -> Need:
     """Memory that layers with these `keeps` need. can_save: whether the runner can copy states.
-    page_dtype: of pages and latents; None: dtype."""
-    per_token = token_bytes(keeps, grouping, page_dtype or dtype)
+    page_dtype: of pages and latents; None: dtype. draft_bytes: of a token, for a drafter."""
+    per_token = token_bytes(keeps, grouping, page_dtype or dtype) + draft_bytes
     state_bytes = row_bytes(keeps)
     is_saved = can_save and settings.enable_prefix_caching and state_bytes > 0
     num_saved = settings.saved_states if is_saved else 0

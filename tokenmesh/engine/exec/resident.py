@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import torch
 
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
+from tokenmesh.engine.exec.drafter import Drafter, DraftModel
 from tokenmesh.engine.exec.pool_runner import PoolRunner
 from tokenmesh.engine.exec.profile_run import AnyRunner
 from tokenmesh.engine.exec.runner import TorchRunner
@@ -114,8 +115,18 @@ class TorchResident:
             if self.level == 0 and isinstance(self._runner, CudaRunner):
                 self._runner.make_graphs(self._runner.graph_sizes)
 
+    @property
+    def _drafter(self) -> Drafter | None:
+        return self._runner.drafter if isinstance(self._runner, TorchRunner) else None
+
+    @property
+    def _pool(self) -> list[torch.Tensor]:
+        """All tensors of the pool, those of a drafter included."""
+        drafter = self._drafter
+        return self._store.tensors + ([] if drafter is None else drafter.store.tensors)
+
     def _drop_pool(self) -> int:
-        for tensor in self._store.tensors:
+        for tensor in self._pool:
             if tensor.device.type == "cpu":
                 give_back(tensor)
             else:
@@ -124,10 +135,12 @@ class TorchResident:
         arena = self._runner.arena if isinstance(self._runner, TorchRunner) else None
         if arena is not None:
             give_back(arena)
-        return self._store.nbytes + (0 if arena is None else arena.nbytes)
+        num_bytes = sum(tensor.nbytes for tensor in self._pool)
+        return num_bytes + (0 if arena is None else arena.nbytes)
 
     def _drop_weights(self) -> int:
         freed = 0 if self._weights == "aside" or self._model is None else _size(self._model)
+        freed += 0 if self._drafter is None else _size(self._drafter.model)
         self._runner.drop_model()
         self._model = None
         self._aside.clear()
@@ -150,7 +163,7 @@ class TorchResident:
 
     @torch.inference_mode()
     def _wake_pool(self) -> None:
-        for tensor in self._store.tensors:
+        for tensor in self._pool:
             if tensor.device.type != "cpu":
                 tensor.untyped_storage().resize_(tensor.nbytes)
         self._store.clear_blocks(torch.zeros(1, dtype=torch.int64, device=self._store.device))
@@ -222,6 +235,6 @@ def tensors_of(part: object, _seen: set[int] | None = None) -> Iterator[torch.Te
         yield from tensors_of(each, seen)
 
 
-def _size(model: LanguageModel | PoolModel) -> int:
+def _size(model: LanguageModel | PoolModel | DraftModel) -> int:
     by_id = {id(tensor): tensor for tensor in tensors_of(model)}
     return sum(tensor.numel() * tensor.itemsize for tensor in by_id.values())

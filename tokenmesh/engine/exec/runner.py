@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tokenmesh.engine.exec.apply import apply_rows
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
+from tokenmesh.engine.exec.drafter import Drafter
 from tokenmesh.engine.exec.inputs import StepInputs, build_inputs
 from tokenmesh.engine.exec.placeholders import within_vocabulary
 from tokenmesh.engine.exec.rows import HostRows
@@ -52,6 +53,8 @@ class StepLogits:
     """float32 [N + D, vocab] in the order of StepInputs.last_tokens; None when no row samples."""
     prompt: dict[int, list[TokenLogprobs]]
     alignments: dict[int, list[int]] = field(default_factory=dict)
+    hidden: torch.Tensor | None = None
+    """[T, hidden] final states of all tokens; None without a drafter."""
 
 
 class TorchRunner:
@@ -70,13 +73,15 @@ class TorchRunner:
         *,
         is_async: bool,
         arena: torch.Tensor | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """is_async: launches return at once, and a separate thread carries them out. arena: uint8
         [slots, image bytes] of the host tier."""
         self.has_own_device = False
         # nothing takes a rejected draft out of a state again
         self.takes_drafts = not store.has_states
-        self.max_proposed = 0
+        self.max_proposed = 0 if drafter is None else drafter.max_proposed
+        self.drafter = drafter
         self.num_blocks = store.num_blocks
         self.windows = store.grouping.windows
         self.has_states = store.has_states
@@ -108,7 +113,13 @@ class TorchRunner:
                 assert self._arena is not None
                 blocks, slots = torch.tensor(plan.host_saves).T
                 self._store.copy_out(blocks, self._arena, slots)
-        return self.sample(inputs, logits)
+        result = self.sample(inputs, logits)
+        if self.drafter is not None and inputs is not None and logits.hidden is not None:
+            with torch.inference_mode():
+                result.drafts = self.drafter.propose(
+                    plan, inputs.step, result.tokens, logits.hidden
+                )
+        return result
 
     @property
     def arena(self) -> torch.Tensor | None:
@@ -119,9 +130,13 @@ class TorchRunner:
         """Let go of the weights; nothing may be launched before `take_model`."""
         del self._model
         self._logits = torch.empty(0, 0)
+        if self.drafter is not None:
+            self.drafter.drop_model()
 
     def take_model(self, model: LanguageModel) -> None:
-        """The same model again, loaded anew."""
+        """The same model again, loaded anew; what drafts for it is loaded now."""
+        if self.drafter is not None:
+            self.drafter.take_model()
         self._model = model
 
     @torch.inference_mode()
@@ -171,7 +186,7 @@ class TorchRunner:
         if inputs is None:
             return StepLogits(sampled=None, prompt={})
         hidden = self._model.embed(inputs.token_ids, inputs.patches)
-        hidden = self._model.forward(hidden, inputs.step, self._store)
+        hidden = whole = self._model.forward(hidden, inputs.step, self._store)
         prompt = {
             span.row: prompt_logprobs(self._model.logits, hidden[span.tokens], span)
             for span in inputs.prompt_spans
@@ -181,7 +196,8 @@ class TorchRunner:
             if inputs.last_tokens is not None:
                 hidden = hidden.index_select(0, inputs.last_tokens)
             sampled = self._logits_of(hidden)
-        return StepLogits(sampled, prompt, self._alignments(inputs))
+        alignments = self._alignments(inputs)
+        return StepLogits(sampled, prompt, alignments, None if self.drafter is None else whole)
 
     def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the memory of an earlier step's, which has been drawn from.

@@ -74,6 +74,32 @@ def check_tokenizer_ids(model: ModelSettings, raw: RawConfig, vocab_size: int) -
         logger.warning("%s: %s, so requests with %s are refused", path, rows, _listed(past))
 
 
+def vocabulary_problem(model: ModelSettings, draft: ModelSettings) -> str | None:
+    """How the texts of two models' tokens differ; None: they do not, or one has no tokenizer."""
+    try:
+        files = locate_tokenizer(model), locate_tokenizer(draft)
+    except CheckpointError:
+        return None
+    ours, theirs = (_texts(_read(file, _Tokenizer)) for file in files)
+    wrong = next((each for each in ours if theirs.get(each, ours[each]) != ours[each]), None)
+    if wrong is None:
+        return None
+    return (
+        f"{draft.model} has another tokenizer than {model.model}: token {wrong} is "
+        f"{theirs[wrong]!r} there and {ours[wrong]!r} here"
+    )
+
+
+def _texts(tokenizer: _Tokenizer) -> dict[int, str]:
+    vocab = tokenizer.model.vocab
+    if isinstance(vocab, list):
+        # of a unigram model: pairs of a text and its score
+        texts = {number: str(pair[0]) for number, pair in enumerate(vocab)}
+    else:
+        texts = {number: text for text, number in vocab.items()}
+    return texts | {each.id: each.content for each in tokenizer.added_tokens}
+
+
 def _placeholders(raw: RawConfig) -> set[int]:
     """Ids that config.json names, such as image_token_id."""
     endings = ("_token_id", "_token_index")

@@ -164,6 +164,26 @@ class Sampler(RowStates[_HostState]):
         self._draw_place_by_place([each for each in drafted if each not in at_once], logits, draws)
         return draws
 
+    def guess(self, numbers: Sequence[int], logits: torch.Tensor, ahead: int) -> list[int]:
+        """What rows would draw, so many tokens after their next one, from logits [N, V] that are
+        like the model's, and are overwritten. Nothing is noted.
+
+        What depends on the tokens in between is as it is before them, and grammars are not followed
+        past the next token.
+        """
+        _repair(logits)
+        places = [ahead] * len(numbers)
+        if not ahead:
+            self._grammars.apply(logits, numbers)
+        self._vocabulary.apply(logits, numbers, places)
+        self._penalties.apply(logits, numbers)
+        if not ahead:
+            self._bad_words.apply(logits, numbers)
+            self._thinking.apply(logits, numbers)
+            self._speech.apply(logits, numbers)
+        token_ids: list[int] = self._choice.apply(logits, numbers, places).tolist()
+        return token_ids
+
     def _draw_place_by_place(
         self, drafted: Sequence[Drafted], logits: torch.Tensor, draws: Draws
     ) -> None:

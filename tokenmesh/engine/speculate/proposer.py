@@ -1,17 +1,24 @@
 """The proposer of drafts that a model's config asks for."""
 
+from sys import maxsize
 from typing import TYPE_CHECKING
 
+from tokenmesh.engine.runner import Runner
+from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     from tokenmesh.engine.speculate.lookup import LookupProposer
 
 
-def make_proposer(config: SpeculativeConfig) -> "LookupProposer | None":
-    """None: the config asks for no drafts."""
+def make_proposer(
+    config: SpeculativeConfig, runner: Runner
+) -> "LookupProposer | RunnerDrafts | None":
+    """None: the config asks for no drafts. Raises ConfigError where the runner has no drafter."""
     if config.method is None:
         return None
+    if config.is_drafted:
+        return RunnerDrafts(runner, config.disable_by_batch_size or maxsize, config.max_drafts)
     # imported here: an engine without drafts does not have it
     from tokenmesh.engine.speculate.lookup import LookupProposer
 

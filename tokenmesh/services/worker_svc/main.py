@@ -61,7 +61,7 @@ async def build(mesh: Mesh) -> None:
     adapters = await load_adapters(settings.lora, loaded)
     block_events = block_events_of(mesh, worker_id, names[0], has_cache=has_cache)
     log = BlockLog() if block_events is not None else None
-    proposer = make_proposer(model.speculative_config)
+    proposer = make_proposer(model.speculative_config, loaded.runner)
     actor = WorkerActor(
         Identity(worker_id, mesh.epoch, names),
         settings,

@@ -4,11 +4,13 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-SpeculativeMethod = Literal["ngram", "suffix"]
+SpeculativeMethod = Literal["ngram", "suffix", "draft_model"]
 
-METHODS: Final = ("ngram", "suffix")
+METHODS: Final = ("ngram", "suffix", "draft_model")
+_DRAFTED: Final = ("draft_model",)
+"""Those by which a second model drafts."""
 _OTHERS: Final = (
-    *("deepseek_mtp", "dflash", "draft_model", "eagle", "eagle3", "ernie_mtp", "exaone_moe_mtp"),
+    *("deepseek_mtp", "dflash", "eagle", "eagle3", "ernie_mtp", "exaone_moe_mtp"),
     *("extract_hidden_states", "glm4_moe_mtp", "longcat_flash_mtp", "medusa", "mimo_mtp"),
     *("mlp_speculator", "mtp", "ngram_gpu", "pangu_ultra_moe_mtp", "qwen3_5_mtp"),
     "qwen3_next_mtp",
@@ -20,6 +22,8 @@ _LOOKUP_MIN: Final = 2
 _LOOKUP_MAX: Final = 5
 _NUM_TOKENS: Final = 8
 """Drafts of a row in a step where the config names no number."""
+_NUM_DRAFTED: Final = 3
+"""The same where a model computes them."""
 MAX_TOKENS: Final = 64
 """Most drafts of a row in a step: a row's positions are a part of the step's memory."""
 
@@ -33,17 +37,24 @@ class SpeculativeConfig(BaseModel):
     method: SpeculativeMethod | None = Field(
         default=None,
         description="ngram: drafts are what followed the same tokens earlier in the stream or its "
-        "prompt. suffix: also in earlier streams of the tenant. Default: no drafts.",
+        "prompt. suffix: also in earlier streams of the tenant. draft_model: what a smaller model "
+        "draws. Default: draft_model where there is a model, else no drafts.",
     )
     model: str | None = Field(
-        default=None, description="ngram may be written here in place of in method."
+        default=None,
+        description="draft_model: the model that drafts, as a directory, a GGUF file or a hub id; "
+        "it has the vocabulary of the served one. ngram may be written here in place of in method.",
+    )
+    revision: str | None = Field(default=None, description="Of `model` on the hub.")
+    draft_tensor_parallel_size: int = Field(
+        default=1, ge=1, le=1, description="The model that drafts is whole on each worker: 1."
     )
     num_speculative_tokens: int | None = Field(
         default=None,
         ge=1,
         le=MAX_TOKENS,
         description="Most drafts of one stream in one step; how many there are follows from what "
-        f"they save. Default: {_NUM_TOKENS}.",
+        f"they save. Default: {_NUM_TOKENS}, and {_NUM_DRAFTED} where a model drafts.",
     )
     prompt_lookup_min: int | None = Field(
         default=None,
@@ -94,7 +105,7 @@ class SpeculativeConfig(BaseModel):
         if value is None or value in METHODS:
             return value
         why = "is not implemented" if value in _OTHERS else "is unknown"
-        raise ValueError(f"{' or '.join(METHODS)}: method {value} {why}")
+        raise ValueError(f"{_listed(METHODS)}: method {value} {why}")
 
     @field_validator("rejection_sample_method")
     @classmethod
@@ -112,12 +123,15 @@ class SpeculativeConfig(BaseModel):
         if not isinstance(given, dict):
             return given
         method, model = given.get("method"), given.get("model")
-        if method is None and model in _LOOKUP_MODELS:
-            return {**given, "method": "ngram"}
+        if method is None and model is not None:
+            method = "ngram" if model in _LOOKUP_MODELS else "draft_model"
+            given = {**given, "method": method}
         if method not in (None, *METHODS):
             return {"method": method}  # whatever else is there belongs to it
-        if model is not None and model not in _LOOKUP_MODELS:
-            raise ValueError(f"without model: a draft model ({model}) is not implemented")
+        if method in _DRAFTED and (model is None or model in _LOOKUP_MODELS):
+            raise ValueError(f"with model, for method {method}: the model that drafts")
+        if method not in _DRAFTED and model not in (None, *_LOOKUP_MODELS):
+            raise ValueError(f"without model {model}, for method {method}")
         others = sorted(given.keys() - cls.model_fields.keys())
         if others:
             known = ", ".join(cls.model_fields)
@@ -125,7 +139,7 @@ class SpeculativeConfig(BaseModel):
         # services get all keys written out
         fields = cls.model_fields
         if method is None and any(given[key] not in (None, fields[key].default) for key in given):
-            raise ValueError(f"with a method: {' or '.join(METHODS)}")
+            raise ValueError(f"with a method: {_listed(METHODS)}")
         return given
 
     @model_validator(mode="after")
@@ -144,6 +158,15 @@ class SpeculativeConfig(BaseModel):
         return (least or most or 1), (most or least or 1)
 
     @property
+    def is_drafted(self) -> bool:
+        """Whether a second model drafts."""
+        return self.method in _DRAFTED
+
+    @property
     def max_drafts(self) -> int:
         """Of a row in a step."""
-        return self.num_speculative_tokens or _NUM_TOKENS
+        return self.num_speculative_tokens or (_NUM_DRAFTED if self.is_drafted else _NUM_TOKENS)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,0 +1,184 @@
+"""A model that drafts for another: what it must have in common with it, its weights, its pool."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tokenmesh.engine.exec.drafter import Drafter, DraftModel
+from tokenmesh.engine.exec.page_dtype import page_dtype_of
+from tokenmesh.engine.exec.rows import HostRows
+from tokenmesh.engine.layers.step import HostStep
+from tokenmesh.engine.models.api import LanguageModel, ModelFacts
+from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.keeps import (
+    Grouping,
+    LayerKeeps,
+    cross_bytes,
+    row_bytes,
+    token_bytes,
+)
+from tokenmesh.engine.models.kv_store import KvStore, make_store
+from tokenmesh.engine.models.load import load_model, read_model_facts
+from tokenmesh.engine.models.location import locate
+from tokenmesh.engine.models.pooling.kind import pools
+from tokenmesh.engine.models.raw_config import RawConfig, read_config
+from tokenmesh.engine.models.token_ids import vocabulary_problem
+from tokenmesh.engine.sampling.sampler import Sampler
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import ConfigError
+
+PARAM = "model.speculative_config"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderDraft:
+    """A whole model as a draft. Implements `DraftModel`."""
+
+    whole: LanguageModel
+    shift: int = 0
+
+    @property
+    def max_position(self) -> int:
+        return self.whole.facts.max_position
+
+    @property
+    def vocab_size(self) -> int:
+        return self.whole.facts.vocab_size
+
+    @property
+    def keeps(self) -> tuple[LayerKeeps, ...]:
+        return self.whole.keeps
+
+    @property
+    def grouping(self) -> Grouping:
+        return self.whole.grouping
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.whole.dtype
+
+    def embed(self, token_ids: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+        return self.whole.embed(token_ids)
+
+    def forward(self, hidden: torch.Tensor, step: HostStep, store: KvStore) -> torch.Tensor:
+        return self.whole.forward(hidden, step, store)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.whole.logits(hidden)
+
+    def states(self, hidden: torch.Tensor, taps: torch.Tensor | None) -> None:
+        return None
+
+
+class DraftTarget(NamedTuple):
+    """The model that is drafted for, before its weights are read."""
+
+    settings: ModelSettings
+    facts: ModelFacts
+    worker: WorkerSettings
+    device: torch.device
+    dtype: torch.dtype
+    native: bool
+    """Whether the C kernels run."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMaker:
+    """A draft model's checkpoint, read as far as its config. Use it within
+    `torch.inference_mode()`."""
+
+    target: DraftTarget
+    settings: ModelSettings
+    directory: Path
+    raw: RawConfig
+    facts: ModelFacts
+    page_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, target: DraftTarget) -> "DraftMaker | None":
+        """None: no model drafts. Raises CheckpointError, and ConfigError for one that cannot."""
+        config, worker = target.settings.speculative_config, target.worker
+        if not config.is_drafted:
+            return None
+        if target.device.type == "cuda":
+            raise _refused("models that draft run on a CPU only")
+        assert config.model is not None
+        # where the served model sees media, a draft sees placeholders
+        settings = ModelSettings(
+            model=config.model, revision=config.revision, language_model_only=True
+        )
+        directory = locate(settings)
+        raw = read_config(directory)
+        if pools(settings, raw, directory):
+            raise _refused(f"{config.model} pools; it drafts nothing")
+        facts = read_model_facts(raw, directory, settings)
+        if facts.vocab_size != target.facts.vocab_size:
+            raise _refused(
+                f"{config.model} has a vocabulary of {facts.vocab_size} tokens, and that of "
+                f"{target.settings.model} has {target.facts.vocab_size}"
+            )
+        problem = vocabulary_problem(target.settings, settings)
+        if problem is not None:
+            raise _refused(problem)
+        page_dtype = page_dtype_of(worker, target.dtype, target.device, raw)
+        return cls(target, settings, directory, raw, facts, page_dtype)
+
+    def load(self) -> "Draft":
+        """Raises CheckpointError, and ConfigError for a model that keeps more than blocks hold."""
+        return Draft(self.read(), self.page_dtype, self)
+
+    def read(self) -> DraftModel:
+        """The weights; see `load`."""
+        target = self.target
+        checkpoint = Checkpoint(
+            self.directory,
+            target.device,
+            target.worker.load_buffer_bytes,
+            (),
+            self.facts.is_extra,
+        )
+        whole = load_model(
+            self.facts, checkpoint, target.dtype, lambda done, total: None, target.native
+        )
+        if row_bytes(whole.keeps) or cross_bytes(whole.keeps, target.dtype):
+            raise _refused(f"{self.settings.model} keeps states, which cannot follow drafts")
+        return DecoderDraft(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model with weights."""
+
+    model: DraftModel
+    page_dtype: torch.dtype
+    maker: DraftMaker
+
+    @property
+    def token_bytes(self) -> int:
+        """Of all its layers, in a block of the model's first KV group."""
+        grouping = self.model.grouping
+        one = token_bytes(self.model.keeps, grouping, self.page_dtype)
+        return one * len(grouping.windows)
+
+    def drafter(self, num_blocks: int, rows: HostRows, sampler: Sampler) -> Drafter:
+        """With pages for so many blocks."""
+        target, grouping = self.maker.target, self.model.grouping
+        store = make_store(
+            self.model.keeps,
+            num_blocks * len(grouping.windows),
+            target.worker.block_size,
+            target.worker.num_rows,
+            self.model.dtype,
+            target.device,
+            grouping,
+            page_dtype=self.page_dtype,
+        )
+        most = target.settings.speculative_config.max_drafts
+        return Drafter(self.model, store, num_blocks, rows, sampler, most, self.maker.read)
+
+
+def _refused(problem: str) -> ConfigError:
+    return ConfigError(f"speculative_config: {problem}", param=PARAM)

@@ -1,0 +1,251 @@
+"""Drafter: a second model that guesses what rows draw next, in the step that drew their last token.
+
+It draws with a row's own noise, so that it agrees with the model wherever their logits are close.
+What it guesses is verified in the next step: a wrong guess costs time and changes no token.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import torch
+
+from tokenmesh.engine.exec.rows import HostRows
+from tokenmesh.engine.layers.step import HostStep
+from tokenmesh.engine.models.keeps import Grouping, LayerKeeps
+from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.plan import ScheduledRow, StepPlan
+from tokenmesh.engine.sampling.sampler import Sampler
+
+MAX_BEHIND: Final = 64
+"""Tokens that the drafter did not read and that it reads at once. Before them it leaves a gap,
+whose keys are those of another stream: that costs accepted drafts."""
+
+
+class DraftModel(Protocol):
+    """What guesses: a decoder of its own, or a head on the model's hidden states."""
+
+    @property
+    def shift(self) -> int:
+        """By how much a token's position here is smaller than its own: a head reads a token
+        together with the state of the one before it."""
+
+    @property
+    def max_position(self) -> int:
+        """It reads no positions from here on."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def keeps(self) -> tuple[LayerKeeps, ...]:
+        """What each layer keeps between steps."""
+
+    @property
+    def grouping(self) -> Grouping:
+        """Which layers share a block table."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+
+    def embed(self, token_ids: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+        """Tokens [T], with the states before them [T, width], where it reads some -> [T, hidden].
+
+        States are the model's own, or what `forward` answered for the tokens before."""
+
+    def forward(self, hidden: torch.Tensor, step: HostStep, store: KvStore) -> torch.Tensor:
+        """hidden [T, hidden] -> [T, hidden], for `logits` and as states of the next tokens."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> float32 [N, vocab_size], a new tensor."""
+
+    def states(self, hidden: torch.Tensor, taps: torch.Tensor | None) -> torch.Tensor | None:
+        """What it reads of the model's final hidden states [T, hidden] and of `taps`
+        [T, layers, hidden]; None: nothing."""
+
+
+class DraftFeed(NamedTuple):
+    """Tokens of a row that the drafter reads in one pass."""
+
+    row: int
+    first: int
+    """The position of the first of them in the stream."""
+    token_ids: Sequence[int]
+    state: int = 0
+    """The batch token of the model whose state belongs to the first of them."""
+    num_drafts: int = 0
+
+
+@dataclass(slots=True)
+class Drafter:
+    """A draft model, and what it keeps of each row. Its blocks are those of the model's first
+    KV group, so all that happens to these happens to its keys and values as well."""
+
+    model: DraftModel
+    store: KvStore
+    """With `num_blocks` blocks for each KV group of the draft model."""
+    num_blocks: int
+    rows: HostRows
+    sampler: Sampler
+    max_proposed: int
+    load: Callable[[], DraftModel]
+    """The model again."""
+    _read: dict[int, int] = field(default_factory=dict)
+    """By row: how many of its tokens it has read."""
+
+    def drop_model(self) -> None:
+        """Let go of the weights; nothing may be proposed before `take_model`."""
+        del self.model
+
+    def take_model(self) -> None:
+        """Read the weights again. Raises CheckpointError."""
+        self.model = self.load()
+
+    def propose(
+        self,
+        plan: StepPlan,
+        batch: HostStep,
+        drawn: dict[int, list[int]],
+        hidden: torch.Tensor,
+        taps: torch.Tensor | None = None,
+    ) -> dict[int, list[int]]:
+        """Read what the step computed and drew, see `StepResult.drafts`.
+
+        hidden: the model's final states of the batch [T, hidden].
+        """
+        for number in plan.removed_rows:
+            self._read.pop(number, None)
+        new = {each.row for each in plan.new_rows}
+        for entry in plan.scheduled:
+            if entry.row in new:
+                # blocks of a shared prefix were read for another row
+                self._read[entry.row] = entry.start
+        followed = [entry for entry in plan.scheduled if entry.is_followed]
+        if not followed:
+            return {}
+        feeds = [feed for feed in self._feeds(followed, batch, drawn) if feed.token_ids]
+        return self._draft(feeds, self.model.states(hidden, taps)) if feeds else {}
+
+    def _feeds(
+        self, entries: Sequence[ScheduledRow], batch: HostStep, drawn: dict[int, list[int]]
+    ) -> Iterator[DraftFeed]:
+        """What each row has new, in the order of a batch."""
+        first_of = {}
+        if self.model.shift:
+            first = 0
+            for number, count in zip(batch.numbers, batch.counts, strict=True):
+                first_of[number] = first
+                first += count
+        found = []
+        for entry in entries:
+            if entry.samples and entry.row not in drawn:
+                continue  # it failed
+            found.append(self._feed(entry, first_of.get(entry.row, 0)))
+        yield from sorted(found, key=lambda each: (len(each.token_ids) > 1, each.first))
+
+    def _feed(self, entry: ScheduledRow, state: int) -> DraftFeed:
+        row, shift = self.rows[entry.row], self.model.shift
+        end = len(row.token_ids) if entry.samples else entry.start + entry.num_tokens + shift
+        if shift:
+            # the states of other tokens are gone
+            first = entry.start + shift
+        else:
+            first = max(self._read.get(entry.row, 0), end - max(MAX_BEHIND, entry.num_tokens))
+        last = min(end, shift + min(self._capacity(entry.row), self.model.max_position))
+        self._read[entry.row] = max(first, last)
+        is_whole = first < last == end
+        return DraftFeed(
+            entry.row,
+            first - shift,
+            row.token_ids[first:last],
+            state,
+            min(entry.num_proposed, self.max_proposed) if entry.samples and is_whole else 0,
+        )
+
+    def _capacity(self, number: int) -> int:
+        """Tokens that the row's blocks hold."""
+        return self.rows[number].num_blocks * self.store.page_size
+
+    def _draft(
+        self, feeds: Sequence[DraftFeed], states: torch.Tensor | None
+    ) -> dict[int, list[int]]:
+        token_ids = torch.tensor([token for feed in feeds for token in feed.token_ids])
+        counts = [len(feed.token_ids) for feed in feeds]
+        if states is not None:
+            spans = zip(feeds, counts, strict=True)
+            index = [feed.state + place for feed, count in spans for place in range(count)]
+            states = states[torch.tensor(index)]
+        starts = [feed.first for feed in feeds]
+        hidden = self._forward([feed.row for feed in feeds], starts, counts, token_ids, states)
+        drafts: dict[int, list[int]] = {}
+        ends, end, going = [], 0, []
+        for feed, count in zip(feeds, counts, strict=True):
+            end += count
+            if feed.num_drafts:
+                going.append(feed)
+                ends.append(end - 1)
+                drafts[feed.row] = []
+        if not going:
+            return drafts
+        hidden = hidden[torch.tensor(ends)]
+        for place in range(max(feed.num_drafts for feed in going)):
+            if place:
+                kept = [index for index, feed in enumerate(going) if self._goes_on(feed, place)]
+                if not kept:
+                    break
+                if len(kept) < len(going):
+                    going, hidden = [going[index] for index in kept], hidden[torch.tensor(kept)]
+                rows = [feed.row for feed in going]
+                starts = [feed.first + len(feed.token_ids) - 1 + place for feed in going]
+                token_ids = torch.tensor([drafts[row][-1] for row in rows])
+                # in the order of a batch: that of their starts
+                order = sorted(range(len(going)), key=starts.__getitem__)
+                going = [going[index] for index in order]
+                at = torch.tensor(order)
+                hidden = self._forward(
+                    [feed.row for feed in going],
+                    [starts[index] for index in order],
+                    [1] * len(going),
+                    token_ids[at],
+                    hidden[at] if self.model.shift else None,
+                )
+            rows = [feed.row for feed in going]
+            guessed = self.sampler.guess(rows, self.model.logits(hidden), place)
+            for row, token in zip(rows, guessed, strict=True):
+                drafts[row].append(token)
+        return drafts
+
+    def _goes_on(self, feed: DraftFeed, place: int) -> bool:
+        """Whether the row wants a draft in that place, and there is room for the one before."""
+        position = feed.first + len(feed.token_ids) - 1 + place
+        room = min(self._capacity(feed.row), self.model.max_position)
+        return place < feed.num_drafts and position < room
+
+    def _forward(
+        self,
+        numbers: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        token_ids: torch.Tensor,
+        states: torch.Tensor | None,
+    ) -> torch.Tensor:
+        spans = zip(starts, counts, strict=True)
+        lengths = [start + place + 1 for start, count in spans for place in range(count)]
+        tables, own = self.rows.tables, list(numbers)
+        windowed: list[torch.Tensor] = []
+        num_groups = len(self.store.grouping.windows)
+        if num_groups > 1:
+            # its groups share no memory: the same block of each is one of its own
+            tables, own = tables[torch.tensor(own)], list(range(len(own)))
+            windowed = [tables + group * self.num_blocks for group in range(1, num_groups)]
+        step = HostStep(
+            starts=list(starts),
+            counts=list(counts),
+            numbers=own,
+            all_tables=tables,
+            page_size=self.store.page_size,
+            token_lengths=lengths,
+            windowed_tables=windowed,
+        )
+        return self.model.forward(self.model.embed(token_ids, states), step, self.store)

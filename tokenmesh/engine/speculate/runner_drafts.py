@@ -1,0 +1,128 @@
+"""RunnerDrafts: drafts of a second model that the runner has, and how many of them pay."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.runner import Runner
+from tokenmesh.engine.speculate.adaptive import Acceptance, Rates, StepCost, choose, survivals
+from tokenmesh.shared.errors import ConfigError
+
+_STRENGTH: Final = 2
+"""All drafts of a model are of one class, see `Rates`."""
+_IDLE_TOKENS: Final = 8
+"""A row without a draft for so many tokens rests."""
+_REST_TOKENS: Final = 32
+"""For so many the first time, and twice as many each further time."""
+_MOST_REST: Final = 1024
+_TRIALS: Final = 2
+"""A row that wakes up has a draft in so many steps, whatever was measured before."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is known of one stream."""
+
+    rates: Rates
+    drafts: list[int]
+    """What was proposed last."""
+    num_known: int = 0
+    """So many tokens the request knew then."""
+    last_drafted: int = 0
+    """Known tokens when it last had drafts, or began to be asked for some."""
+    awake_at: int = 0
+    """A row that rests is tried again with so many known tokens; 0: it does not rest."""
+    rest: int = _REST_TOKENS
+    trials: int = 0
+
+
+class RunnerDrafts:
+    """Implements `Proposer` with `StepResult.drafts`: those of the step that drew last.
+
+    How many are wanted is decided a step before they are verified: the runner proposes them once it
+    has drawn. A row that rests decodes like one without drafts.
+    """
+
+    def __init__(
+        self, runner: Runner, max_rows: int, max_drafts: int, cost: StepCost | None = None
+    ) -> None:
+        """Raises ConfigError where the runner's drafter proposes fewer."""
+        if max_drafts > runner.max_proposed:
+            raise ConfigError(
+                f"{max_drafts} drafts are wanted, and the model's drafter proposes "
+                f"{runner.max_proposed} at most"
+            )
+        self.max_rows = max_rows
+        self.max_drafts = max_drafts
+        self.num_bytes = 0
+        self._acceptance = Acceptance()
+        self._cost = StepCost() if cost is None else cost
+        self._by_request: dict[Request, _Row] = {}
+
+    def note(self, request: Request, drafts: list[int]) -> None:
+        """A step has landed, and its tokens are known: what may follow them."""
+        row = self._row_of(request)
+        row.num_known, row.drafts = request.num_known, drafts
+
+    def wants(self, request: Request) -> bool:
+        row = self._by_request.get(request)
+        if row is None or not row.awake_at:
+            return True
+        if row.awake_at > request.num_known:
+            return False
+        row.awake_at, row.last_drafted, row.trials = 0, request.num_known, _TRIALS
+        return True
+
+    def propose(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[list[int]]:
+        return [self._take(request)[:limit] for request, limit in rows]
+
+    def ask(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[int]:
+        """How many drafts the runner is to propose for each request after this step, at most as
+        many as stand with it. `num_rows` is how many the step has."""
+        found = [self._row_of(request) for request, _ in rows]
+        kept = [
+            survivals(row.rates, _STRENGTH, min(limit, self.max_drafts))
+            for row, (_, limit) in zip(found, rows, strict=True)
+        ]
+        lengths = choose(self._cost, num_rows, kept)
+        is_known = self._cost.is_known(num_rows)
+        for index, (row, (request, limit)) in enumerate(zip(found, rows, strict=True)):
+            if row.trials and is_known and limit > 0:
+                row.trials -= 1
+                lengths[index] = max(1, lengths[index])
+            if lengths[index]:
+                row.last_drafted = request.num_known
+            elif is_known and request.num_known - row.last_drafted >= _IDLE_TOKENS:
+                row.awake_at = request.num_known + row.rest
+                row.rest = min(2 * row.rest, _MOST_REST)
+        return lengths
+
+    def note_landed(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """So many of the drafts of a row that landed were right."""
+        row = self._row_of(request)
+        ended_wrong = num_accepted < num_drafts
+        self._acceptance.note(row.rates, _STRENGTH, num_accepted, ended_wrong=ended_wrong)
+        if num_accepted:
+            row.rest = _REST_TOKENS
+
+    def note_step(self, num_rows: int, num_drafts: int, duration_s: float) -> None:
+        self._cost.note(num_rows, num_drafts, duration_s)
+
+    def forget(self, request: Request) -> None:
+        self._by_request.pop(request, None)
+
+    def _row_of(self, request: Request) -> _Row:
+        row = self._by_request.get(request)
+        if row is None:
+            rates, known = self._acceptance.of_row(), request.num_known
+            row = self._by_request[request] = _Row(rates, [], last_drafted=known)
+        return row
+
+    def _take(self, request: Request) -> list[int]:
+        row = self._by_request.get(request)
+        if row is None:
+            return []
+        drafts, row.drafts = row.drafts, []
+        # others were drawn since where the request was preempted
+        return drafts if row.num_known == request.num_known else []
