@@ -24,7 +24,7 @@ from tokenmesh.engine.plan import (
     StepPlan,
     StepResult,
 )
-from tokenmesh.engine.runner import NO_IMAGES
+from tokenmesh.engine.runner import NO_IMAGES, HostImages
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
@@ -163,15 +163,17 @@ class SimRunner:
         wait: Callable[[float], object],
         pooled_size: int = 0,
         num_labels: int = 0,
+        images: HostImages = NO_IMAGES,
     ) -> None:
-        """pooled_size: width of an embedding. num_labels: of a classifier."""
+        """pooled_size: width of an embedding. num_labels: of a classifier. images: what blocks are
+        said to be copied to; nothing is written there."""
         self.windows: tuple[int | None, ...] = (None,)
         self.has_states = False
         self.has_pages = True
         self.num_saved_states = 0
         self.takes_drafts = True
         self.max_proposed = 0
-        self.images = NO_IMAGES
+        self.images = images
         self.has_own_device = True
         self.num_blocks = settings.num_gpu_blocks_override or settings.sim_num_blocks
         self._vocabulary = vocabulary

@@ -1,10 +1,12 @@
 """The arena: host memory for images of blocks, a slot each."""
 
 import logging
+from typing import Final, NamedTuple
 
 import torch
 
 from tokenmesh.engine.host_memory import available_host_bytes
+from tokenmesh.engine.kv.shared_arena import SharedArena
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.kernels import huge_pages
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -15,21 +17,34 @@ logger = logging.getLogger(__name__)
 _PARAM = "worker.kv_offloading_size"
 
 
-def make_arena(store: KvStore, settings: WorkerSettings) -> torch.Tensor | None:
-    """uint8 [slots, image bytes]; None where there is no host tier. Memory is taken as slots are
-    first used. Raises ConfigError."""
+class Arena(NamedTuple):
+    images: torch.Tensor | None = None
+    """uint8 [slots, image bytes]; None where there is no host tier."""
+    shared: SharedArena | None = None
+    """The same memory, where other processes may map it."""
+
+
+NO_ARENA: Final = Arena()
+
+
+def make_arena(store: KvStore, settings: WorkerSettings) -> Arena:
+    """Memory is taken as slots are first used. Raises ConfigError."""
     num_bytes = settings.host_tier_bytes
     if not num_bytes:
-        return None
+        if settings.kv.role is not None:
+            raise ConfigError(
+                "kv.role needs a host tier, and kv_offloading_size is 0", param=_PARAM
+            )
+        return NO_ARENA
     problem = _problem(store, settings)
     if problem is not None:
         # not refused: one setting may be for workers of several models
-        logger.warning("no host tier (kv_offloading_size): %s", problem)
-        return None
+        logger.warning("no host tier (kv_offloading_size, kv.role): %s", problem)
+        return NO_ARENA
     free = available_host_bytes()
     if num_bytes > free:
         raise ConfigError(
-            f"kv_offloading_size is {settings.kv_offloading_size:g} GiB and {free / (1 << 30):.2f} "
+            f"kv_offloading_size is {num_bytes / (1 << 30):g} GiB and {free / (1 << 30):.2f} "
             "GiB of host memory are free",
             param=_PARAM,
         )
@@ -38,7 +53,11 @@ def make_arena(store: KvStore, settings: WorkerSettings) -> torch.Tensor | None:
             f"kv_offloading_size of {num_bytes} bytes holds no block of {store.image_bytes} bytes",
             param=_PARAM,
         )
-    return huge_pages.empty((num_bytes // store.image_bytes, store.image_bytes), torch.uint8)
+    shape = num_bytes // store.image_bytes, store.image_bytes
+    if settings.kv.role is None:
+        return Arena(huge_pages.empty(shape, torch.uint8))
+    shared = SharedArena(*shape)
+    return Arena(torch.frombuffer(shared.memory, dtype=torch.uint8).view(shape), shared)
 
 
 def _problem(store: KvStore, settings: WorkerSettings) -> str | None:

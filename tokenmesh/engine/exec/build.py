@@ -116,6 +116,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         times=times,
         pool_s=pool_s,
         kv_bytes=maker.kv_bytes(loaded),
+        shared_kv=maker.shared_kv(runner, store),
         adapters=AdapterReader(loaded.sites, maker.dtype, worker.lora.max_lora_rank),
     )
 

@@ -9,6 +9,7 @@ from tokenmesh.engine.exec.pool_runner import PoolRunner
 from tokenmesh.engine.exec.profile_run import AnyRunner
 from tokenmesh.engine.exec.resident import TorchResident
 from tokenmesh.engine.exec.runner import TorchTrace
+from tokenmesh.engine.kv.shared_arena import SharedKv
 from tokenmesh.engine.media_facts import MediaFacts
 from tokenmesh.engine.models.api import ModelFacts
 from tokenmesh.engine.models.pooling.facts import PoolingFacts
@@ -25,6 +26,7 @@ class LoadedModel:
     kv_bytes: KvBytes
     adapters: AdapterReader
     """Reads adapters for the model."""
+    shared_kv: SharedKv | None = None
     eos_token_ids: frozenset[int] = frozenset()
     pooling: PoolingFacts | None = None
     make_trace: type[TorchTrace] = TorchTrace

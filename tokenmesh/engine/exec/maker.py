@@ -1,5 +1,6 @@
 """RunnerMaker: makes the parts of a runner from one checkpoint: weights, pool, rows, sampler."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,16 +30,21 @@ from tokenmesh.engine.exec.profile_run import AnyRunner, run_largest_steps
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.host_memory import available_host_bytes
+from tokenmesh.engine.kv.shared_arena import SharedKv
 from tokenmesh.engine.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.engine.models.checkpoint import Checkpoint
 from tokenmesh.engine.models.keeps import cross_bytes, row_bytes
 from tokenmesh.engine.models.kv_scales import NO_SCALES, KvScales
 from tokenmesh.engine.models.kv_store import KvStore, make_store
 from tokenmesh.engine.models.load import load_model
+from tokenmesh.engine.models.scope import scope_of
 from tokenmesh.engine.sampling.sampler import Sampler
+from tokenmesh.kernels.native.build import level
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,19 @@ class RunnerMaker:
             model, store, rows, sampler, is_async=is_async, arena=arena, drafter=drafter
         )
         return runner, store
+
+    def shared_kv(self, runner: AnyRunner, store: KvStore) -> SharedKv | None:
+        """What other workers must know of its KV; None: none is exchanged. Blocks while it reads
+        samples of the weights."""
+        arena = runner.shared_arena if isinstance(runner, TorchRunner) else None
+        if arena is None:
+            if self.settings.kv.role is not None and isinstance(runner, CudaRunner):
+                logger.warning("KV is exchanged between workers on CPUs only (kv.role)")
+            return None
+        kernels = level() if self.native else torch.backends.cpu.get_cpu_capability()
+        computed_by = f"{kernels} {self.native} torch {torch.__version__}"
+        scope = scope_of(self.directory, store, self.dtype, self.page_dtype, computed_by)
+        return SharedKv(arena, scope, -(-store.image_bytes // store.page_size))
 
     def kv_bytes(self, model: LanguageModel) -> KvBytes:
         """What blocks and rows of the store take."""

@@ -9,6 +9,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from tokenmesh.engine.exec.apply import apply_rows
+from tokenmesh.engine.exec.arena import NO_ARENA, Arena
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.engine.exec.drafter import Drafter
 from tokenmesh.engine.exec.inputs import StepInputs, build_inputs
@@ -72,11 +73,11 @@ class TorchRunner:
         sampler: Sampler,
         *,
         is_async: bool,
-        arena: torch.Tensor | None = None,
+        arena: Arena = NO_ARENA,
         drafter: Drafter | None = None,
     ) -> None:
-        """is_async: launches return at once, and a separate thread carries them out. arena: uint8
-        [slots, image bytes] of the host tier."""
+        """is_async: launches return at once, and a separate thread carries them out. arena: of the
+        host tier."""
         self.has_own_device = False
         # nothing takes a rejected draft out of a state again
         self.takes_drafts = not store.has_states
@@ -87,8 +88,8 @@ class TorchRunner:
         self.has_states = store.has_states
         self.has_pages = store.has_pages
         self.num_saved_states = store.num_saved
-        self._arena = arena
-        self.images = NO_IMAGES if arena is None else HostImages(*arena.shape)
+        self._arena, self.shared_arena = arena
+        self.images = NO_IMAGES if self._arena is None else HostImages(*self._arena.shape)
         self._model = model
         self._store = store
         store.clear_blocks(torch.zeros(1, dtype=torch.int64))

@@ -5,12 +5,14 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
 
 from tokenmesh.engine.adapters.adapter import AdapterSource, SimAdapters
 from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.engine.exec.kv_bytes import NO_BYTES, KvBytes
+from tokenmesh.engine.kv.shared_arena import SharedArena, SharedKv
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.engine.models.location import locate
 from tokenmesh.engine.models.pooling.facts import PoolingFacts
@@ -22,7 +24,7 @@ from tokenmesh.engine.models.pooling.kind import (
 )
 from tokenmesh.engine.models.raw_config import read_config
 from tokenmesh.engine.models.token_ids import read_eos
-from tokenmesh.engine.runner import Runner
+from tokenmesh.engine.runner import NO_IMAGES, HostImages, Runner
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.model import ModelSettings
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 _ASSUMED_MODEL_LEN: Final = 4096
 """For a simulated model whose config.json has no length."""
 _GIB: Final = 1 << 30
+SIM_IMAGE_BYTES: Final = 4096
 
 
 class ResidentMemory(Protocol):
@@ -126,6 +129,10 @@ class Loaded(Protocol):
         """Sizes of what it keeps between steps; none for a simulated model."""
 
     @property
+    def shared_kv(self) -> SharedKv | None:
+        """What other workers must know of its KV; None: none is exchanged."""
+
+    @property
     def resident(self) -> ResidentMemory: ...
 
     @property
@@ -165,6 +172,7 @@ class SimModel:
     make_trace: None = None
     rope_boundary: None = None
     weight_format: str = "simulated"
+    shared_kv: SharedKv | None = None
     pooling: PoolingFacts | None = None
 
     def cache_salt(self, salt: str | None, _num_prompt: int) -> str | None:
@@ -188,7 +196,9 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
     vocabulary = SimVocabulary(vocab_size, tuple(sorted(eos_ids)))
     facts = read_pooling(model, raw, directory) if pools(model, raw, directory) else None
     sizes = (facts.size, len(facts.labels)) if facts is not None else (0, 0)
-    runner = SimRunner(vocabulary, worker, threading.Event().wait, *sizes)
+    shared = None if facts is not None else _sim_kv(directory, worker)
+    images = NO_IMAGES if shared is None else HostImages(shared.arena.num_slots, SIM_IMAGE_BYTES)
+    runner = SimRunner(vocabulary, worker, threading.Event().wait, *sizes, images=images)
     longest = text.integer("max_position_embeddings", _ASSUMED_MODEL_LEN)
     if facts is not None:
         longest = stated_length(model, longest, directory)
@@ -200,7 +210,18 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
         eos_token_ids=eos_ids,
         pooling=facts,
         adapters=SimAdapters(worker.lora),
+        shared_kv=shared,
     )
+
+
+def _sim_kv(directory: Path, worker: WorkerSettings) -> SharedKv | None:
+    """Its images are all alike: tokens of a simulated model do not depend on them."""
+    if worker.kv.role is None:
+        return None
+    arena = SharedArena(max(1, worker.host_tier_bytes // SIM_IMAGE_BYTES), SIM_IMAGE_BYTES)
+    config = (directory / "config.json").read_bytes()
+    scope = blake2b(config + bytes([worker.block_size % 256]), digest_size=16).digest()
+    return SharedKv(arena, scope, -(-SIM_IMAGE_BYTES // worker.block_size))
 
 
 def _load_torch(model: ModelSettings, worker: WorkerSettings) -> Loaded:

@@ -1,10 +1,11 @@
 """WorkerSettings: the engine, its memory, its queue, and the simulated engine's timing."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmesh.shared.config.fixed import fixed
+from tokenmesh.shared.config.kv import KvSettings
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.on_demand import OnDemandSettings
 
@@ -12,6 +13,8 @@ EngineKind = Literal["torch", "sim"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 GrammarBackend = Literal["auto", "xgrammar", "guidance"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+EXCHANGED_GIB: Final = 1.0
+"""Host memory of a worker that exchanges KV, where no other size is set."""
 KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 
@@ -141,8 +144,9 @@ class WorkerSettings(BaseModel):
         ge=0,
         description="GiB of host memory that keep KV blocks which the pool has lost, besides its "
         "own; equal prompt beginnings and preempted streams are copied from there instead of "
-        "computed. For CPUs, and models that keep no states. Default, and 0: none.",
+        "computed. For CPUs, and models that keep no states. Default, and 0: none; 1 with kv.role.",
     )
+    kv: KvSettings = Field(default_factory=KvSettings, description="KV of other workers.")
     load_buffer_bytes: int = fixed(
         default=4 * 1024 * 1024,
         ge=4096,
@@ -299,7 +303,10 @@ class WorkerSettings(BaseModel):
     @property
     def host_tier_bytes(self) -> int:
         """Memory of the host tier; 0: there is none."""
-        return int((self.kv_offloading_size or 0) * (1 << 30))
+        size = self.kv_offloading_size
+        if size is None:
+            size = EXCHANGED_GIB if self.kv.role is not None else 0
+        return int(size * (1 << 30))
 
     @property
     def num_rows(self) -> int:

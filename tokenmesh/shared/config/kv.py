@@ -1,0 +1,64 @@
+"""KvSettings: whether a worker exchanges KV with others, and by what."""
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from tokenmesh.shared.config.fixed import fixed
+
+KvRole = Literal["both", "prefill", "decode"]
+KvTransport = Literal["shm", "tcp"]
+
+_ANY_ADDRESS: Final = ("", "0.0.0.0", "::", "[::]")
+_LAST_PORT: Final = 65535
+
+
+class KvSettings(BaseModel):
+    """A part of WorkerSettings. Names of vLLM mean what they mean there. Times are seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: KvRole | None = Field(
+        default=None,
+        description="KV is exchanged with other workers. prefill: it computes prompts for others, "
+        "and serves clients only where nothing else lives; decode: others compute long prompts "
+        "for it where that is faster; both. Default: none is exchanged.",
+    )
+    listen: str = Field(
+        default="127.0.0.1:0",
+        description="Where other workers read KV by TCP, which is not encrypted: an address that "
+        "they reach and a port, 0 for any that is free. Those of the same user on the same machine "
+        "read from shared memory instead.",
+    )
+    transports: tuple[KvTransport, ...] = fixed(
+        default=("shm", "tcp"), description="How KV is read, the first that reaches a source."
+    )
+    lease_s: float = fixed(
+        default=10.0,
+        gt=0,
+        description="How long images are kept for a reader that is not heard of.",
+    )
+    transfer_s: float = fixed(
+        default=2.0, gt=0, description="Deadline of a transfer, and a second for each 50 MB."
+    )
+    silent_s: float = fixed(
+        default=1.0, gt=0, description="A source that does not answer for so long is given up."
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _is_reachable(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not port.isdecimal() or int(port) > _LAST_PORT:
+            raise ValueError("should be an address and a port, such as 10.0.0.7:9400")
+        if host in _ANY_ADDRESS:
+            raise ValueError("should be an address that other workers reach, not any address")
+        return value
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
