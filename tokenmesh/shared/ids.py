@@ -92,6 +92,11 @@ def new_blob_key(prefix: str) -> BlobKey:
     return BlobKey(f"{prefix}:{secrets.token_hex(16)}")
 
 
+def new_token() -> bytes:
+    """32 bytes that cannot be guessed."""
+    return secrets.token_bytes(32)
+
+
 def new_snapshot_id() -> str:
     """Names what one subscriber reads page by page."""
     return secrets.token_hex(8)

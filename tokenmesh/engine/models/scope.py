@@ -1,6 +1,6 @@
 """The scope of a model's KV: a hash of all that it depends on besides tokens.
 
-Images are exchanged between equal scopes only. A model's name is no part of it, nor where it lies.
+Images are exchanged between equal scopes only. It covers neither a model's name nor its path.
 """
 
 import os

@@ -1,0 +1,106 @@
+"""What a worker and its transfer process say to each other, over the pipes of the latter.
+
+Each is msgpack behind its length in 4 bytes, little-endian.
+"""
+
+from typing import BinaryIO, Final
+
+import msgspec
+import xxhash
+
+LENGTH_BYTES: Final = 4
+SUM_BYTES: Final = 8
+"""Of an image's checksum, xxh3_64."""
+MOST_SLOTS: Final = 8192
+"""Of one order, and of one question to another transfer process."""
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The argument of the process, as JSON. The arena is the file that it inherits."""
+
+    file: int
+    num_slots: int
+    image_bytes: int
+    transports: tuple[str, ...]
+    host: str
+    port: int
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """Let who has the token read these slots too. Answered with Served."""
+
+    job: int
+    lease: int
+    token: bytes
+    slots: list[int]
+
+
+class Revoke(msgspec.Struct, frozen=True, tag=True):
+    """End reads by this lease. Answered with Served."""
+
+    job: int
+    lease: int
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """Copy slots of another worker's arena to slots of this one. Answered with Ended."""
+
+    job: int
+    addresses: dict[str, bytes]
+    """Of the other transfer process, by transport."""
+    lease: int
+    token: bytes
+    remote: list[int]
+    slots: list[int]
+    sums: bytes
+    limit_s: float
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    addresses: dict[str, bytes]
+    """By transport."""
+
+
+class CannotListen(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+class Served(msgspec.Struct, frozen=True, tag=True):
+    job: int
+    sums: bytes
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A read is over: it writes no more."""
+
+    job: int
+    are_good: list[bool]
+    """Of each slot whether it holds what it should."""
+    transport: str = ""
+    seconds: float = 0.0
+    reason: str = ""
+    """Why some are not: timeout, refused, lost or checksum."""
+
+
+Order = Serve | Revoke | Read
+Report = Started | CannotListen | Served | Ended
+
+_encoder: Final = msgspec.msgpack.Encoder()
+decode_order: Final = msgspec.msgpack.Decoder(Order).decode
+decode_report: Final = msgspec.msgpack.Decoder(Report).decode
+
+
+def framed(message: Order | Report) -> bytes:
+    data = _encoder.encode(message)
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+def read_frame(source: BinaryIO) -> bytes | None:
+    """Blocks; None at the end."""
+    length = source.read(LENGTH_BYTES)
+    return source.read(int.from_bytes(length, "little")) if length else None
+
+
+def checksum(image: memoryview) -> bytes:
+    digest: bytes = xxhash.xxh3_64_digest(image)
+    return digest

@@ -1,0 +1,151 @@
+"""The transfer process: moves images between arenas. It knows slots, and nothing of KV or models.
+
+`python -m ...transfer SETUP`, which is `Setup` as JSON; orders come on stdin, reports go to stdout.
+It ends with stdin. A read that a system call or a library does not end is ended by ending this
+process: then nothing writes to its slots any more.
+"""
+
+import mmap
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO, Final
+
+import msgspec
+
+from tokenmesh.services.worker_svc.kv.leases import ServedLeases
+from tokenmesh.services.worker_svc.kv.orders import (
+    SUM_BYTES,
+    CannotListen,
+    Ended,
+    Read,
+    Report,
+    Revoke,
+    Serve,
+    Served,
+    Setup,
+    Started,
+    checksum,
+    decode_order,
+    framed,
+    read_frame,
+)
+from tokenmesh.services.worker_svc.kv.transports.shm import ShmTransport
+from tokenmesh.services.worker_svc.kv.transports.tcp import TcpTransport
+from tokenmesh.services.worker_svc.kv.transports.transport import (
+    MappedArena,
+    ReadRefused,
+    SlotsAsked,
+    Transport,
+    Unreachable,
+)
+from tokenmesh.shared.clock import monotonic_s
+
+_THREADS: Final = 4
+"""Reads, and sums, at a time."""
+
+
+class TransferWork:
+    """Carries out orders. Reports are made by any thread."""
+
+    def __init__(self, setup: Setup, report: Callable[[Report], None]) -> None:
+        memory = mmap.mmap(setup.file, setup.num_slots * setup.image_bytes)
+        view = memoryview(memory)
+        self._arena = MappedArena(setup.file, view, setup.num_slots, setup.image_bytes)
+        self._leases = ServedLeases()
+        self._report = report
+        self._setup = setup
+        self._transports: dict[str, Transport] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv")
+
+    def listen(self) -> None:
+        """Report the addresses. Raises OSError."""
+        setup, arena, leases = self._setup, self._arena, self._leases
+        for name in setup.transports:
+            self._transports[name] = (
+                ShmTransport(arena, leases)
+                if name == "shm"
+                else TcpTransport(arena, leases, setup.host, setup.port)
+            )
+        self._report(Started({name: each.listen() for name, each in self._transports.items()}))
+
+    def take(self, order: Serve | Revoke | Read) -> None:
+        if isinstance(order, Revoke):
+            self._leases.remove(order.lease)
+            self._report(Served(order.job, b""))
+        elif isinstance(order, Serve):
+            self._leases.add(order.lease, order.token, order.slots)
+            self._threads.submit(self._sum, order)
+        else:
+            self._threads.submit(self._read, order, monotonic_s() + order.limit_s)
+
+    def _sum(self, order: Serve) -> None:
+        sums = b"".join(checksum(self._arena.image(slot)) for slot in order.slots)
+        self._report(Served(order.job, sums))
+
+    def _read(self, order: Read, deadline_s: float) -> None:
+        began_s, are_good = monotonic_s(), [False] * len(order.slots)
+
+        def landed(number: int) -> None:
+            expected = order.sums[number * SUM_BYTES : (number + 1) * SUM_BYTES]
+            are_good[number] = checksum(self._arena.image(order.slots[number])) == expected
+
+        transport, reason = self._try_all(order, deadline_s, landed)
+        if not reason and not all(are_good):
+            reason = "checksum"
+        self._report(Ended(order.job, are_good, transport, monotonic_s() - began_s, reason))
+
+    def _try_all(
+        self, order: Read, deadline_s: float, landed: Callable[[int], None]
+    ) -> tuple[str, str]:
+        """The transport that was used, and why not all came; empty: all did."""
+        ask = SlotsAsked(order.lease, order.token, order.remote, self._arena.image_bytes)
+        for name, transport in self._transports.items():
+            if name not in order.addresses:
+                continue
+            try:
+                transport.read(order.addresses[name], ask, order.slots, deadline_s, landed)
+            except Unreachable:
+                continue
+            except ReadRefused:
+                return name, "refused"
+            except TimeoutError:
+                return name, "timeout"
+            # of a source that is gone, whatever it did last; or of a bug, which must end the job
+            except Exception:
+                return name, "lost"
+            return name, ""
+        return "", "lost"
+
+
+def serve(setup: Setup, orders: BinaryIO, reports: BinaryIO) -> int:
+    """Until `orders` end; the exit code."""
+    lock = threading.Lock()
+
+    def report(message: Report) -> None:
+        with lock:
+            reports.write(framed(message))
+            reports.flush()
+
+    work = TransferWork(setup, report)
+    try:
+        work.listen()
+    except OSError as error:
+        report(CannotListen(str(error)))
+        return 1
+    while (frame := read_frame(orders)) is not None:
+        work.take(decode_order(frame))
+    return 0
+
+
+def main(argument: str) -> int:
+    # Ctrl-C reaches the whole process group; this one leaves when its parent closes stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setup = msgspec.json.decode(argument, type=Setup)
+    return serve(setup, sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
