@@ -134,7 +134,12 @@ def messages_page() -> str:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         about = (ast.get_docstring(tree) or "").partition("\n")[0]
         lines += ["", f"## {path.stem}", "", about]
-        for node in tree.body:
+        # Values of the engine stand before the messages that carry them.
+        values = ROOT / "tokenmesh/engine/api" / path.name
+        if path.stem == "failed":
+            values = ROOT / "tokenmesh/shared/failed.py"
+        of_engine = ast.parse(values.read_text(encoding="utf-8")).body if values.exists() else []
+        for node in (*of_engine, *tree.body):
             # A tuple with names is a value of this process, no part of a message.
             if isinstance(node, ast.ClassDef) and ast.unparse(node.bases[0]) != "NamedTuple":
                 lines += _message(node)

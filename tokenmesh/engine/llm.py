@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmesh.engine.api.pooling import PoolingParams
+from tokenmesh.engine.api.sampling import SamplingParams
+from tokenmesh.engine.api.structured import Structured
+from tokenmesh.engine.api.tokens import FinishReason, TokenLogprobs
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.run_to_end import FinishedRequest, run_to_end
 from tokenmesh.engine.exec.build import build
@@ -24,12 +28,8 @@ from tokenmesh.engine.speculate.proposer import make_proposer
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.failed import from_failed
 from tokenmesh.shared.ids import GatewayId, RequestId
-from tokenmesh.shared.messages.failed import from_failed
-from tokenmesh.shared.messages.pooling import PoolingParams
-from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.structured import Structured
-from tokenmesh.shared.messages.tokens import FinishReason, TokenLogprobs
 
 Prompt = str | Sequence[int]
 Numbers = npt.NDArray[np.float32]

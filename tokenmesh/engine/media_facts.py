@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenmesh.shared.messages.media import ADD, AUDIO, EMBEDS, IMAGE, VIDEO, MediaItem
+from tokenmesh.engine.api.media import ADD, AUDIO, EMBEDS, IMAGE, VIDEO, MediaItem
 
 _SEEN_WHOLE = (IMAGE, VIDEO)
 

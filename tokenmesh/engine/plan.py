@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 
 from tokenmesh.engine.adapters.matrices import AdapterMatrices
+from tokenmesh.engine.api.media import MediaItem
+from tokenmesh.engine.api.pooling import Pooled, PoolingParams
+from tokenmesh.engine.api.sampling import SamplingParams
+from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.grammar.matcher import Grammar
-from tokenmesh.shared.messages.media import MediaItem
-from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
-from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 MAX_MARKER_IDS: Final = 32

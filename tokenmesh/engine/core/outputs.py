@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.engine.api.tokens import Delta, TokenLogprobs
 from tokenmesh.engine.core.rate_meter import RateMeter
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.core.speculating import DraftTotals
@@ -19,9 +20,8 @@ from tokenmesh.engine.plan import StepResult
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import Ending
 from tokenmesh.shared.errors import InvalidInput
+from tokenmesh.shared.failed import Failed, to_failed
 from tokenmesh.shared.ids import GatewayId
-from tokenmesh.shared.messages.failed import Failed, to_failed
-from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
 from tokenmesh.shared.tokens import count_ids, pack_ids, split_ids
 
 

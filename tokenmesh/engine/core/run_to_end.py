@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.core.engine import ABORTED, Engine
 from tokenmesh.engine.core.outputs import StepOutput
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import Ending
-from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
 @dataclass(slots=True)

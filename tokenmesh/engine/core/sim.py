@@ -18,6 +18,9 @@ from typing import Final
 import xxhash
 
 from tokenmesh.engine.adapters.matrices import AdapterMatrices
+from tokenmesh.engine.api.pooling import Pooled, PoolingParams
+from tokenmesh.engine.api.sampling import SamplingParams
+from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.plan import (
     NewRow,
     ScheduledRow,
@@ -27,9 +30,6 @@ from tokenmesh.engine.plan import (
 from tokenmesh.engine.runner import NO_IMAGES, HostImages
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
-from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.tokens import pack_ids
 
 _KEY_BYTES: Final = 16

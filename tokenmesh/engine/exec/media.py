@@ -6,10 +6,10 @@ from typing import Protocol, Self
 
 import torch
 
+from tokenmesh.engine.api.media import ADD, MediaItem
 from tokenmesh.engine.layers.step import Patch, StepMedia
 from tokenmesh.engine.models.api import ModelFacts
 from tokenmesh.engine.plan import NewRow
-from tokenmesh.shared.messages.media import ADD, MediaItem
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 

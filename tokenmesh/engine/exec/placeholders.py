@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tokenmesh.engine.api.media import REPLACE, MediaItem
 from tokenmesh.engine.plan import NewRow
-from tokenmesh.shared.messages.media import REPLACE, MediaItem
 
 
 def replaced_runs(media: Sequence[MediaItem]) -> list[tuple[int, int]]:

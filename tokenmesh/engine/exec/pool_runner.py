@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from tokenmesh.engine.api.pooling import Pooled, PoolingParams
 from tokenmesh.engine.exec.apply import apply_rows
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.engine.exec.inputs import adapter_rows
@@ -25,7 +26,6 @@ from tokenmesh.engine.plan import (
 )
 from tokenmesh.engine.runner import NO_IMAGES
 from tokenmesh.kernels.lora import LoraWeights
-from tokenmesh.shared.messages.pooling import Pooled, PoolingParams
 
 
 class PoolRunner:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.models.kv_store import KvStore
@@ -12,7 +13,6 @@ from tokenmesh.engine.plan import (
     StepPlan,
 )
 from tokenmesh.shared.config.worker import WorkerSettings
-from tokenmesh.shared.messages.sampling import SamplingParams
 
 AnyRunner = TorchRunner | CudaRunner
 

@@ -8,6 +8,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
+from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.exec.apply import apply_rows
 from tokenmesh.engine.exec.arena import NO_ARENA, Arena
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
@@ -22,7 +23,6 @@ from tokenmesh.engine.runner import NO_IMAGES, HostImages
 from tokenmesh.engine.sampling.logprobs import prompt_logprobs
 from tokenmesh.engine.sampling.sampler import Draws, Sampler
 from tokenmesh.kernels import huge_pages
-from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
 class TorchTrace:

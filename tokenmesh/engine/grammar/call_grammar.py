@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from tokenmesh.engine.api.structured import CallForms
 from tokenmesh.engine.grammar.lark_schema import (
     SPACE_RULE,
     read_schema,
@@ -12,7 +13,6 @@ from tokenmesh.engine.grammar.lark_schema import (
 )
 from tokenmesh.engine.grammar.matcher import CannotCompile
 from tokenmesh.engine.grammar.token_table import TokenTable
-from tokenmesh.shared.messages.structured import CallForms
 
 _NEVER: Final = re.compile(r"(?!)")
 

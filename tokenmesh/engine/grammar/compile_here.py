@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from tokenmesh.engine.api.structured import Structured
 from tokenmesh.engine.grammar.backends import backends_of, make_backend
 from tokenmesh.engine.grammar.matcher import Backend, CannotCompile, Grammar
 from tokenmesh.engine.grammar.token_table import read_token_table
 from tokenmesh.shared.config.worker import GrammarBackend
-from tokenmesh.shared.messages.structured import Structured
 
 
 class LocalCompiler:

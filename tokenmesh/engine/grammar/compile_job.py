@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from tokenmesh.shared.messages.structured import Structured
+from tokenmesh.engine.api.structured import Structured
 
 BackendName = Literal["xgrammar", "guidance"]
 

@@ -5,9 +5,9 @@ from typing import Self
 
 import numpy as np
 
+from tokenmesh.engine.api.structured import Structured
 from tokenmesh.engine.grammar.matcher import Grammar, GrammarFailed, Masks, Matcher
 from tokenmesh.shared.clock import thread_cpu_s
-from tokenmesh.shared.messages.structured import Structured
 
 
 class Follower:

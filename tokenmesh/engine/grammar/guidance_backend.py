@@ -7,6 +7,7 @@ from typing import Any, Final
 import llguidance
 from llguidance import LLMatcher, LLTokenizer
 
+from tokenmesh.engine.api.structured import Structured
 from tokenmesh.engine.grammar.call_grammar import CallGrammar
 from tokenmesh.engine.grammar.exact_regex import guidance_regex
 from tokenmesh.engine.grammar.lark_schema import (
@@ -18,7 +19,6 @@ from tokenmesh.engine.grammar.lark_schema import (
 from tokenmesh.engine.grammar.matcher import CannotCompile, GrammarFailed, Masks
 from tokenmesh.engine.grammar.quoted_lark import check_lark
 from tokenmesh.engine.grammar.token_table import TokenTable
-from tokenmesh.shared.messages.structured import Structured
 
 _BYTES_A_GRAMMAR: Final = 64 * 1024
 """A grammar's states are made while it is followed; the library does not report their size."""

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenmesh.engine.api.structured import Structured
 from tokenmesh.shared.errors import TokenMeshError
-from tokenmesh.shared.messages.structured import Structured
 
 Masks = NDArray[np.int32]
 """[positions, ceil(vocab / 32)]; bit i of word w stands for token 32 * w + i; 1: allowed."""

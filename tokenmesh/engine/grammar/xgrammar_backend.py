@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import xgrammar
 
+from tokenmesh.engine.api.structured import Structured
 from tokenmesh.engine.grammar.exact_regex import xgrammar_regex
 from tokenmesh.engine.grammar.exact_schema import (
     inexact_keyword,
@@ -16,7 +17,6 @@ from tokenmesh.engine.grammar.exact_schema import (
 from tokenmesh.engine.grammar.faster_ebnf import faster_ebnf
 from tokenmesh.engine.grammar.matcher import CannotCompile, Masks
 from tokenmesh.engine.grammar.token_table import TokenTable
-from tokenmesh.shared.messages.structured import Structured
 
 _SOURCE_LINE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 """What the library puts before its messages."""

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from tokenmesh.engine.adapters.sites import AdapterSites
+from tokenmesh.engine.api.media import MediaItem
 from tokenmesh.engine.layers.rotary import RopeConfig
 from tokenmesh.engine.layers.step import Patch, Step
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
@@ -19,7 +20,6 @@ from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.quantization import Quantization
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.kernels.linear.formats.round import Rounding
-from tokenmesh.shared.messages.media import MediaItem
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) while weights are read."""

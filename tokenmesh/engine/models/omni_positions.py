@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from tokenmesh.shared.messages.media import IMAGE, VIDEO, MediaItem
+from tokenmesh.engine.api.media import IMAGE, VIDEO, MediaItem
 
 OMNI: Final = ("qwen3_omni_moe_thinker",)
 """Model types."""

@@ -5,15 +5,15 @@ from typing import Final
 
 import msgspec
 
-from tokenmesh.engine.plan import MAX_MARKER_IDS, MAX_OTHER_ENDS
-from tokenmesh.shared.errors import InvalidInput, PromptTooLong
-from tokenmesh.shared.ids import SEED_BITS
-from tokenmesh.shared.messages.sampling import (
+from tokenmesh.engine.api.sampling import (
     MAX_LOGPROB_TOKEN_IDS,
     MAX_REPETITION_PATTERN,
     RANGES,
     SamplingParams,
 )
+from tokenmesh.engine.plan import MAX_MARKER_IDS, MAX_OTHER_ENDS
+from tokenmesh.shared.errors import InvalidInput, PromptTooLong
+from tokenmesh.shared.ids import SEED_BITS
 
 
 def check_length(

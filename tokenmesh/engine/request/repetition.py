@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tokenmesh.shared.messages.sampling import RepetitionRule
+from tokenmesh.engine.api.sampling import RepetitionRule
 
 
 def ends_in_loop(token_ids: Sequence[int], start: int, rule: RepetitionRule) -> bool:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
+from tokenmesh.engine.api.pooling import Pooled
+from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.plan import SavedState
 from tokenmesh.engine.request.repetition import ends_in_loop
 from tokenmesh.engine.request.spec import Ending, PreparedParts, RequestSpec
 from tokenmesh.engine.request.timeline import Timeline
-from tokenmesh.shared.messages.pooling import Pooled
-from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 NO_ROW: Final = -1
 

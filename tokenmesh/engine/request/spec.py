@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tokenmesh.engine.adapters.matrices import AdapterMatrices
+from tokenmesh.engine.api.media import MediaItem
+from tokenmesh.engine.api.pooling import PoolingParams
+from tokenmesh.engine.api.sampling import SamplingParams
+from tokenmesh.engine.api.tokens import FinishReason
 from tokenmesh.engine.grammar.matcher import Grammar
+from tokenmesh.shared.failed import Failed
 from tokenmesh.shared.hashing import Adapter, EmbedsKeys
 from tokenmesh.shared.ids import GatewayId, RequestId
-from tokenmesh.shared.messages.failed import Failed
-from tokenmesh.shared.messages.media import MediaItem
-from tokenmesh.shared.messages.pooling import PoolingParams
-from tokenmesh.shared.messages.sampling import SamplingParams
-from tokenmesh.shared.messages.tokens import FinishReason
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 

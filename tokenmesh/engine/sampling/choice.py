@@ -11,9 +11,9 @@ from typing import Final
 
 import torch
 
+from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.plan import NewRow
 from tokenmesh.kernels.exponential_noise import exponential_noise, exponential_noise_of
-from tokenmesh.shared.messages.sampling import SamplingParams
 
 _BITS_OF_ONE: Final = 0x3F800000
 """1.0 as float32; up to it, positive floats sort like their bits."""

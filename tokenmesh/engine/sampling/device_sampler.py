@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.layers.upload import upload
 from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.choice import GREEDY_BELOW, has_filter, signed64
@@ -29,7 +30,6 @@ from tokenmesh.kernels.logprobs import Logprobs, logprobs
 from tokenmesh.kernels.penalties import count_tokens, penalties
 from tokenmesh.kernels.sample import NOT_FINITE as LOGITS_NOT_FINITE
 from tokenmesh.kernels.sample import SOUND, ChoiceRows, sample
-from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
 class DeviceChoice:

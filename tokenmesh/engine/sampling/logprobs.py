@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from tokenmesh.shared.messages.tokens import TokenLogprobs
+from tokenmesh.engine.api.tokens import TokenLogprobs
 
 POSITIONS_AT_ONCE: Final = 64
 

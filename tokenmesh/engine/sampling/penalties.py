@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.plan import NewRow
-from tokenmesh.shared.messages.sampling import SamplingParams
 
 
 def has_penalty(params: SamplingParams) -> bool:

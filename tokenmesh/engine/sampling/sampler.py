@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.sampling.choice import ChoiceState
 from tokenmesh.engine.sampling.grammars import GrammarState
 from tokenmesh.engine.sampling.limits import BadWordState, VocabularyState
@@ -16,7 +17,6 @@ from tokenmesh.engine.sampling.penalties import PenaltyState
 from tokenmesh.engine.sampling.row_states import RowStates, SamplerFeature
 from tokenmesh.engine.sampling.speech import SpeechState
 from tokenmesh.engine.sampling.thinking import ThinkingState
-from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 NOT_FINITE = "the model computed logits that are not finite"
 NOTHING_ALLOWED = (

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
+from tokenmesh.engine.api.sampling import SpeechRule
 from tokenmesh.engine.plan import NewRow
-from tokenmesh.shared.messages.sampling import SpeechRule
 
 _NEVER: Final = float("-inf")
 

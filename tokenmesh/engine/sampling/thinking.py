@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tokenmesh.engine.api.sampling import ThinkingBudget
 from tokenmesh.engine.plan import NewRow
-from tokenmesh.shared.messages.sampling import ThinkingBudget
 
 
 class ThinkingTracker:

@@ -4,24 +4,13 @@ A Pool is one request with one answer, without a stream: where the answer does n
 places the same prompts again.
 """
 
-from typing import Literal
-
 import msgspec
 
-from tokenmesh.shared.ids import BlobKey, GatewayId, ModelName, RequestId
+from tokenmesh.engine.api.pooling import Pooled, PoolingParams, PoolTask
+from tokenmesh.shared.ids import GatewayId, ModelName, RequestId
 from tokenmesh.shared.messages.media import MediaItem
 
-PoolTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
-
-
-class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The task, and what may differ from the model's own head."""
-
-    task: PoolTask
-    use_activation: bool | None = None
-    """Normalize embeddings, apply softmax or sigmoid to scores; None: as the model says."""
-    dimensions: int | None = None
-    """Keep the first dimensions of an embedding, before it is normalized; None: all."""
+__all__ = ["Pool", "PoolAnswer", "PoolItem", "PoolTask", "Pooled", "PoolingParams"]
 
 
 class PoolItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,21 +53,6 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tr
     """As in Generate."""
     lora_hash: str = ""
     """The content that `lora` must have; empty: any."""
-
-
-class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The numbers of one prompt: [size], or [tokens, size] of the tasks that answer per token.
-
-    Fields are positional: append only.
-    """
-
-    shape: list[int]
-    data: bytes = b""
-    """float32, little-endian, row by row; empty where they are in a blob."""
-    blob: BlobKey = BlobKey("")
-    """Key of a blob with the same bytes: answers above 64 KiB."""
-    blob_check: str = ""
-    """`blobs.check_of` those bytes."""
 
 
 class PoolAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.exec.cuda.batch import Batch, DevicePromptSpan
 from tokenmesh.engine.plan import StepResult
 from tokenmesh.engine.sampling.device_sampler import DeviceDraws
 from tokenmesh.kernels.logprobs import Logprobs
-from tokenmesh.shared.messages.tokens import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
+from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.exec.cuda.device import TorchDevice
 from tokenmesh.engine.exec.cuda.rows import CudaLimits
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
@@ -19,7 +20,6 @@ from tokenmesh.kernels.triton_start import CannotCompileError, start_triton
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.messages.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from tokenmesh.engine.adapters.sites import AdapterSites
+from tokenmesh.engine.api.media import MediaItem
 from tokenmesh.engine.layers.mlp import Experts, Mlp
 from tokenmesh.engine.layers.rotary import Rotary
 from tokenmesh.engine.layers.step import HostStep, Patch, Step
@@ -21,7 +22,6 @@ from tokenmesh.engine.models.native.config import DecoderConfig, QueryScaling
 from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.native import Program, ProgramInputs, RopeTurns
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
-from tokenmesh.shared.messages.media import MediaItem
 
 
 @dataclass(frozen=True, slots=True)

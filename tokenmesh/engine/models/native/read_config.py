@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tokenmesh.engine.api.media import IMAGE
 from tokenmesh.engine.layers.mlp import Activation
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.engine.models.api import ModelFacts, heads_problem
@@ -29,7 +30,6 @@ from tokenmesh.engine.models.raw_config import (
     refuse_keys,
 )
 from tokenmesh.shared.gguf.unpack import METHOD as GGUF
-from tokenmesh.shared.messages.media import IMAGE
 
 _ACTIVATIONS: Final[Mapping[Activation, tuple[str, ...]]] = {
     "silu": ("silu", "swish"),

@@ -6,13 +6,13 @@ from typing import Protocol
 import torch
 
 from tokenmesh.engine.adapters.sites import AdapterSites
+from tokenmesh.engine.api.media import MediaItem
 from tokenmesh.engine.layers.step import Step
 from tokenmesh.engine.models.api import ModelFacts
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.pooling.facts import PoolingFacts
 from tokenmesh.engine.models.pooling.heads import PoolHead
-from tokenmesh.shared.messages.media import MediaItem
 
 
 class PoolModel(Protocol):

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.engine.api.pooling import PoolingParams, PoolTask
 from tokenmesh.engine.models.pooling.instruction import InstructionRule
 from tokenmesh.shared.errors import InvalidInput
-from tokenmesh.shared.messages.pooling import PoolingParams, PoolTask
 
 EMBEDDINGS: Final = frozenset({"embed", "token_embed"})
 """Tasks whose answers are vectors; the others' are one number for each label."""

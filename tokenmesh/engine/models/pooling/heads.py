@@ -11,10 +11,10 @@ from typing import Final, Protocol
 import torch
 
 from tokenmesh.engine.adapters.sites import HeadSite
+from tokenmesh.engine.api.pooling import PoolingParams
 from tokenmesh.engine.models.pooling.facts import PER_TOKEN
 from tokenmesh.engine.models.pooling.take import finished, joined, part_of, taken
 from tokenmesh.kernels.lora import HeadChange
-from tokenmesh.shared.messages.pooling import PoolingParams
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tokenmesh.engine.api.pooling import PoolTask
 from tokenmesh.engine.models.pooling.facts import EMBEDDINGS, PoolingFacts
 from tokenmesh.engine.models.pooling.instruction import (
     is_gritlm,
@@ -21,7 +22,6 @@ from tokenmesh.engine.models.pooling.modules import (
 from tokenmesh.engine.models.raw_config import RawConfig, architecture_of, read_json
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
-from tokenmesh.shared.messages.pooling import PoolTask
 from tokenmesh.shared.model_files import sentence_config_path
 from tokenmesh.shared.tensor_file import TensorShards
 

@@ -11,6 +11,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+from tokenmesh.engine.api.media import AUDIO
 from tokenmesh.engine.media_facts import MediaFacts
 from tokenmesh.engine.models.api import ModelFacts, heads_problem
 from tokenmesh.engine.models.extra_layers import extra_layers, is_extra
@@ -30,7 +31,6 @@ from tokenmesh.engine.models.tree.run import UnservedModel
 from tokenmesh.engine.models.tree.tree import adapt, length_ropes
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.messages.media import AUDIO
 
 UNBOUNDED: Final = 32768
 """Longest sequence of a model that has no such limit itself; max_model_len may be less."""

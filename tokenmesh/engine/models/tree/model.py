@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tokenmesh.engine.adapters.sites import AdapterSites
+from tokenmesh.engine.api.media import MediaItem
 from tokenmesh.engine.layers.step import Patch, Step
 from tokenmesh.engine.models.alignment import RowAlignments
 from tokenmesh.engine.models.api import CrossWriter
@@ -16,7 +17,6 @@ from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.tree.facts import HfFacts
 from tokenmesh.engine.models.tree.media.language import media_arguments, prompt_positions
 from tokenmesh.engine.models.tree.tree import Tree
-from tokenmesh.shared.messages.media import MediaItem
 
 
 @dataclass(slots=True)

@@ -13,11 +13,11 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
+from tokenmesh.engine.api.media import AUDIO, IMAGE, VIDEO, MediaItem
 from tokenmesh.engine.layers.step import Step
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.engine.models.omni_positions import OMNI, omni_positions
 from tokenmesh.engine.models.tree.run import UnservedModel
-from tokenmesh.shared.messages.media import AUDIO, IMAGE, VIDEO, MediaItem
 
 _STREAMING: Final = "voxtral_realtime"
 """Model type of a language model that writes while it listens."""

@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from tokenmesh.engine.api.media import IMAGE, VIDEO
 from tokenmesh.engine.media_facts import TEXT_ONLY, MediaFacts
 from tokenmesh.engine.models.api import Progress
 from tokenmesh.engine.models.checkpoint import Checkpoint
@@ -50,7 +51,6 @@ from tokenmesh.engine.models.tree.swap import swap
 from tokenmesh.engine.models.tree.tree import adapt
 from tokenmesh.engine.models.tree.weights import read_weights
 from tokenmesh.shared.errors import CheckpointError
-from tokenmesh.shared.messages.media import IMAGE, VIDEO
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenmesh.engine.adapters.sites import AdapterSites
+from tokenmesh.engine.api.media import MediaItem
 from tokenmesh.engine.layers.step import Step
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps, one_group
 from tokenmesh.engine.models.kv_store import KvStore
@@ -14,7 +15,6 @@ from tokenmesh.engine.models.pooling.heads import PoolHead
 from tokenmesh.engine.models.tree.facts import HfFacts
 from tokenmesh.engine.models.tree.pooling.tree import EncoderTree
 from tokenmesh.kernels.lora import DeviceAdapterRows
-from tokenmesh.shared.messages.media import MediaItem
 
 
 @dataclass(slots=True)
