@@ -1,5 +1,7 @@
 """Drafts that are looked up, on the torch runner: streams are the same, token for token."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, Outcome, greedy
 from tests.fakes.grammars import Grammars, json_schema, make_checkpoint
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.speculate.lookup import LookupProposer
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -164,3 +167,86 @@ def test_nothing_is_kept_of_streams_that_ended_but_what_their_tenant_may_look_up
     check(drafting.run([*jobs(), *repeated()]), expected)
     assert max(sizes) > 10_000
     assert (sizes[-1], proposer.num_bytes) == (0, 0)
+
+
+def predicted(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Job]:
+    """Each with a prediction of its output in which some is missing, some wrong and some added."""
+    made = []
+    for number, (job, outcome) in enumerate(zip(jobs, outcomes, strict=True)):
+        ids = list(outcome.token_ids)
+        ids[3:4] = [[], [ids[3] + 1], [4, ids[3], 8], ids[3:4]][number % 4]
+        made.append(replace(job, prediction=ids if number % 5 else ids[::-1]))
+    return made
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_streams_are_the_same_with_predictions(
+    made: tuple[EngineDriver, list[Outcome]], method: str | None, is_async: bool
+) -> None:
+    driver, expected = made
+    all_jobs = [*jobs(), *repeated()]
+    config = {"method": method} if method else {}
+    proposer = LookupProposer(SpeculativeConfig.model_validate(config))
+    proposer._cost = FreeDrafts()
+    drafting = driver.again(proposer=proposer, async_scheduling=is_async)
+    check(drafting.run(predicted(all_jobs, expected), steps_between=1), expected)
+    assert drafting.drafts.accepted_tokens > 150
+    assert proposer.num_bytes == 0 or method == "suffix"
+
+
+def test_preempted_and_migrated_streams_go_on_with_their_predictions(
+    made: tuple[EngineDriver, list[Outcome]],
+) -> None:
+    driver, expected = made
+    some = predicted([*jobs(), *repeated()], expected)
+    proposer = LookupProposer(SpeculativeConfig())
+    proposer._cost = FreeDrafts()
+    tight = driver.again(num_blocks=9, proposer=proposer, kv_watermark=0.0)
+    outcomes = tight.run(some)
+    check(outcomes, expected)
+    assert sum(outcome.num_preemptions for outcome in outcomes) > 5
+    moved = [
+        replace(job, output=outcome.token_ids[:7])
+        for job, outcome in zip(some, expected, strict=True)
+        if len(outcome.token_ids) > 7
+    ]
+    wanted = [outcome.token_ids for outcome in expected if len(outcome.token_ids) > 7]
+    again = driver.again(proposer=proposer)
+    assert again.tokens(moved) == wanted
+    assert again.drafts.accepted_tokens > 150
+
+
+class Counting(LookupProposer):
+    """Counts its calls."""
+
+    num_calls = 0
+
+    def wants(self, request: Request) -> bool:
+        self.num_calls += 1
+        return super().wants(request)
+
+    def note_step(self, num_rows: int, num_drafts: int, duration_s: float) -> None:
+        self.num_calls += 1
+
+    def forget(self, request: Request) -> None:
+        self.num_calls += 1
+        super().forget(request)
+
+
+def test_without_a_method_nothing_is_called_until_a_request_has_a_prediction(
+    made: tuple[EngineDriver, list[Outcome]],
+) -> None:
+    driver, expected = made
+    proposer = Counting(SpeculativeConfig())
+    proposer._cost = FreeDrafts()
+    drafting = driver.again(proposer=proposer)
+    check(drafting.run(jobs()[:3]), expected[:3])
+    assert (proposer.num_calls, drafting.drafts.drafts) == (0, 0)
+    some = [*predicted(jobs()[1:2], expected[1:2]), *jobs()[2:4]]
+    check(drafting.run(some), expected[1:4])
+    num_calls, num_drafts = proposer.num_calls, drafting.drafts.drafts
+    assert num_calls > 0
+    assert num_drafts > 0
+    check(drafting.run(jobs()[:3]), expected[:3])
+    assert (proposer.num_calls, drafting.drafts.drafts) == (num_calls, num_drafts)

@@ -35,6 +35,7 @@ class DiceProposer:
         self._share_resting = share_resting
         self.max_drafts = max_drafts
         self.max_rows = max_rows
+        self.only_predicted = False
         self.num_bytes = 0
         self.num_drafts = 0
         self._rng = rng

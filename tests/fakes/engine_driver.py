@@ -47,6 +47,7 @@ class Job:
     embeddings: Mapping[str, TensorBlob] = field(default_factory=dict)
     grammar: Grammar | None = None
     adapter: ReadAdapter | None = None
+    prediction: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -205,6 +206,7 @@ class EngineDriver:
                 cache_salt=self.model.cache_salt(self.salt, len(job.prompt)),
                 owner=TenantShare(self.owner),
                 rope_boundary=self.model.rope_boundary,
+                prediction=list(job.prediction),
                 media=list(job.media),
                 whole_runs=self.model.media.whole_runs(job.media),
                 lora=None if adapter is None else Adapter("adapter", adapter.content_hash),

@@ -19,6 +19,8 @@ class Proposer(Protocol):
     """With more running requests than this, all of them decode without drafts."""
     max_drafts: int
     """Of one row in one step."""
+    only_predicted: bool
+    """Whether it has drafts for requests with a prediction only: it is not called before one."""
 
     @property
     def num_bytes(self) -> int:

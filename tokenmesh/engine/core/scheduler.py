@@ -65,6 +65,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Take a request; its tokens must fit the pool."""
         self.live.add(request)
+        self.speculating.expect(request)
 
     def remove(self, request: Request) -> None:
         """The request ends, wherever it is; its row and blocks are free at once."""

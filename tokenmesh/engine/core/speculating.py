@@ -45,8 +45,10 @@ class Speculating:
         room: BlockReclaimer,
     ) -> None:
         self._proposer = proposer
-        self.is_on = proposer is not None
+        self.is_on = proposer is not None and not proposer.only_predicted
         """Whether any may be held: the rest need not be called else."""
+        self._predicted: set[Request] = set()
+        """Those that a proposer of nothing but predictions has drafts for."""
         self.totals = DraftTotals()
         self._max_drafts = 0 if proposer is None else proposer.max_drafts
         self._runner_drafts = proposer if isinstance(proposer, RunnerDrafts) else None
@@ -176,7 +178,7 @@ class Speculating:
 
     def note_step(self, plan: StepPlan, duration_s: float) -> None:
         """A step without tokens of prompts took so long."""
-        if self._proposer is None:
+        if self._proposer is None or not self.is_on:
             return
         num_drafts = sum(len(entry.drafts) for entry in plan.scheduled)
         if self._runner_drafts is not None:
@@ -237,10 +239,19 @@ class Speculating:
         if self._runner_drafts is not None:
             self._runner_drafts.note(request, drafts)
 
+    def expect(self, request: Request) -> None:
+        """The request is new."""
+        if request.spec.prediction and self._proposer is not None and self._proposer.only_predicted:
+            self._predicted.add(request)
+            self.is_on = True
+
     def forget(self, request: Request) -> None:
         """The request has ended."""
-        if self._proposer is not None:
+        if self._proposer is not None and self.is_on:
             self._proposer.forget(request)
+        if request in self._predicted:
+            self._predicted.remove(request)
+            self.is_on = bool(self._predicted)
 
     def _landed(self) -> list[Request]:
         return [each for each in self._wheel.held() if each.num_known > each.num_computed]

@@ -81,6 +81,8 @@ class RequestSpec:
     """Its tokens depend on later ones: the prompt is computed in one step, and nothing is kept."""
     reads_all: bool = False
     """Its answer needs the state of every token: nothing that is cached is skipped."""
+    prediction: list[int] = field(default_factory=list)
+    """What the output may be close to; drafts come from it where the model takes any."""
     min_len: int = field(init=False)
     """Prompt and output tokens."""
     max_len: int = field(init=False)

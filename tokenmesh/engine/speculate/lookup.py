@@ -15,6 +15,7 @@ from tokenmesh.engine.speculate.adaptive import (
     survivals,
 )
 from tokenmesh.engine.speculate.indexed_text import IndexedText, Match
+from tokenmesh.engine.speculate.prediction import Prediction
 from tokenmesh.engine.speculate.tenant_texts import TenantTexts
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 
@@ -44,7 +45,10 @@ class RowDrafts:
     """What the proposer knows of one stream."""
 
     text: IndexedText | None
-    """None: there is no memory for it."""
+    """None: there is no memory for it, or it is not looked through."""
+    prediction: Prediction | None
+    acceptance: Acceptance
+    """Where its rates began."""
     rates: Rates
     num_bytes: int = 0
     offer: Continuation | None = None
@@ -59,11 +63,15 @@ class RowDrafts:
 
 class LookupProposer:
     """Implements `Proposer`. A row that rests decodes like one without drafts, and its drafts are
-    compared with what it draws without being computed."""
+    compared with what it draws without being computed.
+
+    A request's own prediction comes first. Without a method nothing else is looked up.
+    """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.max_rows = config.disable_by_batch_size or maxsize
         self.max_drafts = config.max_drafts
+        self.only_predicted = config.method is None
         self._is_suffix = config.method == "suffix"
         least, most = config.lookup
         self._lengths = _SUFFIX_LENGTHS if self._is_suffix else range(least, most + 1)
@@ -72,6 +80,8 @@ class LookupProposer:
         pieces = config.suffix_decoding_max_cached_requests if self._is_suffix else 0
         self._tenants = TenantTexts(self._lengths, pieces)
         self._acceptance = Acceptance()
+        self._predicted = Acceptance()
+        """Of requests with a prediction."""
         self._cost = StepCost()
         self._num_rows = 1
         """Of the last step."""
@@ -83,6 +93,8 @@ class LookupProposer:
         return self._row_bytes + self._tenants.num_bytes
 
     def wants(self, request: Request) -> bool:
+        if self.only_predicted and not request.spec.prediction:
+            return False
         row = _known(request)
         if row is None or not row.awake_at:
             return True
@@ -132,9 +144,15 @@ class LookupProposer:
     def _row_of(self, request: Request) -> RowDrafts:
         row = _known(request)
         if row is None:
-            text = IndexedText(request.token_ids, self._lengths)
-            row = request.drafting = RowDrafts(text, self._acceptance.of_row())
+            text, prediction, acceptance = None, None, self._acceptance
+            if not self.only_predicted:
+                text = IndexedText(request.token_ids, self._lengths)
+            if request.spec.prediction:
+                prediction = Prediction(request.spec.prediction, request.num_prompt)
+                acceptance = self._predicted
+            row = RowDrafts(text, prediction, acceptance, acceptance.of_row())
             row.last_drafted, row.num_shared = request.num_known, request.num_prompt
+            request.drafting = row
         return row
 
     def _learn(self, row: RowDrafts, request: Request) -> None:
@@ -149,14 +167,18 @@ class LookupProposer:
                 break
             num_right += 1
         ended_wrong = num_right < len(drawn)
-        self._acceptance.note(row.rates, strength, num_right, ended_wrong=ended_wrong)
+        row.acceptance.note(row.rates, strength, num_right, ended_wrong=ended_wrong)
         row.offer = None
 
     def _look_up(self, row: RowDrafts, request: Request) -> Continuation | None:
         if request.num_known - row.num_shared >= _PIECE_TOKENS:
             self._share(row, request)
-        found = None
-        if row.text is not None and self._update(row):
+        is_complete, found = self._update(row), None
+        if row.prediction is not None:
+            predicted = row.prediction.offer(request.token_ids, self.max_drafts)
+            if predicted is not None:
+                return Continuation(request.num_known, strength_of(predicted[0]), predicted[1])
+        if row.text is not None and is_complete:
             found = row.text.find(request.token_ids, self._most)
         length = found.length if found is not None else 0
         if self._is_suffix and length < self._most:
@@ -176,12 +198,11 @@ class LookupProposer:
 
     def _update(self, row: RowDrafts) -> bool:
         """Index what the stream drew; whether its text can be looked through."""
-        assert row.text is not None
-        is_complete = row.text.update()
+        is_complete = row.text is not None and row.text.update()
         self._row_bytes -= row.num_bytes
-        row.num_bytes = row.text.num_bytes
+        row.num_bytes = sum(each.num_bytes for each in (row.text, row.prediction) if each)
         if self._row_bytes + row.num_bytes > MAX_BYTES:
-            row.text, row.num_bytes = None, 0
+            row.text, row.prediction, row.num_bytes = None, None, 0
             return False
         self._row_bytes += row.num_bytes
         return is_complete

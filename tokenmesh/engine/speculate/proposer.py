@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 def make_proposer(
     config: SpeculativeConfig, runner: Runner
 ) -> "LookupProposer | RunnerDrafts | None":
-    """None: the config asks for no drafts. Raises ConfigError where the runner has no drafter."""
-    if config.method is None:
+    """None: the config asks for no drafts, and the model takes none of a request's prediction.
+
+    Raises ConfigError where the runner has no drafter."""
+    if config.method is None and not runner.takes_drafts:
         return None
     if config.is_drafted:
         return RunnerDrafts(runner, config.disable_by_batch_size or maxsize, config.max_drafts)

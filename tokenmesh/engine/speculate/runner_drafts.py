@@ -55,6 +55,7 @@ class RunnerDrafts:
             )
         self.max_rows = max_rows
         self.max_drafts = max_drafts
+        self.only_predicted = False
         self.num_bytes = 0
         self._acceptance = Acceptance()
         self._cost = StepCost() if cost is None else cost

@@ -6,6 +6,8 @@
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from tokenmesh.services.tokenizer_svc.chat import ChatRenderer
 from tokenmesh.services.tokenizer_svc.content_guard import ContentGuard
 from tokenmesh.services.tokenizer_svc.embeds_layout import EmbedsLayout, place_tensors
@@ -143,6 +145,7 @@ class PromptTokenizer:
             work = partial(token_strings, self.model.tokenizer, kept)
             strings = await self._threads.run_text(message.tenant, len(kept), work)
         return Tokenized(
+            prediction_ids=await self._prediction(message),
             token_ids=packed,
             route_hashes=self._hash(packed, message, items),
             route_head=self._route_head,
@@ -190,6 +193,26 @@ class PromptTokenizer:
             decode_ids, self.model.tokenizer, packed_ids, self.model.vocab_size, "tokens"
         )
         return await self._threads.run_text(tenant, count_ids(packed_ids), work)
+
+    async def _prediction(self, message: Tokenize) -> bytes:
+        """Drafts follow from it and no token: what the context has no room for is cut off."""
+        text = message.prompt.prediction if isinstance(message.prompt, ChatPrompt) else ""
+        if not text:
+            return b""
+        if len(text) > self._limits.max_prompt_chars:
+            raise PayloadTooLarge(
+                f"the prediction has {len(text)} characters, at most "
+                f"{self._limits.max_prompt_chars} (tokenizer.max_prompt_chars)",
+                param="prediction",
+            )
+        limit = message.max_tokens or self.model.max_model_len
+        cut = msgspec.structs.replace(
+            message, truncate_prompt_tokens=limit, truncation_side="right", max_tokens=None
+        )
+        try:
+            return pack_ids(await self._text.ids(text, False, limit, cut))
+        except PayloadTooLarge as error:
+            raise PayloadTooLarge(f"prediction: {error.message}", param="prediction") from error
 
     async def _ids(
         self, message: Tokenize, limit: int | None, warnings: list[FieldWarning]

@@ -51,6 +51,7 @@ def admit(
     output_ids = read_ids(message.output_ids, "output_ids")
     if not prompt_ids:
         raise InvalidInput("the prompt holds no token", param="prompt_ids")
+    prediction = read_ids(message.prediction_ids, "prediction_ids")[: loaded.max_model_len]
     check_sampling(message.sampling, loaded.vocab_size)
     num_blocks = loaded.runner.num_blocks
     num_prompt, max_tokens = len(prompt_ids), message.sampling.max_tokens
@@ -63,6 +64,7 @@ def admit(
         raise InvalidInput(problem, param="media")
     check_ids(prompt_ids, media, "prompt_ids", loaded.vocab_size)
     check_ids(output_ids, [], "output_ids", loaded.vocab_size)
+    check_ids(prediction, [], "prediction_ids", loaded.vocab_size)
     spec = RequestSpec(
         key=StreamKey(message.gateway, message.stream, message.attempt),
         request_id=message.request_id,
@@ -81,6 +83,7 @@ def admit(
         traceparent=traceparent,
         lora=lora,
         reads_all=_check_alignment(message.sampling.speech, len(prompt_ids), loaded),
+        prediction=prediction,
     )
     return Request(spec, prompt_ids + output_ids)
 

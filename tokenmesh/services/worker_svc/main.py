@@ -12,6 +12,7 @@ from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.kv.block_log import BlockLog
 from tokenmesh.engine.kv.make_cache import has_prefix_cache
 from tokenmesh.engine.models.location import locate_tokenizer
+from tokenmesh.engine.speculate.lookup import LookupProposer
 from tokenmesh.engine.speculate.proposer import make_proposer
 from tokenmesh.services.worker_svc.actor import WorkerActor, WorkerContext
 from tokenmesh.services.worker_svc.adapters.actor import AdaptersActor
@@ -87,7 +88,9 @@ async def build(mesh: Mesh) -> None:
     await mesh.listen(taker, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
     card = card_of(names, loaded, settings.block_size if has_cache else 0, on_demand)
-    card = with_drafts(card, model.speculative_config)
+    card = with_drafts(
+        card, model.speculative_config, takes_predictions=isinstance(proposer, LookupProposer)
+    )
     if grammars is not None and settings.grammar_prestart and on_demand is None:
         # not earlier: the imports of these processes would delay the first heartbeats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
@@ -229,8 +232,11 @@ def card_of(
     )
 
 
-def with_drafts(card: ModelCard, config: SpeculativeConfig) -> ModelCard:
+def with_drafts(
+    card: ModelCard, config: SpeculativeConfig, *, takes_predictions: bool
+) -> ModelCard:
     """The card with where its drafts come from, if there are any."""
+    card = msgspec.structs.replace(card, takes_predictions=takes_predictions)
     if config.method is None:
         return card
     return msgspec.structs.replace(card, draft_method=config.method, max_drafts=config.max_drafts)

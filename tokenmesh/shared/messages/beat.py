@@ -67,6 +67,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where drafts of the next tokens come from; empty: there are none."""
     max_drafts: int = 0
     """Most of one stream in one step."""
+    takes_predictions: bool = False
+    """Drafts come from the prediction of a request that has one."""
 
     @property
     def requested_name(self) -> str:

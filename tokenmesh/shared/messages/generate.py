@@ -45,6 +45,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     """The content that `lora` must have; empty: any."""
     keep_alive_s: float | None = None
     """From now on a model on demand sleeps after so long without requests; negative: never."""
+    prediction_ids: bytes = b""
+    """What the output may be close to, from its beginning; it changes no token."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -52,6 +52,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     """Options of the processor of images in place of the model's own."""
     merges_system: bool = False
     """True: all system messages become the first one where the template takes none behind it."""
+    prediction: str = ""
+    """What the answer may be close to: it is encoded by itself."""
 
 
 class HeldPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -125,6 +127,8 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     offsets: bytes | None = None
     """Two numbers for each id, packed like ids: where it begins and ends in the text, in
     characters; None: not wanted, or of no text alone."""
+    prediction_ids: bytes = b""
+    """Of `ChatPrompt.prediction`, at most as many as the context has room for."""
 
 
 class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

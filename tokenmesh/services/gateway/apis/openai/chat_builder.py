@@ -77,6 +77,7 @@ async def build_chat(
     sampling = msgspec.structs.replace(sampling, structured=structured)
     await builder.check(sampling.structured)
     parsing = _parsing(body, tools, text)
+    _check_prediction(body, card, context)
     prompt = await _prompt(builder, body, tools, card, context.access)
     job = builder.job(body, card, prompt, sampling, max_tokens, context, parsing=parsing)
     role, echo = _opening(body)
@@ -101,6 +102,7 @@ async def rebuild_chat(
 ) -> GenerationRequest:
     """`first` with another conversation, without tools. Raises as `build_chat`."""
     (job,) = first.jobs
+    _check_prediction(body, job.card, context)
     prompt = await _prompt(builder, body, NO_TOOLS, job.card, context.access)
     sampling = job.sampling
     if body.seed is None:
@@ -136,7 +138,23 @@ async def _prompt(
         add_special_tokens=body.add_special_tokens,
         mm_processor_kwargs_json=_json_or_none(body.mm_processor_kwargs or None),
         merges_system=body.merges_system,
+        prediction="" if body.prediction is None else body.prediction.text,
     )
+
+
+def _check_prediction(body: ChatRequest, card: ModelCard, context: RequestContext) -> None:
+    """Drop one that no draft can come from: the answer is the same without it."""
+    if body.prediction is None:
+        return
+    if body.use_beam_search:
+        reason = "a beam search has no drafts"
+    elif not card.takes_predictions:
+        reason = f"the model {card.name} computes one token of a stream at a time"
+    else:
+        return
+    body.prediction = None
+    if (warning := f"prediction ignored: {reason}") not in context.warnings:
+        context.warnings.append(warning)
 
 
 def _check_tensors(body: ChatRequest) -> None:

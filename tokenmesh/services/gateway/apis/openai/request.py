@@ -47,6 +47,27 @@ class Tool(TypedDict, total=False):
     function: Required[dict[str, Any]]
 
 
+class PredictedPart(Bounded, extra="allow", strict=True):
+    """One text of several."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Bounded, extra="allow", strict=True):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        """All of it; parts are one text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class ChatRequest(SamplingFields):
     """OpenAI's and vLLM's chat. Unknown fields are kept, a warning lists them."""
 
@@ -87,11 +108,12 @@ class ChatRequest(SamplingFields):
     """Whether the answer contains the model's reasoning."""
     return_prompt_text: Flag | None = None
     """Adds `prompt_text`, the prompt as the model gets it."""
+    prediction: Prediction | None = None
+    """A text that the answer will be close to. It comes sooner where it is, and is the same."""
 
     media_io_kwargs: Annotated[dict[str, Any] | None, NotServed()] = None
     modalities: Annotated[list[str] | None, NotServed(None, [], ["text"])] = None
     audio: Annotated[dict[str, Any] | None, NotServed()] = None
-    prediction: Annotated[dict[str, Any] | None, NotServed()] = None
     functions: Annotated[
         list[dict[str, Any]] | None,
         NotServed(hint="is not supported: OpenAI has replaced it by tools"),

@@ -167,6 +167,9 @@ class _ScaleOutRoutes:
     async def _chat(self, body: ChatRequest, context: RequestContext) -> Rendering:
         refuse_not_rendered(body)
         transfer, offsets = _take_transfer(body), _take_offsets(body)
+        if body.prediction is not None:
+            body.prediction = None
+            context.warnings.append("prediction ignored: a rendered request has none")
         generation = await build_chat(self._builder, body, context)
         return Rendering(body, generation, transfer, context.answer_id, offsets)
 

@@ -153,6 +153,8 @@ class Prompt:
     """About fields that are used otherwise than they were sent."""
     offsets: bytes | None = None
     """As in Tokenized."""
+    prediction_ids: bytes = b""
+    """As in Generate."""
 
     def warning_texts(self, path: FieldPath, rename: RenameError | None) -> list[str]:
         """Its warnings, which name fields of the client's body; `path` is the prompt's there."""

@@ -41,7 +41,7 @@ class CompletionTokensDetails(msgspec.Struct, omit_defaults=True):
     reasoning_tokens: int
     accepted_prediction_tokens: int | None = None
     """Tokens that were drafted before they were drawn, a prediction among them; None: no token
-    was drafted."""
+    was drafted, and there was no prediction."""
     rejected_prediction_tokens: int | None = None
     """Those that were drafted in vain; they are not among the completion tokens."""
 
@@ -106,12 +106,14 @@ def count_usage(prompts: Sequence[Prompt], choices: Sequence[Choice], block_size
         _sum_known(choice.reasoning_tokens for choice in choices),
         _sum_known(created),
         _sum_by_modality(prompts),
-        _sum_drafts(choices),
+        _sum_drafts(prompts, choices),
     )
 
 
-def _sum_drafts(choices: Sequence[Choice]) -> tuple[int, int] | None:
+def _sum_drafts(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> tuple[int, int] | None:
     known = [choice.drafts for choice in choices if choice.drafts is not None]
+    if not known and any(prompt.prediction_ids for prompt in prompts):
+        return 0, 0  # a client that sends a prediction is told in any case
     return (sum(d for d, _ in known), sum(a for _, a in known)) if known else None
 
 

@@ -82,7 +82,9 @@ def prompt_size(message: Tokenize) -> int:
         case TextPrompt():
             return len(prompt.text)
         case ChatPrompt():
-            return len(prompt.messages_json) + len(prompt.tools_json or b"")
+            return sum(
+                map(len, (prompt.messages_json, prompt.tools_json or b"", prompt.prediction))
+            )
         case HeldPrompt():
             return prompt.num_bytes
     return len(prompt.token_ids)

@@ -232,6 +232,7 @@ class Launcher:
             lora=None if adapter is None else adapter.name,
             lora_hash="" if adapter is None else adapter.content_hash,
             keep_alive_s=job.keep_alive_s,
+            prediction_ids=prompt.prediction_ids,
         )
 
     async def _send(self, stream: Stream, worker_id: WorkerId, generate: Generate) -> Message:

@@ -73,6 +73,7 @@ class Stages:
             bad_words_ids=tuple(tuple(ids) for ids in answer.bad_words_ids),
             warnings=tuple(answer.warnings),
             offsets=answer.offsets,
+            prediction_ids=answer.prediction_ids,
         )
 
     async def encode(self, job: PromptJob, prompt: Prompt) -> Prompt:
