@@ -1,0 +1,125 @@
+"""Every proposer with every kind of model, whatever happens to streams: they stay the same."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+import torch
+from transformers import LlavaForConditionalGeneration
+
+from tests.engine.test_drafts import proposer_of
+from tests.engine.test_llava import job_of
+from tests.engine.test_lookup_drafts import FreeDrafts
+from tests.fakes.engine_driver import EngineDriver, Job, Outcome
+from tests.fakes.llava import llava
+from tests.fakes.models import randomized
+from tests.fakes.tiny import Tiny, prompt_of
+from tests.ops.native import needs_native
+from tokenmesh.engine.core.proposing import Proposer
+from tokenmesh.engine.speculate.lookup import LookupProposer
+from tokenmesh.shared.config.speculative import SpeculativeConfig
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+NUM_TOKENS: Final = 24
+FAMILIES: Final = {
+    "dense": "llama",
+    "experts": "qwen3_moe",
+    "latents": "deepseek_v2",
+    "windows": "gemma3_text",
+}
+PROPOSERS: Final = ("dice", "ngram", "suffix", "prediction")
+TROUBLES: Final[dict[str, Any]] = {
+    "max_num_seqs": 5,
+    "block_size": 4,
+    "max_model_len": 96,
+    "max_num_batched_tokens": 19,
+    "kv_watermark": 0.0,
+}
+"""Prompts in chunks, streams that are preempted."""
+
+
+def jobs() -> list[Job]:
+    """Sampled and greedy, of few tokens and of many; half of them begin alike."""
+    made = []
+    for number in range(8):
+        prompt = prompt_of(21, seed=number % 2) + prompt_of(3 + number, seed=number)
+        fields: dict[str, Any] = {"temperature": 0.0} if number % 3 == 0 else {"top_p": 0.9}
+        if number % 4 == 1:
+            fields["allowed_token_ids"] = [5, 6, 7]
+        sampling = SamplingParams(seed=number, max_tokens=NUM_TOKENS, ignore_eos=True, **fields)
+        made.append(Job(prompt, sampling))
+    return made
+
+
+def named(name: str, some: Sequence[Job], outcomes: Sequence[Outcome]) -> Proposer:
+    if name == "dice":
+        return proposer_of(some, outcomes, share_wrong=0.4)
+    fields: dict[str, Any] = {"method": name, "num_speculative_tokens": 6}
+    if name == "ngram":
+        fields |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    config = SpeculativeConfig.model_validate({} if name == "prediction" else fields)
+    proposer = LookupProposer(config)
+    proposer._cost = FreeDrafts()
+    return proposer
+
+
+def check_all(driver: EngineDriver, some: Sequence[Job], num_blocks: int) -> None:
+    """Streams that are preempted, that find their prompts cached, and that moved here after any of
+    their tokens, with the drafts of each proposer."""
+    expected = driver.again(max_num_batched_tokens=512).run(some)
+    rng = Random(3)
+    for name in PROPOSERS:
+        proposer = named(name, some, expected)
+        drafting = driver.again(num_blocks=num_blocks, proposer=proposer)
+        given = list(some)
+        if name == "prediction":
+            given = [
+                replace(job, prediction=[*outcome.token_ids[:9], 4, *outcome.token_ids[12:]])
+                for job, outcome in zip(some, expected, strict=True)
+            ]
+        outcomes = drafting.run(given, steps_between=1)
+        moved = [
+            replace(job, output=outcome.token_ids[: rng.randrange(1, NUM_TOKENS)])
+            for job, outcome in zip(given, expected, strict=True)
+        ]
+        later = drafting.run(moved, steps_between=2)
+        for found in (outcomes, later):
+            assert [each.error for each in found] == [None] * len(some), name
+            assert [each.token_ids for each in found] == [each.token_ids for each in expected], name
+        assert sum(each.num_preemptions for each in outcomes + later) > 0, name
+        # blocks that fell out of a window are seldom found again in a pool this small
+        if len(driver.model.runner.windows) == 1:
+            assert sum(each.num_cached for each in outcomes + later) > 0, name
+        totals = drafting.drafts
+        assert totals.accepted_tokens > 10, name
+        assert totals.draft_tokens > totals.accepted_tokens, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streams_of_a_family_are_the_same_with_every_proposer(tiny: Tiny, family: str) -> None:
+    driver = EngineDriver(tiny(FAMILIES[family]).directory, **TROUBLES)
+    check_all(driver, jobs(), num_blocks=70 if family == "windows" else 34)
+
+
+@needs_native
+def test_streams_in_bfloat16_are_the_same_with_every_proposer(tiny: Tiny) -> None:
+    driver = EngineDriver(tiny("llama").directory, dtype="bfloat16", **TROUBLES)
+    check_all(driver, jobs(), num_blocks=34)
+
+
+def test_streams_with_images_are_the_same_with_every_proposer(tmp_path: Path) -> None:
+    directory = llava(tmp_path)
+    model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+    randomized(model).save_pretrained(directory)
+    some = []
+    for seed, images in enumerate(([1], [2, 3], [], [1])):
+        allowed = [5, 6, 7] if seed == 2 else None
+        sampling = SamplingParams(
+            seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True, allowed_token_ids=allowed
+        )
+        some.append(replace(job_of(model, images, seed), sampling=sampling))
+    troubles = {**TROUBLES, "max_model_len": 160, "max_num_batched_tokens": 40}
+    check_all(EngineDriver(directory, **troubles), some, num_blocks=50)
