@@ -80,7 +80,7 @@ def check_all(driver: EngineDriver, some: Sequence[Job], num_blocks: int) -> Non
                 replace(job, prediction=[*outcome.token_ids[:9], 4, *outcome.token_ids[12:]])
                 for job, outcome in zip(some, expected, strict=True)
             ]
-        outcomes = drafting.run(given, steps_between=1)
+        outcomes = drafting.run(given)
         moved = [
             replace(job, output=outcome.token_ids[: rng.randrange(1, NUM_TOKENS)])
             for job, outcome in zip(given, expected, strict=True)
