@@ -89,9 +89,9 @@ def check_all(driver: EngineDriver, some: Sequence[Job], num_blocks: int) -> Non
         for found in (outcomes, later):
             assert [each.error for each in found] == [None] * len(some), name
             assert [each.token_ids for each in found] == [each.token_ids for each in expected], name
-        assert sum(each.num_preemptions for each in outcomes + later) > 0, name
-        # blocks that fell out of a window are seldom found again in a pool this small
+        # blocks behind a window are free: so small a pool has neither too few nor old ones
         if len(driver.model.runner.windows) == 1:
+            assert sum(each.num_preemptions for each in outcomes + later) > 0, name
             assert sum(each.num_cached for each in outcomes + later) > 0, name
         totals = drafting.drafts
         assert totals.accepted_tokens > 10, name
