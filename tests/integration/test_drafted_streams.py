@@ -131,7 +131,7 @@ async def test_a_prediction_brings_drafts_without_a_setting(
             found = await predicted(client, given)
             assert [each for each, _ in found] == [each for each, _ in expected]
             details = [usage["completion_tokens_details"] for _, usage in found]
-            # each of them is told, also one for which there was no draft
+            # each of them has the numbers, also one without a draft
             assert all("accepted_prediction_tokens" in each for each in details)
             if content is text:
                 accepted = details[0]["accepted_prediction_tokens"]
@@ -163,4 +163,4 @@ async def test_a_model_without_drafts_answers_and_warns(
 
 
 def no_proposer(config: object, runner: object) -> None:
-    """What a model with states or on a GPU has."""
+    """Return None, as for a model that takes no drafts."""

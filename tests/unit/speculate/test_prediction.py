@@ -11,7 +11,7 @@ PROMPT = [1, 2, 3]
 
 
 def accepted(predicted: list[int], answer: list[int], limit: int = 8) -> tuple[int, int]:
-    """How many tokens of the answer are drafted before it has them, and how many drafts fail."""
+    """Return how many tokens of the answer are drafted before it has them, and how many in vain."""
     prediction, num_right, num_wrong, known = Prediction(predicted, len(PROMPT)), 0, 0, 1
     while known < len(answer):
         offer = prediction.offer(PROMPT + answer[:known], limit)
@@ -38,7 +38,7 @@ def test_an_answer_with_a_few_changes_is_drafted_but_for_those(vocabulary: int) 
     del shorter[100:120]
     for answer in (text, replaced, inserted, shorter):
         num_right, num_wrong = accepted(text, answer)
-        # each step draws a token that is no draft
+        # each step draws a token that was not drafted
         assert num_right > 0.85 * len(answer)
         assert num_wrong < 100
 

@@ -51,7 +51,6 @@ def admit(
     output_ids = read_ids(message.output_ids, "output_ids")
     if not prompt_ids:
         raise InvalidInput("the prompt holds no token", param="prompt_ids")
-    prediction = read_ids(message.prediction_ids, "prediction_ids")[: loaded.max_model_len]
     check_sampling(message.sampling, loaded.vocab_size)
     num_blocks = loaded.runner.num_blocks
     num_prompt, max_tokens = len(prompt_ids), message.sampling.max_tokens
@@ -64,7 +63,6 @@ def admit(
         raise InvalidInput(problem, param="media")
     check_ids(prompt_ids, media, "prompt_ids", loaded.vocab_size)
     check_ids(output_ids, [], "output_ids", loaded.vocab_size)
-    check_ids(prediction, [], "prediction_ids", loaded.vocab_size)
     spec = RequestSpec(
         key=StreamKey(message.gateway, message.stream, message.attempt),
         request_id=message.request_id,
@@ -83,9 +81,16 @@ def admit(
         traceparent=traceparent,
         lora=lora,
         reads_all=_check_alignment(message.sampling.speech, len(prompt_ids), loaded),
-        prediction=prediction,
+        prediction=_prediction_of(message, loaded),
     )
     return Request(spec, prompt_ids + output_ids)
+
+
+def _prediction_of(message: Generate, loaded: Loaded) -> list[int]:
+    """As much of it as the context has room for. Raises InvalidInput."""
+    ids = read_ids(message.prediction_ids, "prediction_ids")[: loaded.max_model_len]
+    check_ids(ids, [], "prediction_ids", loaded.vocab_size)
+    return ids
 
 
 def _check_alignment(rule: SpeechRule | None, num_prompt: int, loaded: Loaded) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.proposing import Proposer
 from tokenmesh.engine.kv.block_log import BlockLog
 from tokenmesh.engine.kv.make_cache import has_prefix_cache
 from tokenmesh.engine.models.location import locate_tokenizer
@@ -88,9 +89,7 @@ async def build(mesh: Mesh) -> None:
     await mesh.listen(taker, subjects.worker_generate(worker_id))
     await mesh.listen(actor, subjects.worker_control(worker_id))
     card = card_of(names, loaded, settings.block_size if has_cache else 0, on_demand)
-    card = with_drafts(
-        card, model.speculative_config, takes_predictions=isinstance(proposer, LookupProposer)
-    )
+    card = with_drafts(card, model.speculative_config, proposer)
     if grammars is not None and settings.grammar_prestart and on_demand is None:
         # not earlier: the imports of these processes would delay the first heartbeats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
@@ -232,10 +231,9 @@ def card_of(
     )
 
 
-def with_drafts(
-    card: ModelCard, config: SpeculativeConfig, *, takes_predictions: bool
-) -> ModelCard:
+def with_drafts(card: ModelCard, config: SpeculativeConfig, proposer: Proposer | None) -> ModelCard:
     """The card with where its drafts come from, if there are any."""
+    takes_predictions = isinstance(proposer, LookupProposer)
     card = msgspec.structs.replace(card, takes_predictions=takes_predictions)
     if config.method is None:
         return card

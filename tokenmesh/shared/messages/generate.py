@@ -46,7 +46,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     keep_alive_s: float | None = None
     """From now on a model on demand sleeps after so long without requests; negative: never."""
     prediction_ids: bytes = b""
-    """What the output may be close to, from its beginning; it changes no token."""
+    """The output may be close to it, from its beginning; no token depends on it."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -53,7 +53,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     merges_system: bool = False
     """True: all system messages become the first one where the template takes none behind it."""
     prediction: str = ""
-    """What the answer may be close to: it is encoded by itself."""
+    """The answer may be close to it; it is encoded by itself."""
 
 
 class HeldPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -128,7 +128,7 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """Two numbers for each id, packed like ids: where it begins and ends in the text, in
     characters; None: not wanted, or of no text alone."""
     prediction_ids: bytes = b""
-    """Of `ChatPrompt.prediction`, at most as many as the context has room for."""
+    """The ids of `ChatPrompt.prediction`, at most as many as the context has room for."""
 
 
 class TokenizeTexts(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

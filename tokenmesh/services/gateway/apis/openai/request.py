@@ -54,8 +54,8 @@ class PredictedPart(Bounded, extra="allow", strict=True):
     text: str
 
 
-class Prediction(Bounded, extra="allow", strict=True):
-    """OpenAI's predicted output."""
+class PredictedOutput(Bounded, extra="allow", strict=True):
+    """What a client expects the answer to be close to."""
 
     type: Literal["content"]
     content: str | list[PredictedPart]
@@ -108,7 +108,7 @@ class ChatRequest(SamplingFields):
     """Whether the answer contains the model's reasoning."""
     return_prompt_text: Flag | None = None
     """Adds `prompt_text`, the prompt as the model gets it."""
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
     """A text that the answer will be close to. It comes sooner where it is, and is the same."""
 
     media_io_kwargs: Annotated[dict[str, Any] | None, NotServed()] = None

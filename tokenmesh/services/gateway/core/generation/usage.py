@@ -113,7 +113,7 @@ def count_usage(prompts: Sequence[Prompt], choices: Sequence[Choice], block_size
 def _sum_drafts(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> tuple[int, int] | None:
     known = [choice.drafts for choice in choices if choice.drafts is not None]
     if not known and any(prompt.prediction_ids for prompt in prompts):
-        return 0, 0  # a client that sends a prediction is told in any case
+        return 0, 0  # a client that sends a prediction gets both numbers in any case
     return (sum(d for d, _ in known), sum(a for _, a in known)) if known else None
 
 
