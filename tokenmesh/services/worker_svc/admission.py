@@ -52,9 +52,8 @@ def admit(
     if not prompt_ids:
         raise InvalidInput("the prompt holds no token", param="prompt_ids")
     check_sampling(message.sampling, loaded.vocab_size)
-    num_blocks = loaded.runner.num_blocks
-    num_prompt, max_tokens = len(prompt_ids), message.sampling.max_tokens
-    check_length(num_prompt, max_tokens, loaded.max_model_len, num_blocks, block_size)
+    lengths = len(prompt_ids), message.sampling.max_tokens
+    check_length(*lengths, loaded.max_model_len, loaded.runner.num_blocks, block_size)
     if message.sampling.speech is not None and not loaded.encoder_states:
         raise InvalidInput("this model does not transcribe recordings", param="speech")
     media = sorted(message.media, key=lambda item: item.offset)
