@@ -104,3 +104,63 @@ def sandbox_environment() -> dict[str, str]:
         for name, text in os.environ.items()
         if name in _KEPT or name.startswith(_KEPT_PREFIXES)
     }
+
+
+_RANK: Final = "RANK"
+_PLACE: Final = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+_RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a process stands in a group of ranks, in torchrun's variables."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    host: str
+    """Of the store where ranks find each other."""
+    port: int
+    has_store: bool = False
+    """Whether what started the ranks serves the store."""
+    restarts: int = 0
+    """How many times all ranks were started before."""
+
+
+def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
+    """The place in the environment; None: this process was not started as a rank.
+
+    Raises ConfigError for variables that are missing or no numbers.
+    """
+    if _RANK not in environment:
+        return None
+    missing = [name for name in _PLACE if not environment.get(name)]
+    if missing:
+        raise ConfigError(f"{_RANK} is set, and {', '.join(missing)} should be as well")
+    names = (_RANK, *_PLACE[:3], _PLACE[4])
+    numbers = [environment[name] for name in names]
+    wrong = [name for name, text in zip(names, numbers, strict=True) if not text.isdecimal()]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)} should be numbers")
+    rank, world, local_rank, local_world, port = map(int, numbers)
+    return RankPlace(
+        rank,
+        world,
+        local_rank,
+        local_world,
+        environment[_PLACE[3]],
+        port,
+        environment.get(_AGENT_STORE) == "True",
+        int(environment.get(_RESTARTS, "0")),
+    )
+
+
+def rank_environment(
+    place: RankPlace, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of a process that shall be the rank of a place."""
+    values = (place.world, place.local_rank, place.local_world, place.host, place.port)
+    own = {_RANK: str(place.rank), **dict(zip(_PLACE, map(str, values), strict=True))}
+    return {**environment, **own}

@@ -43,7 +43,25 @@ class WorkerSettings(BaseModel):
         description="GPU: streams of the largest decode step that is recorded as a CUDA graph.",
     )
     cpu_threads: int | None = Field(
-        default=None, ge=1, description="Threads of a model on a CPU; default: one a core."
+        default=None,
+        ge=1,
+        description="Threads of a rank of a model on a CPU; default: a core each, divided by the "
+        "ranks of a host.",
+    )
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Ranks that share a model: each computes with a part of the weights, and holds "
+        "a part of the KV cache. More than 1: for models of the native kind on CPUs.",
+    )
+    rank_start_s: float = Field(
+        default=600.0, gt=0, description="How long all ranks of a worker have to appear."
+    )
+    rank_silence_s: float = Field(
+        default=1.5,
+        ge=0.75,
+        description="A rank that is silent for longer counts as dead, and its worker ends.",
     )
     native_kernels: bool = Field(
         default=True,

@@ -1,0 +1,131 @@
+"""Ranks: which part of a model this process has, and the sums that all parts make together."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.distributed import AllreduceOptions, ReduceOp
+
+from tokenmesh.shared.clock import perf_s
+from tokenmesh.shared.errors import ConfigError
+
+ORDERED_NUMBERS: Final = 1 << 16
+"""Up to so many numbers, three or more ranks sum in the order of ranks; above, in any."""
+_LEADER: Final = 0
+_LOGITS: Final = 1
+"""The tag of parts of logits, which go to the leader only."""
+
+
+@dataclass(slots=True, eq=False)
+class Ranks:
+    """One rank of a group; by default the only one. Every rank calls the same methods in one order.
+
+    Only the thread that computes calls them. A peer that ends makes them raise or hang: the link
+    ends the process then.
+    """
+
+    rank: int = 0
+    world: int = 1
+    group: Any = None
+    """A process group of torch.distributed."""
+    is_ordered: bool = False
+    """Sums are in the order of ranks, whatever their size."""
+    num_sums: int = 0
+    sum_s: float = 0.0
+    """Seconds in sums so far, waits for other ranks included."""
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == _LEADER
+
+    def part(self, size: int) -> slice:
+        """This rank's part of `size` things, which all ranks have equally many of."""
+        if size % self.world:
+            raise ConfigError(f"{size} is not divisible by {self.world} ranks")
+        each = size // self.world
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def padded_part(self, size: int, rank: int | None = None) -> slice:
+        """This rank's part, or another's, where the last ones may be shorter."""
+        number = self.rank if rank is None else rank
+        each = -(-size // self.world)
+        return slice(min(size, number * each), min(size, (number + 1) * each))
+
+    def kv_part(self, heads: int) -> slice:
+        """KV heads of this rank; one that several ranks need is on each of them."""
+        if heads >= self.world:
+            return self.part(heads)
+        if self.world % heads:
+            raise ConfigError(f"{heads} KV heads do not divide {self.world} ranks")
+        first = self.rank * heads // self.world
+        return slice(first, first + 1)
+
+    def sum_(self, x: torch.Tensor) -> torch.Tensor:
+        """Replace x, contiguous, by the sum over all ranks; nothing happens on one rank alone."""
+        if self.world == 1:
+            return x
+        began_s = perf_s()
+        if self.world == 2:
+            self._exchange(x)
+        elif self.is_ordered or x.numel() <= ORDERED_NUMBERS:
+            parts = [torch.empty_like(x) for _ in range(self.world)]
+            self.group.allgather([parts], [x]).wait()
+            x.copy_(_sum_of(parts))
+        else:
+            self.group.allreduce([x]).wait()
+        self.num_sums += 1
+        self.sum_s += perf_s() - began_s
+        return x
+
+    def _exchange(self, x: torch.Tensor) -> None:
+        """Two ranks: each sends its part and adds the other's, which is exact in either order."""
+        other, peer = torch.empty_like(x), 1 - self.rank
+        sent = self.group.send([x], peer, 0)
+        self.group.recv([other], peer, 0).wait()
+        sent.wait()
+        x.add_(other)
+
+    def gather(self, x: torch.Tensor, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [N, part] of each rank -> [N, size] on the leader: `out`, or a new tensor.
+
+        Other ranks get [N, 0].
+        """
+        if not self.leads:
+            self.group.send([x.contiguous()], _LEADER, _LOGITS).wait()
+            return x[:, :0]
+        result = x.new_empty(len(x), size) if out is None else out
+        others = []
+        for rank in range(1, self.world):
+            part = self.padded_part(size, rank)
+            piece = x.new_empty(len(x), part.stop - part.start)
+            others.append((part, piece, self.group.recv([piece], rank, _LOGITS)))
+        result[:, self.padded_part(size)] = x
+        for part, piece, received in others:
+            received.wait()
+            result[:, part] = piece
+        return result
+
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers."""
+        if self.world == 1:
+            return number
+        value = torch.tensor([number])
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp.MIN
+        self.group.allreduce([value], options).wait()
+        return int(value)
+
+    def agree(self, flag: bool) -> bool:
+        """Whether it is true on every rank."""
+        return bool(self.least(int(flag)))
+
+
+def _sum_of(parts: list[torch.Tensor]) -> torch.Tensor:
+    """In the order of ranks and in float32, rounded once."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+ALONE: Final = Ranks()
