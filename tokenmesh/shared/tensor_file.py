@@ -95,18 +95,31 @@ class TensorFile:
 
         Raises CheckpointError when the file ends early.
         """
+        self.read_pieces(name, target, start, len(target), len(target))
+
+    def read_pieces(
+        self, name: str, target: memoryview, start: int, piece: int, stride: int
+    ) -> None:
+        """Likewise in pieces of `piece` bytes, each `stride` bytes after the one before it."""
         entry = self._entry_by_name[name]
-        assert start + len(target) <= entry.num_bytes, f"{name} holds {entry.num_bytes} bytes"
-        position = entry.offset + start
+        count = len(target) // piece if piece else 0
+        end = start + (count - 1) * stride + piece if count else start
+        assert end <= entry.num_bytes, f"{name} holds {entry.num_bytes} bytes"
         try:
             with self.path.open("rb", buffering=0) as file:
-                while target:
-                    count = os.preadv(file.fileno(), [target[:READ_BYTES]], position)
-                    if count == 0:
-                        raise EOFError("it has become shorter")
-                    target, position = target[count:], position + count
+                for number in range(count):
+                    view = target[number * piece : (number + 1) * piece]
+                    _read_at(file.fileno(), view, entry.offset + start + number * stride)
         except (OSError, EOFError) as error:
             raise CheckpointError(f"{self.path}: tensor {name} cannot be read: {error}") from error
+
+
+def _read_at(file: int, target: memoryview, position: int) -> None:
+    while target:
+        count = os.preadv(file, [target[:READ_BYTES]], position)
+        if count == 0:
+            raise EOFError("it has become shorter")
+        target, position = target[count:], position + count
 
 
 def _read_header(path: Path, max_bytes: int) -> Iterator[tuple[str, TensorEntry]]:

@@ -7,6 +7,7 @@ not compute what its authors trained.
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
@@ -189,6 +190,53 @@ class Checkpoint:
             self.take_into(name, rows[first : first + size])
             first += size
         return rows
+
+    def take_part(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: slice,
+        columns: slice | None,
+        target: torch.Tensor,
+    ) -> None:
+        """Read rows of a tensor of `shape`, or columns of them, into a contiguous target.
+
+        Other bytes of the file are not read. A tensor may be taken in several parts.
+        """
+        self._check(name, shape)
+        self._taken.add(name)
+        if name in self._encoded:
+            whole = torch.empty(shape, dtype=target.dtype, device=target.device)
+            self._encoded[name].fill(whole)
+            part = whole[rows] if columns is None else whole[rows, columns]
+            target.copy_(part)
+            return
+        file = self._shards.file_of(name)
+        stored = _DTYPES[file[name].dtype]
+        row = math.prod(shape[1:])
+        first, width = (0, row) if columns is None else (columns.start, target[0].numel())
+        flat, buffer = target.view(len(target), -1), self._buffer_of(stored)
+        step = max(1, len(buffer) // max(1, width))
+        for done in range(0, len(flat), step):
+            piece = flat[done : done + step]
+            start = (rows.start + done) * row + first
+            read = buffer[: piece.numel()] if piece.numel() <= len(buffer) else None
+            read = torch.empty(piece.numel(), dtype=stored) if read is None else read
+            self._read_rows(file, name, read, start, width, row)
+            piece.copy_(read.view(piece.shape))
+
+    def _read_rows(
+        self, file: TensorFile, name: str, target: torch.Tensor, start: int, width: int, row: int
+    ) -> None:
+        """Fill a flat CPU tensor with `width` elements of each row of a file's tensor."""
+        began_s, size = perf_s(), target.itemsize
+        data = target.view(torch.uint8).numpy().data
+        if width == row:
+            file.read_into(name, data, start * size)
+        else:
+            file.read_pieces(name, data, start * size, width * size, row * size)
+        self.read_s += perf_s() - began_s
+        self.bytes_read += target.nbytes
 
     def take_codes(self, named: list[tuple[str, int]], inputs: int) -> Codes | None:
         """Weights [size, inputs] one below the other as one of codes.

@@ -21,6 +21,7 @@ from tokenmesh.engine.models.native.read_config import (
 )
 from tokenmesh.engine.models.quantization import Quantization
 from tokenmesh.engine.models.raw_config import RawConfig
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.kernels.linear.formats.round import Rounding
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
@@ -73,8 +74,9 @@ def load_model(
     dtype: torch.dtype,
     progress: Progress,
     has_kernels: bool,
+    ranks: Ranks = ALONE,
 ) -> LanguageModel:
-    """Load every tensor. has_kernels: the C kernels have been started.
+    """Load every tensor, or the parts of this rank. has_kernels: the C kernels have been started.
 
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
@@ -85,9 +87,10 @@ def load_model(
     if facts.quantization is not None:
         checkpoint.decode(facts.quantization)
     if isinstance(facts, NativeFacts):
-        return build_decoder(facts, checkpoint, dtype, progress, has_kernels)
+        return build_decoder(facts, checkpoint, dtype, progress, has_kernels, ranks)
     from tokenmesh.engine.models.tree.build import build_hf
     from tokenmesh.engine.models.tree.facts import HfFacts
 
     assert isinstance(facts, HfFacts)
+    assert ranks.world == 1, "refused before anything is loaded"
     return build_hf(facts, checkpoint, dtype, progress, has_kernels)

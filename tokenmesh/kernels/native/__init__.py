@@ -12,7 +12,7 @@ from tokenmesh.kernels.native.elementwise import native_norm, native_silu_mul
 from tokenmesh.kernels.native.experts import AnyExperts, Gate, NativeExperts, native_experts
 from tokenmesh.kernels.native.noise import native_noise
 from tokenmesh.kernels.native.paged import PagedAttention, fits_pages
-from tokenmesh.kernels.native.program import Program, ProgramInputs, RopeTurns
+from tokenmesh.kernels.native.program import Program, ProgramInputs, RopeTurns, Sums
 from tokenmesh.kernels.native.routed import Routed, RoutedTokens
 from tokenmesh.kernels.native.rows import (
     fits_rows,
@@ -53,6 +53,7 @@ __all__ = [
     "RopeTurns",
     "Routed",
     "RoutedTokens",
+    "Sums",
     "fits_pages",
     "fits_rows",
     "has_started",

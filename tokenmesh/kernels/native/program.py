@@ -2,7 +2,7 @@
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +51,17 @@ class ProgramInputs:
     """float32 [layers, 2] of keys and values as 8-bit floats; None: 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Where a program stops for other ranks."""
+
+    after: Sequence[int]
+    """Numbers of operations after which a buffer is summed, ascending."""
+    buffer: int
+    add: Callable[[torch.Tensor], object]
+    """Replaces [T, width] by the sum over all ranks."""
+
+
 class Program:
     """Operations over numbered buffers, each [T, width]; buffer 0 is `hidden`.
 
@@ -64,8 +75,13 @@ class Program:
         widths: Sequence[int],
         kept: Sequence[object],
         routed: Sequence[Routed] = (),
+        sums: Sums | None = None,
     ) -> None:
-        """kept: what operations point to, which the program keeps alive; routed experts too."""
+        """kept: what operations point to, which the program keeps alive; routed experts too.
+
+        sums: where a model is on several ranks; None: one call runs all operations.
+        """
+        self._sums = sums
         self._model = model
         self._ops = (Op * len(ops))(*ops)
         self._widths = (ctypes.c_int64 * len(widths))(*widths)
@@ -116,8 +132,25 @@ class Program:
             scratch=self._scratch.data_ptr(),
             adapters=inputs.adapters,
         )
+        if self._sums is not None:
+            self._run_to_sums(step, num_tokens, self._sums)
+            return
         count = ctypes.c_int64(len(self._ops))
         library().tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))
+
+    def _run_to_sums(self, step: StepArguments, num_tokens: int, sums: "Sums") -> None:
+        """Run the operations up to each sum, and then those behind the last one."""
+        run, model, given = library().tm_run, ctypes.byref(self._model), ctypes.byref(step)
+        base, size = ctypes.addressof(self._ops), ctypes.sizeof(Op)
+        # buffer 0 is the caller's
+        block = self._buffers[sums.buffer - 1][:num_tokens]
+        first = 0
+        for end in sums.after:
+            run(model, ctypes.c_void_p(base + first * size), ctypes.c_int64(end - first), given)
+            sums.add(block)
+            first = end
+        left = ctypes.c_int64(len(self._ops) - first)
+        run(model, ctypes.c_void_p(base + first * size), left, given)
 
     def _take_tables(self, tables: Sequence[torch.Tensor]) -> None:
         if len(tables) != len(self._tables):

@@ -12,9 +12,12 @@ from tokenmesh.engine.models.api import Progress
 from tokenmesh.engine.models.checkpoint import Checkpoint, listed
 from tokenmesh.engine.models.native.attention import Attention
 from tokenmesh.engine.models.native.build_program import build_program
-from tokenmesh.engine.models.native.config import LayerConfig, Names
+from tokenmesh.engine.models.native.config import DecoderConfig, LayerConfig, Names
 from tokenmesh.engine.models.native.decoder import Decoder, DecoderLayer, Table
+from tokenmesh.engine.models.native.divide import divided
+from tokenmesh.engine.models.native.pieces import Piece, pieces_of, read_pieces
 from tokenmesh.engine.models.native.read_config import NativeFacts
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.kernels.linear import Linear, pack, pack_codes
 from tokenmesh.kernels.linear.formats.round import Grid, head_grid, rounded
 from tokenmesh.kernels.native import NativeCodes, NativeWeight
@@ -31,18 +34,22 @@ def build_decoder(
     dtype: torch.dtype,
     progress: Progress,
     native: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Decoder:
-    """Load every tensor; `native`: for the C kernels, which have been started.
+    """Load every tensor, or the parts of this rank; `native`: for the C kernels, which have been
+    started.
 
     Raises CheckpointError for any that is missing, misshapen or unknown.
     """
-    config, names = facts.config, names_in(facts, checkpoint)
+    config, names = divided(facts.config, ranks), names_in(facts, checkpoint)
     if facts.family.rounds_multiplier:
         multiplier = torch.tensor(config.embedding_multiplier, dtype=dtype)
         config = replace(config, embedding_multiplier=float(multiplier))
     shape = (config.vocab_size, config.hidden_size)
     sites = AdapterSites(tuple(each.model for each in facts.names))
-    loader = LayerLoader(facts, names, checkpoint, dtype, native, sites, facts.rounding)
+    loader = LayerLoader(
+        facts, config, names, checkpoint, dtype, native, sites, facts.rounding, ranks
+    )
     embedding, head = loader.ends(shape)
     num_bytes = checkpoint.num_bytes(names.ignored)
     layers = []
@@ -65,8 +72,9 @@ def build_decoder(
         head=head,
         dtype=dtype,
         rotaries=[Rotary(rope, checkpoint.device) for rope in config.ropes],
-        program=build_program(config, layers, norm, dtype),
+        program=build_program(config, layers, norm, dtype, ranks),
         sites=sites,
+        ranks=ranks,
     )
 
 
@@ -81,6 +89,8 @@ class LayerLoader:
     """Reads one layer at a time."""
 
     facts: NativeFacts
+    config: DecoderConfig
+    """Of this rank's part."""
     names: Names
     checkpoint: Checkpoint
     dtype: torch.dtype
@@ -88,6 +98,7 @@ class LayerLoader:
     sites: AdapterSites
     rounding: Grid | None
     """What plain weights are rounded to."""
+    ranks: Ranks = ALONE
     decoded: dict[str, list[str]] = field(default_factory=dict)
     """Modules that no kernel of the GPU computes with, by the reason."""
 
@@ -98,45 +109,50 @@ class LayerLoader:
         if not self.facts.config.tied_embeddings or f"{head}.weight" in self.checkpoint:
             return self._table(table, shape), self._head(head, shape)
         if not self.native:
-            embedding = self.checkpoint.take(f"{table}.weight", shape, self.dtype)
+            embedding = self._embedding(table, shape)
             return embedding, pack(embedding, None)
         tied = self._head(table, shape)
         weight = tied.weight
         if isinstance(weight, NativeWeight | NativeCodes):
             return weight, tied
-        return self.checkpoint.take(f"{table}.weight", shape, self.dtype), tied
+        return self._embedding(table, shape), tied
+
+    def _vocabulary(self, name: str, shape: tuple[int, int]) -> list[Piece]:
+        return [Piece(name, shape[0], (self.ranks.padded_part(shape[0]),))]
+
+    def _embedding(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        pieces = self._vocabulary(f"{name}.weight", shape)
+        return read_pieces(self.checkpoint, pieces, shape[1:], self.dtype)
 
     def _table(self, name: str, shape: tuple[int, int]) -> torch.Tensor | Table:
         if self.native and self.checkpoint.is_encoded(f"{name}.weight"):
-            weight = self._product([name], [shape[0]], shape[1], has_bias=False).weight
+            weight = self._product(self._vocabulary(name, shape), shape[1], has_bias=False).weight
             if isinstance(weight, NativeWeight | NativeCodes):
                 return weight
-        return self.checkpoint.take(f"{name}.weight", shape, self.dtype)
+        return self._embedding(name, shape)
 
     def _head(self, name: str, shape: tuple[int, int]) -> Linear:
         to = self.facts.rounding
         rounding = None if to is None else head_grid(to, self.checkpoint.device)
         loader = replace(self, rounding=rounding)
-        return loader._product([name], [shape[0]], shape[1], has_bias=False)
+        return loader._product(self._vocabulary(name, shape), shape[1], has_bias=False)
 
     def load(self, number: int, layer: LayerConfig) -> DecoderLayer:
         prefix = f"{self.names.model}layers.{number}."
-        names, config = self.facts.family.names, self.facts.config
-        hidden, inner = config.hidden_size, config.intermediate_size
+        names, config, whole = self.facts.family.names, self.config, self.facts.config
+        ranks, hidden, inner = self.ranks, whole.hidden_size, whole.intermediate_size
+        heads = whole.num_heads * whole.head_dim
         attention = Attention(
             config=config,
             layer=layer,
             qkv=self._qkv(number),
-            out=self._linear(
-                number, [names.out], [hidden], config.num_heads * config.head_dim, config.out_bias
-            ),
+            out=self._inward(number, names.out, heads, config.out_bias),
             qk_norm=self._qk_norm(prefix),
         )
-        parts = list(names.gate_up)
-        sizes = [2 * inner // len(parts)] * len(parts)
+        gate_up = pieces_of(names.gate_up, [inner, inner], [ranks.part(inner)] * 2)
         mlp = Mlp(
-            gate_up=self._linear(number, parts, sizes, hidden, config.mlp_bias),
-            down=self._linear(number, [names.down], [hidden], inner, config.mlp_bias),
+            gate_up=self._linear(number, gate_up, hidden, config.mlp_bias),
+            down=self._inward(number, names.down, inner, config.mlp_bias),
             activation=config.activation,
         )
         return DecoderLayer(
@@ -149,24 +165,24 @@ class LayerLoader:
         )
 
     def _qkv(self, number: int) -> Linear:
-        config, parts = self.facts.config, self.facts.family.names.qkv
-        sizes = [
-            config.num_heads * config.head_dim,
-            config.num_kv_heads * config.head_dim,
-            config.num_kv_heads * config.head_dim,
+        config, whole, size = self.config, self.facts.config, self.config.head_dim
+        counts = [whole.num_heads, whole.num_kv_heads, whole.num_kv_heads]
+        kv_part = self.ranks.kv_part(whole.num_kv_heads)
+        taken = [
+            slice(part.start * size, part.stop * size)
+            for part in (self.ranks.part(whole.num_heads), kv_part, kv_part)
         ]
-        rotated = sizes[0] + sizes[1]
-        given = sizes if len(parts) == len(sizes) else [sum(sizes)]
+        pieces = pieces_of(self.facts.family.names.qkv, [size * each for each in counts], taken)
         order, turned = None, None
         if not self.facts.family.interleaved_rope:
-            turned = TurnedRows(rotated, config.head_dim, config.ropes[0].rotary_dim)
-            order = turned.turn(torch.arange(sum(sizes)))
-        return self._linear(
-            number, list(parts), given, config.hidden_size, config.qkv_bias, order, turned
-        )
+            # in the order of this rank's outputs: heads are turned one by one
+            rotated = size * (config.num_heads + config.num_kv_heads)
+            turned = TurnedRows(rotated, size, config.ropes[0].rotary_dim)
+            order = turned.turn(torch.arange(rotated + size * config.num_kv_heads))
+        return self._linear(number, pieces, config.hidden_size, config.qkv_bias, order, turned)
 
     def _qk_norm(self, prefix: str) -> torch.Tensor | None:
-        config, names = self.facts.config, self.facts.family.names
+        config, names = self.config, self.facts.family.names
         if config.qk_norm == "none":
             return None
         weights = []
@@ -188,42 +204,49 @@ class LayerLoader:
     def _linear(
         self,
         number: int,
-        names: list[str],
-        sizes: list[int],
+        pieces: list[Piece],
         inputs: int,
         has_bias: bool,
         order: torch.Tensor | None = None,
         turned: TurnedRows | None = None,
+        columns: slice | None = None,
     ) -> Linear:
         """Projections of a layer that share an input, with a place for adapters."""
-        within = [f"layers.{number}.{name}" for name in names]
-        stored = [f"{self.names.model}{name}" for name in within]
-        layer = self._product(stored, sizes, inputs, has_bias, order)
-        self.sites.add(layer, within, sizes, inputs, turned)
+        within = [f"layers.{number}.{piece.name}" for piece in pieces]
+        names = zip(pieces, within, strict=True)
+        stored = [replace(piece, name=f"{self.names.model}{name}") for piece, name in names]
+        layer = self._product(stored, inputs, has_bias, order, columns)
+        width = inputs if columns is None else columns.stop - columns.start
+        self.sites.add(layer, within, [piece.num_taken for piece in pieces], width, turned)
         return layer
+
+    def _inward(self, number: int, name: str, inputs: int, has_bias: bool) -> Linear:
+        """A projection back to hidden, by this rank's part of its inputs: one of a sum, where the
+        bias counts once."""
+        hidden, ranks = self.config.hidden_size, self.ranks
+        columns = None if ranks.world == 1 else ranks.part(inputs)
+        pieces = [Piece(name, hidden, (slice(0, hidden),))]
+        return self._linear(number, pieces, inputs, has_bias, columns=columns)
 
     def _product(
         self,
-        names: list[str],
-        sizes: list[int],
+        pieces: list[Piece],
         inputs: int,
         has_bias: bool,
         order: torch.Tensor | None = None,
+        columns: slice | None = None,
     ) -> Linear:
         """Weights below each other, their outputs in `order`."""
-        named = list(zip(names, sizes, strict=True))
-        weights = [(f"{name}.weight", size) for name, size in named]
-        bias = None
-        if has_bias:
-            biases = [(f"{name}.bias", size) for name, size in named]
-            bias = self.checkpoint.take_rows(biases, (), self.dtype)
-            bias = bias if order is None else bias[order.to(bias.device)]
+        names = [piece.name for piece in pieces]
+        weights = [(f"{piece.name}.weight", piece.size) for piece in pieces]
+        bias = self._bias(pieces, order, columns) if has_bias else None
         device = self.checkpoint.device
         is_encoded = self.checkpoint.is_encoded(weights[0][0])
         takes_codes = self.native or device.type == "cuda"
         codes = self.checkpoint.take_codes(weights, inputs) if takes_codes else None
         if codes is None:
-            weight = self.checkpoint.take_rows(weights, (inputs,), self.dtype)
+            plain = [replace(piece, name=f"{piece.name}.weight") for piece in pieces]
+            weight = read_pieces(self.checkpoint, plain, (inputs,), self.dtype, columns)
             weight = weight if order is None else weight[order.to(device)]
             if self.rounding is None or is_encoded:
                 if is_encoded and device.type == "cuda":
@@ -237,6 +260,16 @@ class LayerLoader:
         if device.type == "cuda" and (found := DeviceCodes.problem(codes)) is not None:
             self.decoded.setdefault(found, []).extend(names)
         return pack_codes(codes, bias, self.dtype, self.native)
+
+    def _bias(
+        self, pieces: list[Piece], order: torch.Tensor | None, columns: slice | None
+    ) -> torch.Tensor | None:
+        """None where another rank adds it."""
+        biases = [replace(piece, name=f"{piece.name}.bias") for piece in pieces]
+        bias = read_pieces(self.checkpoint, biases, (), self.dtype)
+        if columns is not None and not self.ranks.leads:
+            return None
+        return bias if order is None else bias[order.to(bias.device)]
 
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         if name is None:

@@ -14,6 +14,7 @@ from tokenmesh.engine.models.native.config import (
     LayerConfig,
 )
 from tokenmesh.engine.models.native.decoder import DecoderLayer
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.kernels.linear import Linear, Weight
 from tokenmesh.kernels.moe import routed
 from tokenmesh.kernels.native import (
@@ -27,6 +28,7 @@ from tokenmesh.kernels.native import (
     Program,
     ProgramModel,
     Routed,
+    Sums,
 )
 
 _ACTIVATIONS: Final[dict[Activation, Kind]] = {
@@ -47,7 +49,11 @@ class _Buffer(IntEnum):
 
 
 def build_program(
-    config: DecoderConfig, layers: Sequence[DecoderLayer], norm: torch.Tensor, dtype: torch.dtype
+    config: DecoderConfig,
+    layers: Sequence[DecoderLayer],
+    norm: torch.Tensor,
+    dtype: torch.dtype,
+    ranks: Ranks = ALONE,
 ) -> Program | None:
     """Everything of `Decoder.forward`, the final norm included.
 
@@ -69,7 +75,8 @@ def build_program(
         head_dim=config.head_dim,
     )
     widths = [hidden, hidden, qkv, mixed, hidden, *writer.inner_widths]
-    return Program(model, writer.ops, widths, writer.kept, writer.routed)
+    sums = None if ranks.world == 1 else Sums(writer.sums, _Buffer.BLOCK, ranks.sum_)
+    return Program(model, writer.ops, widths, writer.kept, writer.routed, sums)
 
 
 def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
@@ -115,6 +122,8 @@ class _Writer:
         self._config = config
         self._grouping = window_groups(config.keeps)
         self.ops: list[Op] = []
+        self.sums: list[int] = []
+        """Numbers of operations after which BLOCK is one rank's part of a sum."""
         self.kept: list[object] = []
         self.routed: list[Routed] = []
         self._inner: list[tuple[str, int]] = []
@@ -161,6 +170,7 @@ class _Writer:
             weight=None if attention.sinks is None else self._keep(attention.sinks),
         )
         self._linear(_Buffer.MIXED, _Buffer.BLOCK, attention.out)
+        self.sums.append(len(self.ops))
         self._add(layer.attention_post_norm)
 
     def mlp_block(self, layer: DecoderLayer) -> None:
@@ -170,6 +180,7 @@ class _Writer:
             self._experts(source, layer.mlp)
         else:
             self._mlp(source, layer.mlp, _Buffer.BLOCK)
+        self.sums.append(len(self.ops))
         self._add(layer.mlp_post_norm)
 
     def _mlp(self, source: int, mlp: Mlp, target: int) -> None:

@@ -19,6 +19,7 @@ from tokenmesh.engine.models.keeps import Grouping, LayerKeeps, window_groups
 from tokenmesh.engine.models.kv_store import KvStore, LayerPages
 from tokenmesh.engine.models.native.attention import Attention, TurnedStep
 from tokenmesh.engine.models.native.config import DecoderConfig, QueryScaling
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.kernels.linear import Linear, linear
 from tokenmesh.kernels.native import Program, ProgramInputs, RopeTurns
 from tokenmesh.kernels.rms_norm import add_rms_norm, rms_norm
@@ -42,17 +43,18 @@ class DecoderLayer:
         step: TurnedStep,
         pages: LayerPages,
         config: DecoderConfig,
+        ranks: Ranks = ALONE,
     ) -> torch.Tensor:
         """Add `pending`, the last layer's result, and one block to hidden [T, hidden], in place.
 
         Returns the other block's result: the next layer adds it where it reads hidden anyway.
         """
         x = _add_and_norm(hidden, pending, self.attention_norm, config)
-        x = self.attention.forward(x, step, pages)
+        x = ranks.sum_(self.attention.forward(x, step, pages))
         if self.attention_post_norm is not None:
             x = rms_norm(x, self.attention_post_norm, config.rms_norm_eps)
         x = _add_and_norm(hidden, x, self.mlp_norm, config)
-        x = self.mlp.forward(x)
+        x = ranks.sum_(self.mlp.forward(x))
         if self.mlp_post_norm is not None:
             x = rms_norm(x, self.mlp_post_norm, config.rms_norm_eps)
         return x
@@ -98,6 +100,8 @@ class Decoder:
     program: Program | None
     """The layers as a program of C kernels; None if unavailable for the model or the machine."""
     sites: AdapterSites = field(default_factory=AdapterSites)
+    ranks: Ranks = ALONE
+    """Of which this one has a part of the heads, of the MLPs and of the vocabulary."""
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
@@ -128,10 +132,7 @@ class Decoder:
 
         Whether the multiplier counts for those as well is the family's choice.
         """
-        if isinstance(self.embedding, torch.Tensor):
-            hidden = self.embedding.index_select(0, token_ids)
-        else:
-            hidden = self.embedding.rows(token_ids, self.dtype)
+        hidden = self._rows(token_ids)
         multiplier = self.config.embedding_multiplier
         if multiplier != 1.0 and not self.config.multiplies_patches:
             hidden.mul_(multiplier)
@@ -140,6 +141,20 @@ class Decoder:
         if multiplier != 1.0 and self.config.multiplies_patches:
             hidden.mul_(multiplier)
         return hidden
+
+    def _rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding [T, hidden]; each is on one rank, and the others add zeros."""
+        if self.ranks.world == 1:
+            return self._own_rows(token_ids)
+        part = self.ranks.padded_part(self.config.vocab_size)
+        is_here = (token_ids >= part.start) & (token_ids < part.stop)
+        hidden = self._own_rows((token_ids - part.start).masked_fill_(~is_here, 0))
+        return self.ranks.sum_(hidden.masked_fill_(~is_here[:, None], 0))
+
+    def _own_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.embedding, torch.Tensor):
+            return self.embedding.index_select(0, token_ids)
+        return self.embedding.rows(token_ids, self.dtype)
 
     def positions_of(
         self, token_ids: Sequence[int], media: Sequence[MediaItem]
@@ -156,7 +171,7 @@ class Decoder:
         x = None
         self.sites.step.rows = step.adapters
         for number, layer in enumerate(self.layers):
-            x = layer.forward(hidden, x, turned, store.pages_of(number), self.config)
+            x = layer.forward(hidden, x, turned, store.pages_of(number), self.config, self.ranks)
         self.sites.step.rows = None
         return _add_and_norm(hidden, x, self.norm, self.config)
 
@@ -178,8 +193,14 @@ class Decoder:
         )
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor."""
-        if out is None or not out.is_cuda:
+        """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor.
+
+        [N, 0] on ranks that follow.
+        """
+        if self.ranks.world > 1:
+            own = linear(hidden, self.head, torch.float32)
+            logits = self.ranks.gather(own, self.config.vocab_size, out)
+        elif out is None or not out.is_cuda:
             logits = linear(hidden, self.head, torch.float32, out)
         else:
             logits = out.copy_(linear(hidden, self.head))
