@@ -132,6 +132,7 @@ FLAGS: Final = (
         help="Hosts that media are fetched from; several may follow.",
     ),
     Flag("--engine", ("worker", "engine")),
+    Flag("--tensor-parallel-size", ("worker", "tensor_parallel_size")),
     Flag("--max-num-seqs", ("worker", "max_num_seqs")),
     Flag(
         "--max-num-batched-tokens",

@@ -69,7 +69,6 @@ FIXED: Final = {
     "show-hidden-metrics-for-version": Fixed("no metric is hidden", ()),
     "stream-interval": Fixed("a request may set `stream_interval`", ("1",)),
     "task": Fixed("`--runner` and `--convert` choose what a model does", ("auto", "generate")),
-    "tensor-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
     "trust-request-mm-kwargs": Fixed("a request may have mm_processor_kwargs, within limits"),
     "tokenizer-mode": Fixed("tokenizers are Hugging Face's", ("auto", "hf")),
 }

@@ -168,8 +168,8 @@ def test_drafts_that_are_not_there_are_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("flag", "expected"),
     [
-        ("--tensor-parallel-size", "--workers N starts N replicas"),
-        ("-tp", "--workers N starts N replicas"),
+        ("--pipeline-parallel-size", "--workers N starts N replicas"),
+        ("-pp", "--workers N starts N replicas"),
         ("--speculative-model", "--spec-model names the model that drafts"),
         ("--kv-transfer-config.role", "is a flag of vLLM"),
         ("-O3", "-O3 is a flag of vLLM that TokenMesh does not have: kernels are compiled"),
@@ -179,7 +179,7 @@ def test_drafts_that_are_not_there_are_refused_before_anything_starts(
         ("--lora-target-modules", "does not have: every linear layer that an adapter has"),
         ("--lora-extra-vocab-size=9", "TokenMesh does not have: adapters with a vocabulary"),
         ("--no-enable-chunked-prefill", "prefill is always chunked"),
-        ("--tensor-parallel-size=2", "can only be 1: a worker uses one device"),
+        ("--pipeline-parallel-size=2", "can only be 1: a worker uses one device"),
         ("--task=embed", "can only be auto or generate: `--runner` and `--convert`"),
         ("--max-num", "may be any of --max-num-active-seqs, --max-num-batched-tokens"),
         ("--structured-outputs-config.disable-any-whitespace", "of its keys there is `backend`"),
@@ -209,7 +209,7 @@ def test_flags_of_vllm_for_what_is_so_anyway_are_taken() -> None:
     line = (
         "m --enable-auto-tool-choice --enable-chunked-prefill --enable-prompt-tokens-details "
         "--enable-server-load-tracking --task generate --show-hidden-metrics-for-version 0.1 "
-        "--enable-request-id-headers -tp 1 --no-enable-eplb "
+        "--enable-request-id-headers -pp 1 --no-enable-eplb "
         "--disable_log_requests --tokenizer-mode auto"
     )
     assert overrides_of(line) == {"model": {"model": "m"}}

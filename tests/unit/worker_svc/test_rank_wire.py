@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from tests.fakes.engine_driver import greedy
+from tokenmesh.engine.api.media import MediaItem
+from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.plan import NewRow, SavedState, ScheduledRow, StepPlan
 from tokenmesh.engine.ranks.frames import FrameKind, RankFrames, pack_frame
 from tokenmesh.engine.ranks.wire import decode_plan, encode_plan
 from tokenmesh.shared.config.environment import RankPlace, rank_environment, rank_place
 from tokenmesh.shared.errors import ConfigError
-from tokenmesh.shared.messages.media import MediaItem
-from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 
@@ -39,7 +39,9 @@ def a_plan() -> StepPlan:
         grown=[(2, 9)],
         grown_windowed=[(2, [4])],
         decodes=[2],
-        scheduled=[ScheduledRow(3, 0, 3, [7, 8], True, [[1]], [11], 2, True, [(7, 1)])],
+        scheduled=[
+            ScheduledRow(3, 0, 3, [7, 8], True, [[1]], drafts=[11], pools=True, fills=[(7, 1)])
+        ],
         saves=[SavedState(0, 3, [b"k"])],
         host_saves=[(6, 1)],
     )

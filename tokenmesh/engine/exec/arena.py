@@ -27,9 +27,9 @@ class Arena(NamedTuple):
 NO_ARENA: Final = Arena()
 
 
-def make_arena(store: KvStore, settings: WorkerSettings) -> Arena:
-    """Memory is taken as slots are first used. Raises ConfigError."""
-    num_bytes = settings.host_tier_bytes
+def make_arena(store: KvStore, settings: WorkerSettings, local_world: int = 1) -> Arena:
+    """Memory is taken as slots are first used; ranks of one host share it. Raises ConfigError."""
+    num_bytes = settings.host_tier_bytes // local_world
     if not num_bytes:
         if settings.kv.role is not None:
             raise ConfigError(
@@ -41,10 +41,10 @@ def make_arena(store: KvStore, settings: WorkerSettings) -> Arena:
         # not refused: one setting may be for workers of several models
         logger.warning("no host tier (kv_offloading_size, kv.role): %s", problem)
         return NO_ARENA
-    free = available_host_bytes()
-    if num_bytes > free:
+    free, asked = available_host_bytes(), settings.host_tier_bytes
+    if asked > free:
         raise ConfigError(
-            f"kv_offloading_size is {num_bytes / (1 << 30):g} GiB and {free / (1 << 30):.2f} "
+            f"kv_offloading_size is {asked / (1 << 30):g} GiB and {free / (1 << 30):.2f} "
             "GiB of host memory are free",
             param=_PARAM,
         )

@@ -20,7 +20,7 @@ from tokenmesh.engine.exec.loaded_model import LoadedPooler, RunnableModel
 from tokenmesh.engine.exec.maker import LoadTimes, RunnerMaker, gpu_budget
 from tokenmesh.engine.exec.page_dtype import page_dtype_of
 from tokenmesh.engine.exec.pool_build import build_pool_runner
-from tokenmesh.engine.exec.resident import TorchResident
+from tokenmesh.engine.exec.role import ALONE_ROLE, Role
 from tokenmesh.engine.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.engine.models.kv_scales import NO_SCALES, read_kv_scales
 from tokenmesh.engine.models.kv_store import KvStore
@@ -45,6 +45,9 @@ SMALL_CHECKPOINT_BYTES: Final = 64 << 20
 _HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPES: Final = {"float32": torch.float32, **_HALVES}
 
+_ALL_THREADS: Final = torch.get_num_threads()
+"""Of a process alone."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -52,6 +55,11 @@ def build(
     model: ModelSettings, worker: WorkerSettings, progress: Progress
 ) -> RunnableModel | LoadedPooler:
     """See `build_runner` and `build_pool_runner`: by what the checkpoint is served for."""
+    if worker.tensor_parallel_size > 1:
+        # here, so that a worker of one rank starts without them
+        from tokenmesh.engine.exec.leader import build_ranked
+
+        return build_ranked(model, worker, progress)
     directory = locate(model, with_code=model.trust_remote_code)
     raw = read_config(directory)
     if not pools(model, raw, directory):
@@ -61,10 +69,12 @@ def build(
         return build_pool_runner(model, worker, directory, raw, device, choose_dtype, progress)
 
 
-def _start(worker: WorkerSettings) -> torch.device:
+def _start(worker: WorkerSettings, local_world: int = 1) -> torch.device:
     """Set the number of threads and start the C kernels; the device."""
     if worker.cpu_threads is not None:
         torch.set_num_threads(worker.cpu_threads)
+    elif local_world > 1:
+        torch.set_num_threads(max(1, _ALL_THREADS // local_world))
     device = device_of(worker)
     if device.type == "cuda" and worker.logprobs_mode != "raw_logprobs":
         what = f"logprobs_mode {worker.logprobs_mode} is for CPUs; a GPU shows raw_logprobs"
@@ -78,14 +88,16 @@ def _start(worker: WorkerSettings) -> torch.device:
     return device
 
 
-def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progress) -> RunnableModel:
-    """Load a checkpoint and allocate its KV pool; blocks.
+def build_runner(
+    model: ModelSettings, worker: WorkerSettings, progress: Progress, role: Role = ALONE_ROLE
+) -> RunnableModel:
+    """Load a checkpoint, or a rank's part, and allocate its KV pool; blocks.
 
     Sets the process's number of torch threads. Raises CheckpointError or ConfigError.
     """
-    device = _start(worker)
+    device = _start(worker, role.local_world)
     native = worker.native_kernels and device.type == "cpu" and native_kernels.has_started()
-    maker = _maker_of(model, worker, native, device)
+    maker = replace(_maker_of(model, worker, native, device), role=role)
     # what cannot draft is refused before any weights are read
     drafting = DraftMaker.of(DraftTarget(model, maker.facts, worker, device, maker.dtype, native))
     with torch.inference_mode():
@@ -112,7 +124,7 @@ def build_runner(model: ModelSettings, worker: WorkerSettings, progress: Progres
         dtype=str(maker.dtype).removeprefix("torch."),
         max_model_len=maker.max_model_len,
         eos_token_ids=maker.eos_token_ids,
-        resident=TorchResident(runner, loaded, store, partial(_reload, maker)),
+        resident=role.make_resident(runner, loaded, store, partial(_reload, maker)),
         times=times,
         pool_s=pool_s,
         kv_bytes=maker.kv_bytes(loaded),

@@ -13,6 +13,7 @@ from tokenmesh.engine.kv.shared_arena import SharedKv
 from tokenmesh.engine.media_facts import MediaFacts
 from tokenmesh.engine.models.api import ModelFacts
 from tokenmesh.engine.models.pooling.facts import PoolingFacts
+from tokenmesh.engine.ranks.rendezvous import LeaderGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class LoadedModel:
     adapters: AdapterReader
     """Reads adapters for the model."""
     shared_kv: SharedKv | None = None
+    group: LeaderGroup | None = None
+    """The ranks that compute it; None: this process alone."""
     eos_token_ids: frozenset[int] = frozenset()
     pooling: PoolingFacts | None = None
     make_trace: type[TorchTrace] = TorchTrace

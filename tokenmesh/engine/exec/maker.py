@@ -27,6 +27,7 @@ from tokenmesh.engine.exec.memory import (
     size_store,
 )
 from tokenmesh.engine.exec.profile_run import AnyRunner, run_largest_steps
+from tokenmesh.engine.exec.role import ALONE_ROLE, Role
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.host_memory import available_host_bytes
@@ -80,6 +81,7 @@ class RunnerMaker:
     """Of the checkpoint, where pages are 8-bit floats."""
     draft: Draft | None = None
     """What drafts for the model, once it is loaded."""
+    role: Role = ALONE_ROLE
 
     def load(self, progress: Progress) -> tuple[LanguageModel, LoadTimes]:
         """Read the weights. Raises CheckpointError, ConfigError, and torch.OutOfMemoryError."""
@@ -91,7 +93,8 @@ class RunnerMaker:
             self.kv_scales.names,
             self.facts.is_extra,
         )
-        model = load_model(self.facts, checkpoint, self.dtype, progress, self.native)
+        ranks = self.role.ranks
+        model = load_model(self.facts, checkpoint, self.dtype, progress, self.native, ranks)
         if self.settings.batch_invariant and not model.has_program:
             raise ConfigError(
                 "batch_invariant needs the C kernels: a CPU with AVX2, a C compiler, "
@@ -106,12 +109,17 @@ class RunnerMaker:
         """What the pool may take, once the weights are there."""
         if gpu is None:
             available = available_host_bytes() - self.settings.host_tier_bytes
-            return host_budget(max(0, available), self.settings.cpu_memory_utilization)
+            share = max(0, available) // self.role.local_world
+            return host_budget(share, self.settings.cpu_memory_utilization)
         return gpu.measure(partial(self._profile, model))
 
     def size_store(self, model: LanguageModel, measure: Callable[[], MemoryBudget]) -> StoreSize:
-        """What the store holds. Raises ConfigError when one request would not fit."""
-        return size_store(self._need_of(model), self.settings, measure)
+        """What the store holds, on every rank. Raises ConfigError when one request would not fit.
+
+        On several ranks it is what fits the one with least memory.
+        """
+        size, ranks = size_store(self._need_of(model), self.settings, measure), self.role.ranks
+        return StoreSize(ranks.least(size.num_blocks), ranks.least(size.num_saved))
 
     def fitted(self, model: LanguageModel, size: StoreSize) -> Self:
         """With the length that such a store holds."""
@@ -145,11 +153,11 @@ class RunnerMaker:
             shows_processed=worker.logprobs_mode == "processed_logprobs",
         )
         is_async = worker.async_scheduling is True
-        arena = make_arena(store, worker)
+        arena = make_arena(store, worker, self.role.local_world)
         drafter = None
         if self.draft is not None:
             drafter = self.draft.drafter(size.num_blocks, rows, sampler)
-        runner = TorchRunner(
+        runner = self.role.make_runner(
             model, store, rows, sampler, is_async=is_async, arena=arena, drafter=drafter
         )
         return runner, store

@@ -21,7 +21,7 @@ from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.plan import NewRow, StepPlan, StepResult
 from tokenmesh.engine.runner import NO_IMAGES, HostImages
 from tokenmesh.engine.sampling.logprobs import prompt_logprobs
-from tokenmesh.engine.sampling.sampler import Draws, Sampler
+from tokenmesh.engine.sampling.sampler import Draws, RowSampler
 from tokenmesh.kernels import huge_pages
 
 
@@ -70,7 +70,7 @@ class TorchRunner:
         model: LanguageModel,
         store: KvStore,
         rows: HostRows,
-        sampler: Sampler,
+        sampler: RowSampler,
         *,
         is_async: bool,
         arena: Arena = NO_ARENA,

@@ -110,7 +110,7 @@ class Ranks:
         if self.world == 1:
             return number
         value = torch.tensor([number])
-        options = AllreduceOptions()
+        options: Any = AllreduceOptions()
         options.reduceOp = ReduceOp.MIN
         self.group.allreduce([value], options).wait()
         return int(value)

@@ -12,11 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version as installed
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from tokenmesh import __version__
 from tokenmesh.engine.ranks.frames import (
@@ -236,13 +238,12 @@ def _differences(versions: dict[int, dict[str, str]]) -> str:
 
 
 def _process_group(store: Store, rank: int, world: int, host: str) -> ProcessGroupGloo:
-    options = ProcessGroupGloo._Options()
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
     options._timeout = _NEVER
     # on loopback where the leader is: other hosts have no business in these sums
-    name = _LOOPBACK if host == _LOOPBACK else ""
+    is_local = host == _LOOPBACK
     options._devices = [
-        ProcessGroupGloo.create_device(hostname=name)
-        if name
-        else ProcessGroupGloo.create_default_device()
+        gloo.create_device(hostname=_LOOPBACK) if is_local else gloo.create_default_device()
     ]
     return ProcessGroupGloo(PrefixStore("gloo", store), rank, world, options)

@@ -28,12 +28,15 @@ def prompt_logprobs(
 ) -> list[TokenLogprobs]:
     """One entry for each row of hidden [P, hidden], which predicts the target at its index.
 
-    logits_of: the model's, of some rows [N, hidden] -> float32 [N, V].
+    logits_of: the model's, of some rows [N, hidden] -> float32 [N, V]. Nothing on a rank that
+    follows, whose logits are [N, 0].
     """
     entries: list[TokenLogprobs] = []
     for first in range(0, len(span.targets), POSITIONS_AT_ONCE):
         piece = slice(first, first + POSITIONS_AT_ONCE)
         logits = logits_of(hidden[piece])
+        if not logits.shape[1]:
+            continue
         entries += token_logprobs(logits, torch.tensor(span.targets[piece]), span.count)
     return entries
 

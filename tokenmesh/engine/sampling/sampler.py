@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tokenmesh.engine.api.tokens import TokenLogprobs
+from tokenmesh.engine.plan import NewRow
 from tokenmesh.engine.sampling.choice import ChoiceState
 from tokenmesh.engine.sampling.grammars import GrammarState
 from tokenmesh.engine.sampling.limits import BadWordState, VocabularyState
@@ -81,6 +82,21 @@ class _Drawn:
         if number in self.failed:
             return self.failed[number]
         return None if self.is_possible[index] else NOTHING_ALLOWED
+
+
+class RowSampler(Protocol):
+    """Draws for the rows of a runner."""
+
+    def add(self, new: NewRow) -> None:
+        """Take a row's sampling state."""
+
+    def remove(self, number: int) -> None:
+        """Forget a row; nothing happens for an unknown one."""
+
+    def draw(
+        self, numbers: Sequence[int], logits: torch.Tensor, drafted: Sequence[Drafted] = ()
+    ) -> Draws:
+        """Draw for each row; each is among the draws or the errors, see `Sampler.draw`."""
 
 
 class _HostState(SamplerFeature, Protocol):

@@ -34,12 +34,14 @@ from tokenmesh.shared.adapter_registry import AdapterRegistry
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.environment import rank_place
 from tokenmesh.shared.config.lora import LoraSettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.ids import GatewayId, InstanceId, ModelName, WorkerId
+from tokenmesh.shared.logs import start_logging
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.messages.media import AUDIO, IMAGE
 from tokenmesh.shared.service import Mesh, run_service
@@ -247,5 +249,12 @@ def is_alive(mesh: Mesh, gateway: GatewayId) -> bool:
 
 
 def run(settings: Settings) -> int:
-    """Run until a signal; the exit code."""
+    """Run until a signal; the exit code. The mesh does not know ranks that follow."""
+    place = rank_place()
+    if place is not None and place.rank > 0:
+        # here: the leader and workers of one rank never need it
+        from tokenmesh.engine.exec.follower import run as follow
+
+        start_logging("worker", InstanceId(f"rank-{place.rank}"), settings.telemetry)
+        return follow(place)
     return run_service("worker", settings, build)

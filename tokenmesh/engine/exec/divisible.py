@@ -1,0 +1,46 @@
+"""What several ranks cannot serve, said before any of them is started."""
+
+from typing import Final
+
+from tokenmesh.engine.exec.device import device_of
+from tokenmesh.engine.models.load import read_model_facts
+from tokenmesh.engine.models.location import locate
+from tokenmesh.engine.models.native.divide import check_sizes
+from tokenmesh.engine.models.native.read_config import NativeFacts
+from tokenmesh.engine.models.pooling.kind import pools
+from tokenmesh.engine.models.raw_config import read_config
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import ConfigError
+
+_PARAM: Final = "worker.tensor_parallel_size"
+_LOOKUPS: Final = (None, "ngram", "suffix")
+"""Where drafts come from tokens, which the leader has."""
+
+
+def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
+    """Raises ConfigError that names what does not work on so many ranks."""
+    world = worker.tensor_parallel_size
+    refused = {
+        "on a GPU: several GPUs are not served yet": device_of(worker).type == "cuda",
+        "with LoRA adapters": worker.lora.enable_lora,
+        "where workers exchange KV (kv.role)": worker.kv.role is not None,
+        "with a model that drafts": model.speculative_config.method not in _LOOKUPS,
+    }
+    directory = locate(model, with_code=model.trust_remote_code)
+    raw = read_config(directory)
+    if pools(model, raw, directory):
+        refused["for a model that pools"] = True
+    for what, is_asked in refused.items():
+        if is_asked:
+            raise _error(world, what)
+    facts = read_model_facts(raw, directory, model)
+    if not isinstance(facts, NativeFacts):
+        raise _error(world, f"for {facts.architecture}, which is not of the native kind")
+    if facts.quantization is not None or facts.rounding is not None:
+        raise _error(world, "for quantized weights")
+    check_sizes(facts.config, world)
+
+
+def _error(world: int, what: str) -> ConfigError:
+    return ConfigError(f"tensor_parallel_size {world} does not work {what}", param=_PARAM)

@@ -1,0 +1,109 @@
+"""A rank that follows: the same runner over its part of the weights, driven by the leader's plans.
+
+It knows nothing of NATS or Redis and has no settings of its own.
+"""
+
+import logging
+import sys
+from functools import partial
+from typing import Any, Final
+
+from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.exec.draws import FollowedDraws
+from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.exec.role import Role
+from tokenmesh.engine.exec.rows import HostRows
+from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.engine.models.api import LanguageModel
+from tokenmesh.engine.models.fingerprint import fingerprint
+from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.models.location import locate
+from tokenmesh.engine.plan import StepPlan
+from tokenmesh.engine.ranks.ends import BAD_CONFIG, end_process
+from tokenmesh.engine.ranks.frames import Beat, Command, RankDone, SleepRanks
+from tokenmesh.engine.ranks.link import End, FollowerLink
+from tokenmesh.engine.ranks.ranks import Ranks
+from tokenmesh.engine.ranks.rendezvous import join_group
+from tokenmesh.engine.sampling.sampler import RowSampler
+from tokenmesh.shared.config.environment import RankPlace, rank_place
+from tokenmesh.shared.errors import CheckpointError, ConfigError
+
+START_S: Final = 600.0
+"""Until the leader's settings are there, a follower has no other bound."""
+
+logger = logging.getLogger(__name__)
+
+
+def follow(place: RankPlace, end: End) -> None:
+    """Join the group, load this rank's part, and carry out plans until the leader ends.
+
+    Raises what a step raised, after it has said so to the leader: the others cannot go on either.
+    """
+    group = join_group(place, START_S, end)
+    link = group.link
+    try:
+        role = Role(group.ranks, group.local_world, partial(_runner, link))
+        built = build_runner(group.model, group.worker, lambda done, total: None, role)
+        link.is_loaded = True
+        model = group.model
+        directory = locate(model, with_code=model.trust_remote_code)
+        link.done(RankDone(fingerprint(directory)))
+        _serve(built, link, group.ranks)
+    except Exception as error:
+        is_config = isinstance(error, ConfigError | CheckpointError)
+        link.fail(str(error) or repr(error), is_config=is_config)
+        raise
+    finally:
+        link.close()
+
+
+def _runner(
+    link: FollowerLink,
+    model: LanguageModel,
+    store: KvStore,
+    rows: HostRows,
+    _sampler: RowSampler,
+    **options: Any,
+) -> TorchRunner:
+    return TorchRunner(model, store, rows, FollowedDraws(link.drawn), **options)
+
+
+def _serve(built: RunnableModel, link: FollowerLink, ranks: Ranks) -> None:
+    while (work := link.work.get()) is not None:
+        if isinstance(work, StepPlan):
+            built.runner.carry_out(work)
+            link.progress = Beat(work.step, ranks.sum_s)
+        else:
+            _carry_out(work, built)
+            link.done(RankDone())
+
+
+def _carry_out(command: Command, built: RunnableModel) -> None:
+    if isinstance(command, SleepRanks):
+        built.resident.sleep(command.level)
+    else:
+        built.resident.wake(command.tags)
+
+
+def run(place: RankPlace) -> int:
+    """Follow in this process; its exit code."""
+    try:
+        follow(place, end_process(place.rank))
+    except ConfigError as error:
+        logger.critical("%s", error.message)
+        return BAD_CONFIG
+    return 0
+
+
+def main() -> int:
+    """Run as a child of the leader."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    place = rank_place()
+    assert place is not None, "the leader sets it"
+    return run(place)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

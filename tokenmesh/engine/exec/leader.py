@@ -1,0 +1,136 @@
+"""The leader of a group of ranks: a runner whose plans the other ranks carry out as well."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.exec.compute_thread import Task
+from tokenmesh.engine.exec.divisible import check_divisible
+from tokenmesh.engine.exec.draws import SharedSampler
+from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.exec.resident import TorchResident
+from tokenmesh.engine.exec.role import Role
+from tokenmesh.engine.exec.rows import HostRows
+from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.engine.models.api import LanguageModel, Progress
+from tokenmesh.engine.models.fingerprint import fingerprint
+from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.models.location import locate
+from tokenmesh.engine.plan import StepPlan, StepResult
+from tokenmesh.engine.ranks.ends import end_process
+from tokenmesh.engine.ranks.frames import SleepRanks, WakeRanks
+from tokenmesh.engine.ranks.launch import launch_process
+from tokenmesh.engine.ranks.link import End, LeaderLink
+from tokenmesh.engine.ranks.rendezvous import Launch, LeaderGroup, lead_group
+from tokenmesh.engine.sampling.sampler import RowSampler
+from tokenmesh.shared.config.environment import rank_place
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+_END: Final = end_process(0)
+
+
+def build_ranked(
+    model: ModelSettings,
+    worker: WorkerSettings,
+    progress: Progress,
+    launch: Launch = launch_process,
+    end: End = _END,
+) -> RunnableModel:
+    """`build_runner` over `worker.tensor_parallel_size` ranks, of which this process is the first.
+
+    Raises ConfigError for what cannot be divided, before any other rank is started.
+    """
+    check_divisible(model, worker)
+    group = lead_group(model, worker, rank_place(), launch, end)
+    try:
+        built = build_runner(model, worker, progress, _role(group, end))
+        group.link.is_loaded = True
+        _compare(locate(model, with_code=model.trust_remote_code), group.link)
+    except Exception as error:
+        is_config = isinstance(error, ConfigError | CheckpointError)
+        group.link.fail(f"the leader cannot load the model: {error}", is_config=is_config)
+        group.link.close()
+        raise
+    return replace(built, group=group)
+
+
+def _role(group: LeaderGroup, end: End) -> Role:
+    return Role(
+        group.ranks,
+        group.local_world,
+        partial(LeadingRunner, link=group.link, end=end),
+        partial(LeadingResident, link=group.link, end=end),
+    )
+
+
+def _compare(directory: Path, link: LeaderLink) -> None:
+    """Wait until all ranks have loaded. Raises ConfigError for one with another checkpoint."""
+    own = fingerprint(directory)
+    if any(done.fingerprint != own for done in link.wait_done()):
+        raise ConfigError(f"the ranks have different checkpoints at {directory}", param="model")
+
+
+class LeadingRunner(TorchRunner):
+    """Sends each plan before it carries it out, and each draw after it.
+
+    A step that raises ends the group: other ranks may wait in a sum.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: KvStore,
+        rows: HostRows,
+        sampler: RowSampler,
+        *,
+        link: LeaderLink,
+        end: End,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, store, rows, SharedSampler(sampler, link), **options)
+        self._link, self._end = link, end
+
+    def launch(self, plan: StepPlan) -> Task:
+        self._link.send_plan(plan)
+        return super().launch(plan)
+
+    def carry_out(self, plan: StepPlan) -> StepResult:
+        try:
+            return super().carry_out(plan)
+        except Exception as error:
+            logger.exception("a step of several ranks failed")
+            self._link.fail(f"a step failed on the leader: {error!r}", is_config=False)
+            self._end(f"a step failed: {error!r}", False)
+            raise
+
+
+class LeadingResident(TorchResident):
+    """Puts all ranks to sleep, and wakes them; where one of them fails, the group ends."""
+
+    def __init__(self, *parts: Any, link: LeaderLink, end: End) -> None:
+        super().__init__(*parts)
+        self._link, self._end = link, end
+
+    def sleep(self, level: int) -> int:
+        self._link.send_command(SleepRanks(level))
+        freed = super().sleep(level)
+        self._link.wait_done()
+        return freed
+
+    def wake(self, tags: Collection[str]) -> None:
+        self._link.send_command(WakeRanks(list(tags)))
+        try:
+            super().wake(tags)
+        except Exception as error:
+            # the others may be awake now
+            self._end(f"the leader cannot wake up: {error}", False)
+            raise
+        self._link.wait_done()
