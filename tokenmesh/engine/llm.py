@@ -60,10 +60,10 @@ class LLM:
         own = {key: settings.pop(key) for key in ModelSettings.model_fields if key in settings}
         self._model = ModelSettings.model_validate({"model": model, **own})
         self._worker = WorkerSettings.model_validate(settings)
-        self._loaded = build(self._model, self._worker, lambda done, total: None)
-        proposer = make_proposer(self._model.speculative_config, self._loaded.runner)
-        self._engine = Engine(self._loaded.runner, self._worker, proposer=proposer)
-        self._text = LocalTokenizer(self._model)
+        self.loaded = build(self._model, self._worker, lambda done, total: None)
+        proposer = make_proposer(self._model.speculative_config, self.loaded.runner)
+        self._engine = Engine(self.loaded.runner, self._worker, proposer=proposer)
+        self.text = LocalTokenizer(self._model)
         self._numbers = count()
         self._compiler: LocalCompiler | None = None
 
@@ -74,7 +74,7 @@ class LLM:
 
         Raises InvalidInput before anything is computed, and the error of a stream that failed.
         """
-        if self._loaded.pooling is not None:
+        if self.loaded.pooling is not None:
             raise InvalidInput("this model pools; it does not generate text", param="model")
         given = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         pairs = zip(map(self._ids, prompts), given, strict=True)
@@ -88,7 +88,7 @@ class LLM:
         **variables: Any,
     ) -> list[GeneratedText]:
         """Answer conversations by the checkpoint's chat template, which gets `variables`."""
-        prompts = [self._text.render(each, variables) for each in conversations]
+        prompts = [self.text.render(each, variables) for each in conversations]
         return self.generate(prompts, sampling)
 
     def embed(self, prompts: Sequence[Prompt], dimensions: int | None = None) -> list[Numbers]:
@@ -111,20 +111,20 @@ class LLM:
         """
         facts = self._facts()
         if "score" in facts.tasks:
-            prompts = [self._text.encode_pair(*pair) for pair in pairs]
+            prompts = [self.text.encode_pair(*pair) for pair in pairs]
             kept = [(ids, types if facts.num_types > 1 else b"") for ids, types in prompts]
             return [float(each[0]) for each in self._pool(kept, PoolingParams(task="score"))]
         vectors = self.embed([text for pair in pairs for text in pair])
         return [_cosine(*vectors[at : at + 2]) for at in range(0, len(vectors), 2)]
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        ids = self._text.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not ids or not 0 <= min(ids) <= max(ids) < self._loaded.vocab_size:
+        ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids or not 0 <= min(ids) <= max(ids) < self.loaded.vocab_size:
             raise InvalidInput("a prompt holds no token, or one that the model does not have")
         return ids
 
     def _generation(self, ids: list[int], sampling: SamplingParams) -> Request:
-        loaded = self._loaded
+        loaded = self.loaded
         check_sampling(sampling, loaded.vocab_size)
         sizes = loaded.max_model_len, loaded.runner.num_blocks, self._worker.block_size
         check_length(len(ids), sampling.max_tokens, *sizes)
@@ -134,7 +134,7 @@ class LLM:
         return request
 
     def _request(self, ids: list[int], sampling: SamplingParams, **pooling: Any) -> Request:
-        number, loaded = next(self._numbers), self._loaded
+        number, loaded = next(self._numbers), self.loaded
         spec = RequestSpec(
             key=StreamKey(GatewayId(""), number, 0),
             request_id=RequestId(str(number)),
@@ -149,7 +149,7 @@ class LLM:
 
     def _grammar(self, structured: Structured) -> Grammar:
         if self._compiler is None:
-            loaded, file = self._loaded, locate_tokenizer(self._model)
+            loaded, file = self.loaded, locate_tokenizer(self._model)
             self._compiler = LocalCompiler(file, loaded.vocab_size, loaded.eos_token_ids)
         try:
             return self._compiler.compile(structured, self._worker.structured_outputs_backend)
@@ -166,7 +166,7 @@ class LLM:
             "is_whole": not facts.is_causal,
             "reads_all": facts.reads_all_for(params),
         }
-        loaded, nothing, requests = self._loaded, SamplingParams(seed=0, max_tokens=1), []
+        loaded, nothing, requests = self.loaded, SamplingParams(seed=0, max_tokens=1), []
         for ids, types in prompts:
             blocks = loaded.runner.num_blocks if facts.is_causal else 1 << 40
             check_length(len(ids), 0, loaded.max_model_len, blocks, self._worker.block_size)
@@ -176,9 +176,9 @@ class LLM:
         return [_numbers_of(each.request) for each in self._run(requests)]
 
     def _facts(self) -> PoolingFacts:
-        if self._loaded.pooling is None:
+        if self.loaded.pooling is None:
             raise InvalidInput("this model generates text; it does not pool", param="model")
-        return self._loaded.pooling
+        return self.loaded.pooling
 
     def _run(self, requests: Sequence[Request]) -> list[FinishedRequest]:
         finished = run_to_end(self._engine, requests)
@@ -189,7 +189,7 @@ class LLM:
 
     def _completion(self, finished: FinishedRequest) -> GeneratedText:
         ids, num_cached = finished.token_ids, finished.request.place.num_cached or 0
-        text, reason = self._text.decode(ids), finished.ending.reason
+        text, reason = self.text.decode(ids), finished.ending.reason
         return GeneratedText(ids, text, reason, num_cached, finished.logprobs)
 
 

@@ -99,13 +99,16 @@ def build_runner(
     native = worker.native_kernels and device.type == "cpu" and native_kernels.has_started()
     maker = replace(_maker_of(model, worker, native, device), role=role)
     # what cannot draft is refused before any weights are read
-    drafting = DraftMaker.of(DraftTarget(model, maker.facts, worker, device, maker.dtype, native))
+    raw = read_config(maker.directory)
+    drafting = DraftMaker.of(
+        DraftTarget(model, maker.facts, worker, device, maker.dtype, native, raw)
+    )
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
         with _fitting(f"{_weights_of(maker)} do not fit the GPU", "model"):
             loaded, times = maker.load(progress)
         if drafting is not None:
-            maker = replace(maker, draft=drafting.load())
+            maker = replace(maker, draft=drafting.load(loaded))
         began_s = perf_s()
         # the pool gets a share of what the weights have left
         size = maker.size_store(loaded, partial(maker.budget_of, loaded, gpu))

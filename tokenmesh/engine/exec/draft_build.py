@@ -12,6 +12,12 @@ from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.layers.step import HostStep
 from tokenmesh.engine.models.api import LanguageModel, ModelFacts
 from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.heads.read_eagle import (
+    EagleFacts,
+    EagleLoader,
+    directory_kind,
+    read_eagle,
+)
 from tokenmesh.engine.models.keeps import (
     Grouping,
     LayerKeeps,
@@ -39,6 +45,7 @@ class DecoderDraft:
 
     whole: LanguageModel
     shift: int = 0
+    taps: tuple[int, ...] = ()
 
     @property
     def max_position(self) -> int:
@@ -69,8 +76,8 @@ class DecoderDraft:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.whole.logits(hidden)
 
-    def states(self, hidden: torch.Tensor, taps: torch.Tensor | None) -> None:
-        return None
+    def states(self, hidden: torch.Tensor, taps: torch.Tensor | None) -> torch.Tensor:
+        return hidden
 
 
 class DraftTarget(NamedTuple):
@@ -83,6 +90,7 @@ class DraftTarget(NamedTuple):
     dtype: torch.dtype
     native: bool
     """Whether the C kernels run."""
+    raw: RawConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +101,11 @@ class DraftMaker:
     target: DraftTarget
     settings: ModelSettings
     directory: Path
-    raw: RawConfig
     facts: ModelFacts
+    """Of the draft, or of the layers of a head."""
     page_dtype: torch.dtype
+    eagle: EagleFacts | None = None
+    """Of a head."""
 
     @classmethod
     def of(cls, target: DraftTarget) -> "DraftMaker | None":
@@ -105,6 +115,8 @@ class DraftMaker:
             return None
         if target.device.type == "cuda":
             raise _refused("models that draft run on a CPU only")
+        if worker.tensor_parallel_size > 1:
+            raise _refused("models that draft are not divided among ranks")
         assert config.model is not None
         # where the served model sees media, a draft sees placeholders
         settings = ModelSettings(
@@ -112,9 +124,15 @@ class DraftMaker:
         )
         directory = locate(settings)
         raw = read_config(directory)
-        if pools(settings, raw, directory):
-            raise _refused(f"{config.model} pools; it drafts nothing")
-        facts = read_model_facts(raw, directory, settings)
+        eagle = None
+        facts: ModelFacts
+        if config.method == "eagle" or config.method == "eagle3":
+            layers = config.eagle_aux_hidden_state_layer_ids
+            eagle = read_eagle(raw, config.method, layers, target.raw)
+            facts = eagle.text
+        else:
+            _check_whole(settings, raw, directory)
+            facts = read_model_facts(raw, directory, settings)
         if facts.vocab_size != target.facts.vocab_size:
             raise _refused(
                 f"{config.model} has a vocabulary of {facts.vocab_size} tokens, and that of "
@@ -124,13 +142,14 @@ class DraftMaker:
         if problem is not None:
             raise _refused(problem)
         page_dtype = page_dtype_of(worker, target.dtype, target.device, raw)
-        return cls(target, settings, directory, raw, facts, page_dtype)
+        return cls(target, settings, directory, facts, page_dtype, eagle)
 
-    def load(self) -> "Draft":
-        """Raises CheckpointError, and ConfigError for a model that keeps more than blocks hold."""
-        return Draft(self.read(), self.page_dtype, self)
+    def load(self, drafted: LanguageModel) -> "Draft":
+        """For a model with weights. Raises CheckpointError, and ConfigError for a draft that keeps
+        more than blocks hold, and for a head whose states the model does not give."""
+        return Draft(self.read(drafted), self.page_dtype, self)
 
-    def read(self) -> DraftModel:
+    def read(self, drafted: LanguageModel) -> DraftModel:
         """The weights; see `load`."""
         target = self.target
         checkpoint = Checkpoint(
@@ -140,6 +159,12 @@ class DraftMaker:
             (),
             self.facts.is_extra,
         )
+        if self.eagle is not None:
+            if self.eagle.taps and max(self.eagle.taps) >= drafted.num_tap_layers:
+                what = f"{target.settings.model} shows no states of its layers"
+                raise _refused(f"{what}, which {self.settings.model} reads")
+            native = target.native
+            return EagleLoader(self.eagle, checkpoint, drafted, drafted.dtype, native).load()
         whole = load_model(
             self.facts, checkpoint, target.dtype, lambda done, total: None, target.native
         )
@@ -178,6 +203,15 @@ class Draft:
         )
         most = target.settings.speculative_config.max_drafts
         return Drafter(self.model, store, num_blocks, rows, sampler, most, self.maker.read)
+
+
+def _check_whole(settings: ModelSettings, raw: RawConfig, directory: Path) -> None:
+    """Raise ConfigError for heads and for models that pool."""
+    kind = directory_kind(raw)
+    if kind is not None:
+        raise _refused(f"{settings.model} is a head, not a model: its method is {kind}")
+    if pools(settings, raw, directory):
+        raise _refused(f"{settings.model} pools; it drafts nothing")
 
 
 def _refused(problem: str) -> ConfigError:

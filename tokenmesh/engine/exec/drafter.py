@@ -12,6 +12,7 @@ import torch
 
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.layers.step import HostStep
+from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
@@ -38,6 +39,10 @@ class DraftModel(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the model whose inputs it reads, see `Taps`; empty: none."""
+
+    @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
         """What each layer keeps between steps."""
 
@@ -60,9 +65,9 @@ class DraftModel(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> float32 [N, vocab_size], a new tensor."""
 
-    def states(self, hidden: torch.Tensor, taps: torch.Tensor | None) -> torch.Tensor | None:
-        """What it reads of the model's final hidden states [T, hidden] and of `taps`
-        [T, layers, hidden]; None: nothing."""
+    def states(self, hidden: torch.Tensor, taps: torch.Tensor | None) -> torch.Tensor:
+        """What it reads of the model's final states [T, hidden] and of `taps` [T, layers, hidden];
+        called where `shift` is not 0."""
 
 
 class DraftFeed(NamedTuple):
@@ -89,8 +94,8 @@ class Drafter:
     rows: HostRows
     sampler: Sampler
     max_proposed: int
-    load: Callable[[], DraftModel]
-    """The model again."""
+    load: Callable[[LanguageModel], DraftModel]
+    """The draft model again, for the model it drafts for."""
     _read: dict[int, int] = field(default_factory=dict)
     """By row: how many of its tokens it has read."""
 
@@ -98,9 +103,19 @@ class Drafter:
         """Let go of the weights; nothing may be proposed before `take_model`."""
         del self.model
 
-    def take_model(self) -> None:
-        """Read the weights again. Raises CheckpointError."""
-        self.model = self.load()
+    def take_model(self, drafted: LanguageModel) -> None:
+        """Read the weights again, for a model that was read again. Raises CheckpointError."""
+        self.model = self.load(drafted)
+
+    def note_rows(self, plan: StepPlan) -> None:
+        """Rows change, in every step."""
+        for number in plan.removed_rows:
+            self._read.pop(number, None)
+        if plan.new_rows:
+            starts = {entry.row: entry.start for entry in plan.scheduled}
+            for new in plan.new_rows:
+                # blocks of a shared prefix were read for another row
+                self._read[new.row] = starts.get(new.row, 0)
 
     def propose(
         self,
@@ -112,20 +127,18 @@ class Drafter:
     ) -> dict[int, list[int]]:
         """Read what the step computed and drew, see `StepResult.drafts`.
 
-        hidden: the model's final states of the batch [T, hidden].
+        hidden: the model's final states of the batch [T, hidden]; taps: see `Taps.states`.
         """
-        for number in plan.removed_rows:
-            self._read.pop(number, None)
-        new = {each.row for each in plan.new_rows}
-        for entry in plan.scheduled:
-            if entry.row in new:
-                # blocks of a shared prefix were read for another row
-                self._read[entry.row] = entry.start
         followed = [entry for entry in plan.scheduled if entry.is_followed]
-        if not followed:
-            return {}
         feeds = [feed for feed in self._feeds(followed, batch, drawn) if feed.token_ids]
-        return self._draft(feeds, self.model.states(hidden, taps)) if feeds else {}
+        if not feeds:
+            return {}
+        if not self.model.shift:
+            return self._draft(feeds, None)
+        spans = ((feed.state, len(feed.token_ids)) for feed in feeds)
+        index = torch.tensor([first + place for first, count in spans for place in range(count)])
+        hidden, taps = hidden[index], None if taps is None else taps[index]
+        return self._draft(feeds, self.model.states(hidden, taps))
 
     def _feeds(
         self, entries: Sequence[ScheduledRow], batch: HostStep, drawn: dict[int, list[int]]
@@ -172,10 +185,6 @@ class Drafter:
     ) -> dict[int, list[int]]:
         token_ids = torch.tensor([token for feed in feeds for token in feed.token_ids])
         counts = [len(feed.token_ids) for feed in feeds]
-        if states is not None:
-            spans = zip(feeds, counts, strict=True)
-            index = [feed.state + place for feed, count in spans for place in range(count)]
-            states = states[torch.tensor(index)]
         starts = [feed.first for feed in feeds]
         hidden = self._forward([feed.row for feed in feeds], starts, counts, token_ids, states)
         drafts: dict[int, list[int]] = {}

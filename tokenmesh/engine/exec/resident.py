@@ -139,8 +139,11 @@ class TorchResident:
         return num_bytes + (0 if arena is None else arena.nbytes)
 
     def _drop_weights(self) -> int:
-        freed = 0 if self._weights == "aside" or self._model is None else _size(self._model)
-        freed += 0 if self._drafter is None else _size(self._drafter.model)
+        freed = 0
+        if self._weights != "aside" and self._model is not None:
+            drafter = self._drafter
+            # a head shares some weights with the model
+            freed = _size(self._model, None if drafter is None else drafter.model)
         self._runner.drop_model()
         self._model = None
         self._aside.clear()
@@ -235,6 +238,6 @@ def tensors_of(part: object, _seen: set[int] | None = None) -> Iterator[torch.Te
         yield from tensors_of(each, seen)
 
 
-def _size(model: LanguageModel | PoolModel | DraftModel) -> int:
-    by_id = {id(tensor): tensor for tensor in tensors_of(model)}
+def _size(model: LanguageModel | PoolModel, draft: DraftModel | None) -> int:
+    by_id = {id(tensor): tensor for tensor in tensors_of((model, draft))}
     return sum(tensor.numel() * tensor.itemsize for tensor in by_id.values())

@@ -1,6 +1,6 @@
 """TorchRunner: a step is prepare, forward, sample, in this order, on the compute thread."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from tokenmesh.engine.exec.drafter import Drafter
 from tokenmesh.engine.exec.inputs import StepInputs, build_inputs
 from tokenmesh.engine.exec.placeholders import within_vocabulary
 from tokenmesh.engine.exec.rows import HostRows
-from tokenmesh.engine.models.api import LanguageModel
+from tokenmesh.engine.layers.step import HostStep
+from tokenmesh.engine.models.api import LanguageModel, Taps
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.plan import NewRow, StepPlan, StepResult
 from tokenmesh.engine.runner import NO_IMAGES, HostImages
@@ -55,7 +56,9 @@ class StepLogits:
     prompt: dict[int, list[TokenLogprobs]]
     alignments: dict[int, list[int]] = field(default_factory=dict)
     hidden: torch.Tensor | None = None
-    """[T, hidden] final states of all tokens; None without a drafter."""
+    """[T, hidden] final states of all tokens; None in a step that no drafter reads."""
+    taps: torch.Tensor | None = None
+    """See `Taps.states`; None where the drafter reads none."""
 
 
 class TorchRunner:
@@ -106,7 +109,7 @@ class TorchRunner:
         """The whole step; blocks."""
         inputs = self.prepare(plan)
         self._fill(plan)
-        logits = self.forward(inputs)
+        logits = self.forward(inputs, is_followed=self._is_followed(plan))
         with torch.inference_mode():
             for saved in plan.saves:
                 self._store.save_state(saved.row, saved.slot)
@@ -116,11 +119,42 @@ class TorchRunner:
                 self._store.copy_out(blocks, self._arena, slots)
         result = self.sample(inputs, logits)
         if self.drafter is not None and inputs is not None and logits.hidden is not None:
+            states = logits.hidden, logits.taps
             with torch.inference_mode():
-                result.drafts = self.drafter.propose(
-                    plan, inputs.step, result.tokens, logits.hidden
-                )
+                result.drafts = self.drafter.propose(plan, inputs.step, result.tokens, *states)
         return result
+
+    def _is_followed(self, plan: StepPlan) -> bool:
+        """Whether a drafter reads any of the step."""
+        if self.drafter is None:
+            return False
+        self.drafter.note_rows(plan)
+        return any(entry.is_followed for entry in plan.scheduled)
+
+    @property
+    def model(self) -> LanguageModel:
+        return self._model
+
+    @torch.inference_mode()
+    def states(
+        self, token_ids: list[int], layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a text, without a request: final states [T, hidden] and those before some layers
+        [T, layers, hidden]. It writes over the first blocks, so nothing else may run."""
+        count, store = len(token_ids), self._store
+        tables = torch.arange(1, 2 + count // store.page_size)[None]
+        step = HostStep(
+            starts=[0],
+            counts=[count],
+            numbers=[0],
+            all_tables=tables,
+            page_size=store.page_size,
+            token_lengths=range(1, count + 1),
+            windowed_tables=[tables] * (len(store.grouping.windows) - 1),
+        )
+        hidden = self._model.embed(torch.tensor(token_ids))
+        taps = Taps(layers, hidden.new_empty(count, len(layers), hidden.shape[1]))
+        return self._model.forward(hidden, step, store, taps), taps.states
 
     @property
     def arena(self) -> torch.Tensor | None:
@@ -137,7 +171,7 @@ class TorchRunner:
     def take_model(self, model: LanguageModel) -> None:
         """The same model again, loaded anew; what drafts for it is loaded now."""
         if self.drafter is not None:
-            self.drafter.take_model()
+            self.drafter.take_model(model)
         self._model = model
 
     @torch.inference_mode()
@@ -182,12 +216,14 @@ class TorchRunner:
             self._store.copy_in(blocks, self._arena, slots)
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs | None) -> StepLogits:
-        """Write the step's keys and values; compute logits only where a token is drawn."""
+    def forward(self, inputs: StepInputs | None, *, is_followed: bool = False) -> StepLogits:
+        """Write the step's keys and values; compute logits only where a token is drawn.
+        is_followed: keep the states that the drafter reads."""
         if inputs is None:
             return StepLogits(sampled=None, prompt={})
         hidden = self._model.embed(inputs.token_ids, inputs.patches)
-        hidden = whole = self._model.forward(hidden, inputs.step, self._store)
+        taps = self._taps(hidden) if is_followed else None
+        hidden = whole = self._model.forward(hidden, inputs.step, self._store, taps)
         prompt = {
             span.row: prompt_logprobs(self._model.logits, hidden[span.tokens], span)
             for span in inputs.prompt_spans
@@ -197,8 +233,17 @@ class TorchRunner:
             if inputs.last_tokens is not None:
                 hidden = hidden.index_select(0, inputs.last_tokens)
             sampled = self._logits_of(hidden)
-        alignments = self._alignments(inputs)
-        return StepLogits(sampled, prompt, alignments, None if self.drafter is None else whole)
+        found = StepLogits(sampled, prompt, self._alignments(inputs))
+        if not is_followed:
+            return found
+        return replace(found, hidden=whole, taps=None if taps is None else taps.states)
+
+    def _taps(self, hidden: torch.Tensor) -> Taps | None:
+        """Room for what the drafter reads within the layers; None: nothing."""
+        layers = () if self.drafter is None else self.drafter.model.taps
+        if not layers:
+            return None
+        return Taps(layers, hidden.new_empty(len(hidden), len(layers), hidden.shape[1]))
 
     def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the memory of an earlier step's, which has been drawn from.

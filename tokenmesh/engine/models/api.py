@@ -5,7 +5,7 @@ Shapes: T tokens of the step, N rows that need logits, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -107,6 +107,15 @@ class Aligner(Protocol):
         """See `Delta.alignment`, once the prompt is computed; None for one that is not aligned."""
 
 
+class Taps(NamedTuple):
+    """Hidden states within the layers, for a head that reads them."""
+
+    layers: tuple[int, ...]
+    """Of whose inputs."""
+    states: torch.Tensor
+    """[T, layers, hidden], which `forward` writes."""
+
+
 class LanguageModel(Protocol):
     """All weights of a model, ready to run. Only the compute thread calls it."""
 
@@ -143,6 +152,10 @@ class LanguageModel(Protocol):
         """Whether C kernels run all layers, which makes results independent of the batch."""
 
     @property
+    def num_tap_layers(self) -> int:
+        """Layers whose inputs `forward` can show; 0: of none."""
+
+    @property
     def takes_graphs(self) -> bool:
         """Whether its steps can be recorded into CUDA graphs: no step reads from the host."""
 
@@ -160,8 +173,11 @@ class LanguageModel(Protocol):
         whose grids do not fit the prompt.
         """
 
-    def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
-        """Run layers and final norm over embeddings [T, hidden], which may be overwritten."""
+    def forward(
+        self, hidden: torch.Tensor, step: Step, store: KvStore, taps: Taps | None = None
+    ) -> torch.Tensor:
+        """Run layers and final norm over embeddings [T, hidden], which may be overwritten; fill
+        the states of `taps`."""
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor."""

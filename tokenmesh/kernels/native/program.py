@@ -2,8 +2,11 @@
 
 import ctypes
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final
 
 import torch
 
@@ -17,6 +20,8 @@ from tokenmesh.kernels.native.structs import (
     ProgramModel,
     StepArguments,
 )
+
+NO_TAPS: Final[Mapping[int, torch.Tensor]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +81,12 @@ class Program:
         kept: Sequence[object],
         routed: Sequence[Routed] = (),
         sums: Sums | None = None,
+        layers: Sequence[int] = (),
     ) -> None:
         """kept: what operations point to, which the program keeps alive; routed experts too.
 
-        sums: where a model is on several ranks; None: one call runs all operations.
+        sums: where a model is on several ranks; None: it is on one. layers: the number of the first
+        operation of each.
         """
         self._sums = sums
         self._model = model
@@ -87,6 +94,7 @@ class Program:
         self._widths = (ctypes.c_int64 * len(widths))(*widths)
         self._kept = kept
         self._routed = routed
+        self._layers = layers
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._buffers: list[torch.Tensor] = []
         self._addresses = (ctypes.c_void_p * len(widths))()
@@ -95,8 +103,15 @@ class Program:
         num_groups = 1 + max((op.group for op in ops), default=0)
         self._tables = (ctypes.c_void_p * num_groups)()
 
-    def run(self, hidden: torch.Tensor, inputs: ProgramInputs, pool: torch.Tensor) -> None:
-        """Run over hidden [T, hidden], in place; writes keys and values into the pool.
+    def run(
+        self,
+        hidden: torch.Tensor,
+        inputs: ProgramInputs,
+        pool: torch.Tensor,
+        taps: Mapping[int, torch.Tensor] = NO_TAPS,
+    ) -> None:
+        """Run over hidden [T, hidden], in place; writes keys and values into the pool. Between
+        layers, hidden is copied to `taps`: each [T, hidden], before the layer of its number.
 
         pool is [slots, 2, blocks, kv_heads, page_size, elements of a row], see `page_codes`. Raises
         ValueError where there are tables of other KV groups than those of the operations.
@@ -132,25 +147,39 @@ class Program:
             scratch=self._scratch.data_ptr(),
             adapters=inputs.adapters,
         )
-        if self._sums is not None:
-            self._run_to_sums(step, num_tokens, self._sums)
+        if not taps and self._sums is None:
+            count = ctypes.c_int64(len(self._ops))
+            library().tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))
             return
-        count = ctypes.c_int64(len(self._ops))
-        library().tm_run(ctypes.byref(self._model), self._ops, count, ctypes.byref(step))
+        stops = [(self._layers[each], target, hidden) for each, target in taps.items()]
+        self._run_to_stops(step, stops, num_tokens)
 
-    def _run_to_sums(self, step: StepArguments, num_tokens: int, sums: "Sums") -> None:
-        """Run the operations up to each sum, and then those behind the last one."""
-        run, model, given = library().tm_run, ctypes.byref(self._model), ctypes.byref(step)
-        base, size = ctypes.addressof(self._ops), ctypes.sizeof(Op)
-        # buffer 0 is the caller's
-        block = self._buffers[sums.buffer - 1][:num_tokens]
+    def _run_to_stops(
+        self,
+        step: StepArguments,
+        copies: Sequence[tuple[int, torch.Tensor, torch.Tensor]],
+        num_tokens: int,
+    ) -> None:
+        """Run the operations up to each stop, and then those behind the last one. A stop is a sum
+        or a copy: the number of the operation behind it, where to, what."""
+        stops: list[tuple[int, Callable[[], object]]] = [
+            (end, partial(target.copy_, source)) for end, target, source in copies
+        ]
+        if self._sums is not None:
+            # buffer 0 is the caller's
+            block = self._buffers[self._sums.buffer - 1][:num_tokens]
+            stops += [(end, partial(self._sums.add, block)) for end in self._sums.after]
         first = 0
-        for end in sums.after:
-            run(model, ctypes.c_void_p(base + first * size), ctypes.c_int64(end - first), given)
-            sums.add(block)
+        for end, act in sorted(stops, key=lambda stop: stop[0]):
+            self._run_some(first, end, step)
+            act()
             first = end
-        left = ctypes.c_int64(len(self._ops) - first)
-        run(model, ctypes.c_void_p(base + first * size), left, given)
+        self._run_some(first, len(self._ops), step)
+
+    def _run_some(self, first: int, end: int, step: StepArguments) -> None:
+        ops = ctypes.byref(self._ops, first * ctypes.sizeof(Op))
+        count = ctypes.c_int64(end - first)
+        library().tm_run(ctypes.byref(self._model), ops, count, ctypes.byref(step))
 
     def _take_tables(self, tables: Sequence[torch.Tensor]) -> None:
         if len(tables) != len(self._tables):

@@ -4,13 +4,13 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-SpeculativeMethod = Literal["ngram", "suffix", "draft_model"]
+SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3"]
 
-METHODS: Final = ("ngram", "suffix", "draft_model")
-_DRAFTED: Final = ("draft_model",)
+METHODS: Final = ("ngram", "suffix", "draft_model", "eagle", "eagle3")
+_DRAFTED: Final = ("draft_model", "eagle", "eagle3")
 """Those by which a second model drafts."""
 _OTHERS: Final = (
-    *("deepseek_mtp", "dflash", "eagle", "eagle3", "ernie_mtp", "exaone_moe_mtp"),
+    *("deepseek_mtp", "dflash", "ernie_mtp", "exaone_moe_mtp"),
     *("extract_hidden_states", "glm4_moe_mtp", "longcat_flash_mtp", "medusa", "mimo_mtp"),
     *("mlp_speculator", "mtp", "ngram_gpu", "pangu_ultra_moe_mtp", "qwen3_5_mtp"),
     "qwen3_next_mtp",
@@ -38,14 +38,22 @@ class SpeculativeConfig(BaseModel):
         default=None,
         description="ngram: drafts are what followed the same tokens earlier in the stream or its "
         "prompt. suffix: also in earlier streams of the tenant. draft_model: what a smaller model "
-        "draws. Default: draft_model where there is a model, else no drafts.",
+        "draws. eagle, eagle3: what a head guesses from the model's hidden states. Default: what "
+        "the name of `model` says, else draft_model; without `model` no drafts.",
     )
     model: str | None = Field(
         default=None,
-        description="draft_model: the model that drafts, as a directory, a GGUF file or a hub id; "
-        "it has the vocabulary of the served one. ngram may be written here in place of in method.",
+        description="The model or head that drafts, as a directory, a GGUF file or a hub id; it "
+        "has the vocabulary of the served model. ngram may be written here in place of in method.",
     )
     revision: str | None = Field(default=None, description="Of `model` on the hub.")
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=8,
+        description="eagle3: layers whose inputs the head reads. Default: those that its config "
+        "names, else 2, the middle one and the last but two.",
+    )
     draft_tensor_parallel_size: int = Field(
         default=1, ge=1, le=1, description="The model that drafts is whole on each worker: 1."
     )
@@ -124,7 +132,7 @@ class SpeculativeConfig(BaseModel):
             return given
         method, model = given.get("method"), given.get("model")
         if method is None and model is not None:
-            method = "ngram" if model in _LOOKUP_MODELS else "draft_model"
+            method = "ngram" if model in _LOOKUP_MODELS else _method_of(str(model))
             given = {**given, "method": method}
         if method not in (None, *METHODS):
             return {"method": method}  # whatever else is there belongs to it
@@ -166,6 +174,13 @@ class SpeculativeConfig(BaseModel):
     def max_drafts(self) -> int:
         """Of a row in a step."""
         return self.num_speculative_tokens or (_NUM_DRAFTED if self.is_drafted else _NUM_TOKENS)
+
+
+def _method_of(model: str) -> str:
+    """By its name, as vLLM has it."""
+    if "eagle3" in model.lower():
+        return "eagle3"
+    return "eagle" if "eagle-" in model.lower() else "draft_model"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -101,6 +101,8 @@ class LayerLoader:
     ranks: Ranks = ALONE
     decoded: dict[str, list[str]] = field(default_factory=dict)
     """Modules that no kernel of the GPU computes with, by the reason."""
+    joined: bool = False
+    """Whether the attention reads two hidden states side by side."""
 
     def ends(self, shape: tuple[int, int]) -> tuple[torch.Tensor | Table, Linear]:
         """Embedding and head. A head that the C kernels read serves as the embedding too."""
@@ -138,7 +140,7 @@ class LayerLoader:
         return loader._product(self._vocabulary(name, shape), shape[1], has_bias=False)
 
     def load(self, number: int, layer: LayerConfig) -> DecoderLayer:
-        prefix = f"{self.names.model}layers.{number}."
+        prefix = f"{self.names.model}{self.names.layer.format(number)}"
         names, config, whole = self.facts.family.names, self.config, self.facts.config
         ranks, hidden, inner = self.ranks, whole.hidden_size, whole.intermediate_size
         heads = whole.num_heads * whole.head_dim
@@ -179,7 +181,8 @@ class LayerLoader:
             rotated = size * (config.num_heads + config.num_kv_heads)
             turned = TurnedRows(rotated, size, config.ropes[0].rotary_dim)
             order = turned.turn(torch.arange(rotated + size * config.num_kv_heads))
-        return self._linear(number, pieces, config.hidden_size, config.qkv_bias, order, turned)
+        inputs = config.hidden_size * (1 + self.joined)
+        return self._linear(number, pieces, inputs, config.qkv_bias, order, turned)
 
     def _qk_norm(self, prefix: str) -> torch.Tensor | None:
         config, names = self.config, self.facts.family.names
@@ -213,8 +216,8 @@ class LayerLoader:
     ) -> Linear:
         """Projections of a layer that share an input, with a place for adapters."""
         within = [f"layers.{number}.{piece.name}" for piece in pieces]
-        names = zip(pieces, within, strict=True)
-        stored = [replace(piece, name=f"{self.names.model}{name}") for piece, name in names]
+        prefix = f"{self.names.model}{self.names.layer.format(number)}"
+        stored = [replace(piece, name=f"{prefix}{piece.name}") for piece in pieces]
         layer = self._product(stored, inputs, has_bias, order, columns)
         width = inputs if columns is None else columns.stop - columns.start
         self.sites.add(layer, within, [piece.num_taken for piece in pieces], width, turned)

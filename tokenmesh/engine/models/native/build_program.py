@@ -62,7 +62,9 @@ def build_program(
     if not _fits(config, layers):
         return None
     writer = _Writer(config)
+    starts = []
     for number, (layer, layer_config) in enumerate(zip(layers, config.layers, strict=True)):
+        starts.append(len(writer.ops))
         writer.attention_block(number, layer, layer_config)
         writer.mlp_block(layer)
     writer.final_norm(norm)
@@ -76,7 +78,7 @@ def build_program(
     )
     widths = [hidden, hidden, qkv, mixed, hidden, *writer.inner_widths]
     sums = None if ranks.world == 1 else Sums(writer.sums, _Buffer.BLOCK, ranks.sum_)
-    return Program(model, writer.ops, widths, writer.kept, writer.routed, sums)
+    return Program(model, writer.ops, widths, writer.kept, writer.routed, sums, starts)
 
 
 def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:

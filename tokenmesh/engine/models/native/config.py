@@ -33,6 +33,8 @@ class Names:
 
     model: str = "model."
     head: str = "lm_head."
+    layer: str = "layers.{}."
+    """Behind `model`: of a layer, by its number."""
     ignored: tuple[str, ...] = ()
     """Prefixes of tensors that another service reads."""
 

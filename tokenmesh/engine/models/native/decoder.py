@@ -14,7 +14,7 @@ from tokenmesh.engine.api.media import MediaItem
 from tokenmesh.engine.layers.mlp import Experts, Mlp
 from tokenmesh.engine.layers.rotary import Rotary
 from tokenmesh.engine.layers.step import HostStep, Patch, Step
-from tokenmesh.engine.models.api import ModelFacts
+from tokenmesh.engine.models.api import ModelFacts, Taps
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps, window_groups
 from tokenmesh.engine.models.kv_store import KvStore, LayerPages
 from tokenmesh.engine.models.native.attention import Attention, TurnedStep
@@ -124,6 +124,10 @@ class Decoder:
         return self.program is not None
 
     @property
+    def num_tap_layers(self) -> int:
+        return len(self.layers)
+
+    @property
     def takes_graphs(self) -> bool:
         return True
 
@@ -161,16 +165,23 @@ class Decoder:
     ) -> torch.Tensor | None:
         return None
 
-    def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, step: Step, store: KvStore, taps: Taps | None = None
+    ) -> torch.Tensor:
         """See `Model.forward`; hidden [T, hidden] is overwritten."""
         assert store.pool is not None
+        tapped = {} if taps is None else dict(zip(taps.layers, taps.states.unbind(1), strict=True))
         if self.program is not None and isinstance(step, HostStep) and _runs_in_c(step):
-            self.program.run(hidden, self._program_inputs(step, store), store.pool)
+            self.program.run(hidden, self._program_inputs(step, store), store.pool, tapped)
             return hidden
         turned = turned_step(self.config, self.rotaries, step)
         x = None
         self.sites.step.rows = step.adapters
         for number, layer in enumerate(self.layers):
+            if number in tapped:
+                tapped[number].copy_(hidden)
+                if x is not None:
+                    tapped[number].add_(x, alpha=self.config.residual_multiplier)
             x = layer.forward(hidden, x, turned, store.pages_of(number), self.config, self.ranks)
         self.sites.step.rows = None
         return _add_and_norm(hidden, x, self.norm, self.config)

@@ -1,17 +1,18 @@
 """HfModel: a module tree of transformers with weights, as the runner sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from tokenmesh.engine.adapters.sites import AdapterSites
 from tokenmesh.engine.api.media import MediaItem
 from tokenmesh.engine.layers.step import Patch, Step
 from tokenmesh.engine.models.alignment import RowAlignments
-from tokenmesh.engine.models.api import CrossWriter
+from tokenmesh.engine.models.api import CrossWriter, Taps
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps, window_groups
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.tree.facts import HfFacts
@@ -94,15 +95,41 @@ class HfModel:
             return None
         return prompt_positions(self.tree.shell, token_ids, media)
 
-    def forward(self, hidden: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
+    @property
+    def num_tap_layers(self) -> int:
+        layers = getattr(self.tree.body, "layers", None)
+        return len(layers) if isinstance(layers, torch.nn.ModuleList) else 0
+
+    def forward(
+        self, hidden: torch.Tensor, step: Step, store: KvStore, taps: Taps | None = None
+    ) -> torch.Tensor:
         self.tree.run.begin(step, store)
         self.sites.step.rows = step.adapters
+        hooks = [] if taps is None else self._tap(taps)
         try:
             positions, more = media_arguments(hidden, step, self.facts.media)
             return self.tree.hidden_of(hidden[None], positions, **more)[0]
         finally:
             self.tree.run.end()
             self.sites.step.rows = None
+            for hook in hooks:
+                hook.remove()
+
+    def _tap(self, taps: Taps) -> list[RemovableHandle]:
+        """Copy what the layers are given to `taps`."""
+        layers: Any = self.tree.body.layers
+
+        def hook_of(target: torch.Tensor) -> Callable[..., None]:
+            def copy(_layer: torch.nn.Module, args: Any, named: Any) -> None:
+                given = args[0] if args else named["hidden_states"]
+                target.copy_(given[0])
+
+            return copy
+
+        return [
+            layers[number].register_forward_pre_hook(hook_of(target), with_kwargs=True)
+            for number, target in zip(taps.layers, taps.states.unbind(1), strict=True)
+        ]
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.logits`; by the tree's own head, with all that it does to logits."""
