@@ -95,6 +95,27 @@ class Codes:
             self, numbers=self.numbers[index], scales=self.scales[index], offsets=offsets
         )
 
+    def columns(self, part: slice) -> "Codes | None":
+        """The weight of some of the inputs, as the same numbers: groups are refined where one lies
+        across a border. None where inputs have an order of their own."""
+        if self.order is not None:
+            return None
+        inputs, count = self.shape[1], self.scales.shape[1]
+        size = inputs if count == 1 else self.group_size
+        new = math.gcd(size, part.start, part.stop)
+        whole = self if new == size else _as(self, self.bits, self.center, new)
+        groups = slice(part.start // new, part.stop // new)
+        if count == 1:
+            whole, new, groups = self, part.stop - part.start, slice(0, 1)
+        offsets = None if whole.offsets is None else whole.offsets[:, groups].contiguous()
+        return replace(
+            whole,
+            numbers=whole.numbers[:, part].contiguous(),
+            scales=whole.scales[:, groups].contiguous(),
+            group_size=new,
+            offsets=offsets,
+        )
+
 
 def e4m3_numbers(codes: torch.Tensor) -> torch.Tensor:
     """float32 numbers of bytes that are E4M3. torch's own conversion takes four times as long on a

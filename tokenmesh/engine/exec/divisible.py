@@ -37,8 +37,6 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
     facts = read_model_facts(raw, directory, model)
     if not isinstance(facts, NativeFacts):
         raise _error(world, f"for {facts.architecture}, which is not of the native kind")
-    if facts.quantization is not None or facts.rounding is not None:
-        raise _error(world, "for quantized weights")
     check_sizes(facts.config, world)
 
 

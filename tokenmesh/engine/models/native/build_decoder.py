@@ -15,7 +15,7 @@ from tokenmesh.engine.models.native.build_program import build_program
 from tokenmesh.engine.models.native.config import DecoderConfig, LayerConfig, Names
 from tokenmesh.engine.models.native.decoder import Decoder, DecoderLayer, Table
 from tokenmesh.engine.models.native.divide import divided
-from tokenmesh.engine.models.native.pieces import Piece, pieces_of, read_pieces
+from tokenmesh.engine.models.native.pieces import Piece, codes_of, pieces_of, read_pieces
 from tokenmesh.engine.models.native.read_config import NativeFacts
 from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.kernels.linear import Linear, pack, pack_codes
@@ -247,9 +247,13 @@ class LayerLoader:
         is_encoded = self.checkpoint.is_encoded(weights[0][0])
         takes_codes = self.native or device.type == "cuda"
         codes = self.checkpoint.take_codes(weights, inputs) if takes_codes else None
+        codes = None if codes is None else codes_of(codes, pieces)
+        is_rounded = self.rounding is not None and not is_encoded
         if codes is None:
             plain = [replace(piece, name=f"{piece.name}.weight") for piece in pieces]
-            weight = read_pieces(self.checkpoint, plain, (inputs,), self.dtype, columns)
+            # what is rounded has scales of all its inputs
+            read = None if is_rounded else columns
+            weight = read_pieces(self.checkpoint, plain, (inputs,), self.dtype, read)
             weight = weight if order is None else weight[order.to(device)]
             if self.rounding is None or is_encoded:
                 if is_encoded and device.type == "cuda":
@@ -260,6 +264,12 @@ class LayerLoader:
         else:
             codes = codes.to(device)
             codes = codes if order is None else codes.rows(order.to(device))
+        if columns is not None:
+            part = codes.columns(columns)
+            if part is None:
+                self.decoded.setdefault("an order of inputs cannot be divided", []).extend(names)
+                return pack(codes.decoded()[:, columns].to(self.dtype), bias, self.native)
+            codes = part
         if device.type == "cuda" and (found := DeviceCodes.problem(codes)) is not None:
             self.decoded.setdefault(found, []).extend(names)
         return pack_codes(codes, bias, self.dtype, self.native)

@@ -1,0 +1,72 @@
+"""Quantized weights on two ranks: each format is cut where its numbers stay what they are."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+
+from tests.engine.test_ranks import both, jobs
+from tests.fakes.general_models import HEADS
+from tests.fakes.models import Fake, make_fake
+from tests.fakes.quantized import write_checkpoint
+from tests.fakes.quantized_schemes import SCHEMES
+from tests.fakes.tiny import Tiny
+from tokenmesh.kernels.codes import Codes
+
+# the scales of groups of 16, 24, 32 and 40 inputs do not all end where a rank's part does
+SIZES: Final = {"intermediate_size": 96, "num_hidden_layers": 2}
+QUICK: Final = frozenset(
+    ("fp8_block", "gptq4", "gptq_desc_act", "awq", "pack4_zeros", "int8", "nf4", "mxfp4")
+)
+
+Quantized = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
+    """A scheme's checkpoint."""
+
+    @cache
+    def source() -> Path:
+        directory = tmp_path_factory.mktemp("qwen2")
+        make_fake(Fake("Qwen2", SIZES), HEADS).save_pretrained(directory)
+        return directory
+
+    def get(scheme: str) -> Path:
+        directory = tmp_path_factory.mktemp(scheme)
+        write_checkpoint(source(), directory / "codes", directory / "plain", SCHEMES[scheme])
+        return directory / "codes"
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES],
+)
+def test_two_ranks_compute_what_one_does_in_each_format(quantized: Quantized, scheme: str) -> None:
+    both(quantized(scheme), jobs(), max_num_batched_tokens=32).close()
+
+
+@pytest.mark.parametrize("rounding", ["int8", "int4", "fp8"])
+def test_weights_are_rounded_before_they_are_divided(tiny: Tiny, rounding: str) -> None:
+    both(tiny("llama").directory, jobs(), quantization=rounding).close()
+
+
+def test_columns_of_codes_are_those_of_their_weight() -> None:
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randint(0, 16, (6, 96), generator=generator, dtype=torch.uint8)
+    for size in (96, 48, 40, 32, 24, 16):
+        count = -(-96 // size)
+        scales = torch.rand((6, count), generator=generator)
+        codes = Codes(numbers, 4, scales, size, offsets=-scales, center=8)
+        for world in (2, 3, 4, 6):
+            width = 96 // world
+            for first in range(0, 96, width):
+                part = slice(first, first + width)
+                cut = codes.columns(part)
+                assert cut is not None
+                torch.testing.assert_close(cut.decoded(), codes.decoded()[:, part], atol=0, rtol=0)
