@@ -12,6 +12,7 @@ torch` the p99 gap of streams with a grammar may be at most 1.5 times that of pl
 
 import argparse
 import asyncio
+import json
 import sys
 import time
 from collections import Counter
@@ -68,6 +69,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--responders", type=int, default=2, help="gateways for stored responses, which may die")
     add("--engine", choices=("sim", "torch"), default="sim")
     add("--timeout", type=float, default=120.0, help="seconds for one request")
+    add(
+        "--speculative-config",
+        type=json.loads,
+        help="JSON: workers speculate, and each chat predicts its own answer; {}: only that",
+    )
     add_cluster_options(parser)
     return parser.parse_args(arguments)
 
@@ -103,6 +109,7 @@ def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
         None,
         {
             "worker": engine,
+            "model": {"speculative_config": options.speculative_config or {}},
             "service": {"drain_grace_s": 2.0},
             "gateway": {"seed": completions.SEED, "keys_file": str(keys_file)},
             "constants": {
@@ -154,7 +161,8 @@ async def disturb(
 ) -> tuple[Streams, Chaos]:
     """Streams and faults side by side until there were enough of both."""
     random = Random(options.seed)
-    weights = await request_kinds(cluster, model, options.engine, random)
+    predicts = options.speculative_config is not None
+    weights = await request_kinds(cluster, model, options.engine, random, predicts=predicts)
     streams = Streams(weights, Random(random.getrandbits(64)), options.timeout)
     chaos = Chaos(cluster, Random(random.getrandbits(64)), options.interval)
     until_s = time.perf_counter() + options.seconds
@@ -173,7 +181,7 @@ async def disturb(
 
 
 async def request_kinds(
-    cluster: Cluster, model: str, engine: str, random: Random
+    cluster: Cluster, model: str, engine: str, random: Random, *, predicts: bool = False
 ) -> dict[RequestKind, int]:
     """Kinds of requests, and how many of each there are among so many."""
     servers, recorder = servers_of(cluster.urls), Target(cluster.urls[0], RECORDER)
@@ -184,7 +192,7 @@ async def request_kinds(
 
     bodies = chats(model, has_grammars=has_grammars)
     weights: dict[RequestKind, int] = {
-        await Chats.record(servers, recorder, bodies, own_random()): 2
+        await Chats.record(servers, recorder, bodies, own_random(), predicts=predicts): 2
     }
     if engine == "sim":
         oracle = await SimOracle.learn(recorder, model)
@@ -224,6 +232,7 @@ def report(options: argparse.Namespace, outcome: Outcome) -> dict[str, object]:
         "requests": len(streams.received),
         "streams": streams.num_choices,
         "tokens": streams.num_tokens,
+        "accepted_drafts": sum(each.num_accepted for each in streams.received),
         "stalls": outcome.chaos.stalls,
         "moves": dict(outcome.streams.moves),
         "kinds": dict(streams.kinds),
@@ -262,7 +271,7 @@ def failed(outcome: Outcome) -> list[dict[str, object]]:
 
 def show(found: dict[str, object], outcome: Outcome, console: Console) -> None:
     """Print the numbers."""
-    counts = ("faults", "stalls", "requests", "streams", "tokens", "moves")
+    counts = ("faults", "stalls", "requests", "streams", "tokens", "accepted_drafts", "moves")
     shown = ("failures", "leaks", "accounts", "account_differences", "first_token", "guided_ratio")
     for name in (*counts, *shown):
         console.print(f"{name}: {found[name]}")

@@ -69,6 +69,13 @@ LATE: Final = (
     "histogram_quantile(0.99, sum by (le, job) "
     "(rate(tokenmesh:event_loop_lag_seconds_bucket[$__rate_interval])))"
 )
+DRAFTED: Final = rate("spec_decode_num_accepted_tokens", "model_name", MODELS)
+ACCEPTANCE_LENGTH: Final = f"1 + {DRAFTED} / {rate('spec_decode_num_drafts', 'model_name', MODELS)}"
+ACCEPTED: Final = f"{DRAFTED} / {rate('spec_decode_num_draft_tokens', 'model_name', MODELS)}"
+BY_PLACE: Final = (
+    f"{rate('spec_decode_num_accepted_tokens_per_pos', 'position', MODELS)}"
+    f" / on() group_left() {rate('spec_decode_num_drafts', '', MODELS)}"
+)
 CORES: Final = "sum by (job) (rate(process_cpu_seconds_total[$__rate_interval]))"
 
 OVERVIEW: Final = (
@@ -129,6 +136,17 @@ ENGINE: Final = (
         ),
     ),
     percentiles("Prompt tokens of a request", "request_prompt_tokens", 50, 95, unit="short"),
+    Panel(
+        "Tokens of a stream in a step with drafts",
+        "short",
+        ((ACCEPTANCE_LENGTH, "{{model_name}}"),),
+        "The acceptance length: accepted drafts, and the token that would come without them.",
+    ),
+    Panel(
+        "Share of drafts that were accepted",
+        "percentunit",
+        ((ACCEPTED, "{{model_name}}"), (BY_PLACE, "draft {{position}}")),
+    ),
 )
 PLACEMENT: Final = (
     percentiles("A placement, waiting included", "placement_seconds", 50, 95, 99),

@@ -129,7 +129,8 @@ def note_usage(reply: Reply, received: ReceivedResponse) -> None:
     usage = reply.usage
     if usage is None:
         return
-    details = usage.prompt_tokens_details
+    details, drafted = usage.prompt_tokens_details, usage.completion_tokens_details
+    received.num_accepted = (drafted and drafted.accepted_prediction_tokens) or 0
     received.num_tokens = usage.completion_tokens
     received.usage = Counter(
         requests=1,

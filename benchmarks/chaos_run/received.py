@@ -72,6 +72,8 @@ class ReceivedResponse:
     """The kind of request: "plain", "guided", "tools", "stored", ..."""
     described: str = ""
     """A description of the request, for the report of a failure."""
+    num_accepted: int = 0
+    """Tokens that had been drafted."""
 
     def receive(self, index: int, part: str, text: str, now: float) -> None:
         """Add what a chunk brought to a choice."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
@@ -60,12 +60,17 @@ class Chats:
         recorder: Target,
         bodies: list[Body],
         random: Random,
+        *,
+        predicts: bool = False,
     ) -> "Chats":
         """Ask for all of it in peace. Raises ValueError for what fails already then.
 
-        `servers`: by tenant, as it asks them; `recorder`: one of them for now.
+        `servers`: by tenant, as it asks them; `recorder`: one of them for now. `predicts`: later
+        each is asked with a prediction that is nearly its answer.
         """
         chats = await asyncio.gather(*(_record(recorder, body) for body in bodies))
+        if predicts:
+            chats = [_predicted(each) for each in chats]
         return cls(servers, chats, random)
 
     async def send(self, received: ReceivedResponse) -> str | None:
@@ -85,6 +90,13 @@ class Chats:
 def kind_of(body: Body) -> str:
     """Name the purpose of a chat, by its first field that is out of the ordinary."""
     return next((kind for field, kind in _KIND_BY_FIELD.items() if field in body), "plain")
+
+
+def _predicted(chat: Chat) -> Chat:
+    text = chat.choices[0].get("text", "")
+    near = text[: len(text) // 3] + "?" + text[len(text) // 3 + 1 :]
+    prediction = {"type": "content", "content": near}
+    return replace(chat, body={**chat.body, "prediction": prediction})
 
 
 async def _record(server: Target, body: Body) -> Chat:

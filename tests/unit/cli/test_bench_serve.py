@@ -27,6 +27,7 @@ from tokenmesh.cli.bench.load import Load, Outcome
 from tokenmesh.cli.bench.plot import plot
 from tokenmesh.cli.bench.report import distribution, meets, summarize
 from tokenmesh.cli.bench.run import BenchRun
+from tokenmesh.cli.bench.speculation import DraftCounters
 from tokenmesh.cli.bench.sweep import Sweep
 from tokenmesh.cli.bench.sweep import plot as plot_sweeps
 from tokenmesh.cli.bench.workload import Ask, RandomPrompts, RequestShape, file_asks
@@ -335,3 +336,42 @@ def test_sharegpt_is_one_array_and_may_hold_conversations_without_a_user(tmp_pat
     talks = [[{"from": "gpt", "value": "x"}], [{"from": "human", "value": "hi"}]]
     path.write_text(json.dumps([{"conversations": talk} for talk in talks]))
     assert file_asks(path, 2, 7, Random(0)) == [Ask("hi", 7)] * 2
+
+
+def counters(scale: int, prefix: str) -> bytes:
+    page = f"""# TYPE {prefix}:spec_decode_num_drafts counter
+{prefix}:spec_decode_num_drafts_total{{model_name="m",engine="a"}} {scale}
+{prefix}:spec_decode_num_drafts_total{{model_name="m",engine="b"}} {scale}.0
+{prefix}:spec_decode_num_draft_tokens_total{{model_name="m",engine="a"}} {8 * scale}
+{prefix}:spec_decode_num_accepted_tokens_total{{model_name="m",engine="a"}} {3 * scale}
+{prefix}:spec_decode_num_accepted_tokens_per_pos_total{{engine="a",position="0"}} {2 * scale}
+{prefix}:spec_decode_num_accepted_tokens_per_pos_total{{position="1",engine="a"}} {scale}
+{prefix}:spec_decode_num_accepted_tokens_per_pos_total{{position="2",engine="a"}} 0
+"""
+    body = page.encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize("prefix", ["tokenmesh", "vllm"])
+async def test_drafts_of_a_run_are_the_difference_of_the_servers_counters(prefix: str) -> None:
+    scales = iter((10, 110))
+    async with serving(lambda _path, _body: counters(next(scales), prefix)) as url:
+        drafts = DraftCounters(Target(url, None))
+        await drafts.begin()
+        found = await drafts.found()
+    assert found == {
+        "spec_decode_acceptance_rate": 37.5,
+        "spec_decode_acceptance_length": 2.5,
+        "spec_decode_num_drafts": 200,
+        "spec_decode_draft_tokens": 800,
+        "spec_decode_accepted_tokens": 300,
+        "spec_decode_per_position_acceptance_rates": [1.0, 0.5],
+    }
+
+
+async def test_a_server_without_metrics_or_drafts_shows_none() -> None:
+    for answer in (plain(403, {}), plain(200, {"no": "metrics"})):
+        async with serving(lambda _path, _body, answer=answer: answer) as url:
+            drafts = DraftCounters(Target(url, None))
+            await drafts.begin()
+            assert await drafts.found() is None

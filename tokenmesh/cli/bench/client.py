@@ -68,12 +68,19 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionDetails(msgspec.Struct):
+    """Details of an answer's tokens in the usage."""
+
+    accepted_prediction_tokens: int | None = None
+
+
 class TokenUsage(msgspec.Struct):
     """Token counts of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class StreamChunk(msgspec.Struct):

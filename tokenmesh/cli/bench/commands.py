@@ -17,6 +17,7 @@ from tokenmesh.cli.bench.load import Outcome
 from tokenmesh.cli.bench.options import Variants, checked, option, with_load
 from tokenmesh.cli.bench.report import METRICS, PERCENTILES, Summary, show, summarize
 from tokenmesh.cli.bench.run import BenchRun
+from tokenmesh.cli.bench.speculation import Speculation
 from tokenmesh.cli.bench.startup import measure_starts
 from tokenmesh.cli.bench.sweep import Sweep
 from tokenmesh.cli.bench.sweep import plot as plot_sweeps
@@ -60,8 +61,10 @@ def serve(
     _check_outputs({"--result": result, "--plot": plot})
     load = replace(load, request_rate=request_rate)
     console = Console(stderr=True)
-    outcomes = _measure(load, api_key, console)
+    outcomes, drafts = _measure(load, api_key, console)
     summary = summarize(outcomes, ranks, goals)
+    if drafts is not None:
+        summary["speculation"] = drafts
     show(summary, console, metrics)
     if result:
         save(result, load.config(), summary)
@@ -111,7 +114,7 @@ def sweep(
     for name, search in sweeps.items():
         if name:
             console.print(name, style="bold", markup=False)
-        best = search.search(lambda each: _measure(each, api_key, console), console)
+        best = search.search(lambda each: _measure(each, api_key, console)[0], console)
         found.append(best)
         search.show(console)
         if best is None:
@@ -153,7 +156,9 @@ def save(path: Path, config: Mapping[str, object], results: Summary | Mapping[st
     path.write_bytes(msgspec.json.format(encoded, indent=2) + b"\n")
 
 
-def _measure(run: BenchRun, api_key: str | None, console: Console) -> list[Outcome]:
+def _measure(
+    run: BenchRun, api_key: str | None, console: Console
+) -> tuple[list[Outcome], Speculation | None]:
     try:
         return uvloop.run(run.measure(api_key, console))
     except (OSError, ValueError) as error:

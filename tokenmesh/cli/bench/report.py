@@ -13,6 +13,7 @@ from rich.table import Table
 
 from tokenmesh.cli.bench.load import Outcome
 from tokenmesh.cli.bench.recordings import edit_distance
+from tokenmesh.cli.bench.speculation import Speculation
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 METRICS: Final = {
@@ -58,6 +59,8 @@ class Summary(TypedDict):
     """Seconds of audio in a second: the inverse of the real-time factor."""
     word_error_rate: NotRequired[float]
     """Words to insert, delete or replace, for each word of the references."""
+    speculation: NotRequired[Speculation]
+    """Where the server has drafted anything."""
 
 
 def distribution(values_s: Sequence[float], ranks: Sequence[float] = PERCENTILES) -> Distribution:
@@ -187,6 +190,8 @@ def show(summary: Summary, console: Console, metrics: Sequence[str] = tuple(METR
         rates.add_row("RTFx", f"{summary['rtfx']:.2f}")
     if "word_error_rate" in summary:
         rates.add_row("word error rate", f"{summary['word_error_rate']:.2%}")
+    if "speculation" in summary:
+        _add_speculation(rates, summary["speculation"])
     for kind, count in sorted(summary["errors"].items()):
         rates.add_row(f"[red]{kind}", f"[red]{count}")
     console.print(rates)
@@ -196,6 +201,17 @@ def show(summary: Summary, console: Console, metrics: Sequence[str] = tuple(METR
         values = (found["mean"], *found["percentiles"].values(), found["max"])
         times.add_row(METRICS[name], *(f"{value:.2f}" for value in values))
     console.print(times)
+
+
+def _add_speculation(table: Table, found: Speculation) -> None:
+    table.add_row("acceptance rate (%)", f"{found['spec_decode_acceptance_rate']:.2f}")
+    table.add_row("acceptance length", f"{found['spec_decode_acceptance_length']:.2f}")
+    table.add_row("drafts", f"{found['spec_decode_num_drafts']}")
+    table.add_row("draft tokens", f"{found['spec_decode_draft_tokens']}")
+    table.add_row("accepted tokens", f"{found['spec_decode_accepted_tokens']}")
+    shares = found["spec_decode_per_position_acceptance_rates"]
+    shown = " ".join(f"{100 * each:.1f}" for each in shares)
+    table.add_row("per-position acceptance (%)", shown)
 
 
 def latency(summary: Summary, name: str) -> Distribution:

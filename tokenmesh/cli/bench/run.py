@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenmesh.cli.bench.client import Target
 from tokenmesh.cli.bench.load import Load, Outcome
 from tokenmesh.cli.bench.recordings import recordings
+from tokenmesh.cli.bench.speculation import DraftCounters, Speculation
 from tokenmesh.cli.bench.workload import (
     Ask,
     Endpoint,
@@ -53,8 +54,10 @@ class BenchRun:
         rate = self.request_rate
         return {**found, "request_rate": "inf" if math.isinf(rate) else rate}
 
-    async def measure(self, api_key: str | None, console: Console) -> list[Outcome]:
-        """Warm up, then measure. Raises OSError and ValueError."""
+    async def measure(
+        self, api_key: str | None, console: Console
+    ) -> tuple[list[Outcome], Speculation | None]:
+        """Warm up, then measure; with the server's drafts. Raises OSError and ValueError."""
         server = Target(self.base_url, api_key)
         shape = RequestShape(
             self.model or await first_model(server),
@@ -77,6 +80,8 @@ class BenchRun:
 
             load = Load(server, shape, self.max_concurrency, self.timeout_s, count)
             await load.closed(warm)
+            drafts = DraftCounters(server)
+            await drafts.begin()
             progress.reset(bar, total=len(asks), description="requests")
             if math.isinf(self.request_rate):
                 outcomes = await load.closed(asks)
@@ -84,7 +89,7 @@ class BenchRun:
                 random = Random(self.seed)
                 outcomes = await load.open(asks, self.request_rate, random, self.burstiness)
             load.close()
-        return outcomes
+        return outcomes, await drafts.found()
 
     async def _asks(self, server: Target, shape: RequestShape) -> list[Ask]:
         count = self.num_warmups + self.num_prompts

@@ -244,7 +244,7 @@ def _merged(request: Request, start: int, end: int) -> int:
 def _record_decode(ended: EndedStream, parent: str) -> None:
     request = ended.request
     timeline = request.timeline
-    attributes: dict[str, str | int] = {
+    attributes: dict[str, str | int | float] = {
         REQUEST_ID: request.spec.request_id,
         "prompt_tokens": request.num_prompt,
         "output_tokens": request.num_known - request.num_prompt,
@@ -255,6 +255,9 @@ def _record_decode(ended: EndedStream, parent: str) -> None:
     if request.output.num_drafts:
         attributes["draft_tokens"] = request.output.num_drafts
         attributes["accepted_draft_tokens"] = request.output.num_accepted
+        num_drawn = request.num_known - request.num_prompt - request.output.num_resumed
+        num_steps = max(1, num_drawn - request.output.num_accepted)
+        attributes["tokens_per_step"] = round(num_drawn / num_steps, 2)
     if request.spec.lora is not None:
         attributes["adapter"] = request.spec.lora.name
     events = [_step_event(step) for step in ended.steps]
