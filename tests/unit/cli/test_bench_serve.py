@@ -370,8 +370,9 @@ async def test_drafts_of_a_run_are_the_difference_of_the_servers_counters(prefix
 
 
 async def test_a_server_without_metrics_or_drafts_shows_none() -> None:
-    for answer in (plain(403, {}), plain(200, {"no": "metrics"})):
-        async with serving(lambda _path, _body, answer=answer: answer) as url:
+    answers = iter([plain(403, {})] * 2 + [plain(200, {"no": "metrics"})] * 2)
+    async with serving(lambda _path, _body: next(answers)) as url:
+        for _ in range(2):
             drafts = DraftCounters(Target(url, None))
             await drafts.begin()
             assert await drafts.found() is None
