@@ -18,6 +18,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also with an interpreter where the project is not installed
+from scripts.import_graph import circles, import_graph, upward  # noqa: E402
 from scripts.size_goals import goals, table  # noqa: E402
 
 MAX_MEDIAN_FILE: Final = 140
@@ -239,6 +240,10 @@ def main() -> int:
     counts, found = counted_fragments([file.path for file in files])
     print(f"  docstrings without a subject: {counts or 0}")
     problems += [*empty, *twice, *found]
+    graph = import_graph()
+    round_trips, risers = circles(graph), upward(graph)
+    print(f"  circles of imports: {len(round_trips)}; imports to a higher floor: {len(risers)}")
+    problems += [f"a circle of imports: {', '.join(each)}" for each in round_trips] + risers
     for path in [*(file.path for file in files), *documentation()]:
         if path not in ALLOWED_DIALECT:
             problems += dialect(path)

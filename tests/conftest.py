@@ -17,6 +17,7 @@ from tests.again import (  # noqa: F401 - hooks of pytest
     pytest_sessionfinish,
     pytest_sessionstart,
 )
+from tests.left_gateways import LEFT_GATEWAYS
 from tests.servers import Server, bus_settings_of, make_nats, make_redis, redis_settings_of
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
@@ -93,6 +94,15 @@ def _one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         # for clients that do not trust the environment
         patch.setattr(certifi, "where", lambda: str(file))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that leaves a gateway running: another test would collect it and be blamed."""
+    result = yield
+    if left := LEFT_GATEWAYS.pop_left():
+        pytest.fail(f"{item.nodeid} leaves {left} gateways running")
+    return result
 
 
 @pytest.fixture(scope="session")

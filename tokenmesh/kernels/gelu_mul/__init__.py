@@ -5,15 +5,14 @@ approximate  "none" (erf) or "tanh", as torch.nn.functional.gelu has it
 returns      [tokens, features]       a new tensor
 """
 
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.kernels.gelu_mul.cpu import gelu_mul as gelu_mul_on_cpu
-from tokenmesh.kernels.gelu_mul.reference import gelu_mul_reference
+from tokenmesh.kernels.gelu_mul.reference import Approximate, gelu_mul_reference
 
-Approximate = Literal["none", "tanh"]
 TOLERANCE: Final = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 __all__ = ["TOLERANCE", "Approximate", "gelu_mul", "gelu_mul_reference"]

@@ -1,11 +1,14 @@
 """The specification of gelu_mul, in float64 and from the definitions."""
 
 import math
+from typing import Literal
 
 import torch
 
+Approximate = Literal["none", "tanh"]
 
-def gelu_mul_reference(gate_up: torch.Tensor, approximate: str) -> torch.Tensor:
+
+def gelu_mul_reference(gate_up: torch.Tensor, approximate: Approximate) -> torch.Tensor:
     """gate_up [T, 2F] -> [T, F], rounded once to its dtype."""
     gate, up = gate_up.double().chunk(2, dim=-1)
     if approximate == "tanh":

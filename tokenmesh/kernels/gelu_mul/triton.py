@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenmesh.kernels.gelu_mul import Approximate
+from tokenmesh.kernels.gelu_mul.reference import Approximate
 from tokenmesh.kernels.silu_mul.triton import (
     launch_gated,
     load_gate_up,

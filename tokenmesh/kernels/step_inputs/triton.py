@@ -8,7 +8,8 @@ import triton.language as tl
 
 from tokenmesh.kernels.alignment import assert_aligned_rows
 from tokenmesh.kernels.fusion import FUSED
-from tokenmesh.kernels.step_inputs import RowState, StepTensors
+from tokenmesh.kernels.step_inputs.row_state import RowState
+from tokenmesh.kernels.step_inputs.step_tensors import StepTensors
 
 BLOCK: Final = 1024
 NUM_WARPS: Final = 4
