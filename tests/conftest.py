@@ -97,11 +97,17 @@ def _one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that leaves a gateway running: another test would collect it and be blamed."""
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Fail where a gateway was left running, with the name of the test that began it.
+
+    Without it any later test that collects the gateway's tasks would be blamed.
+    """
     result = yield
-    if left := LEFT_GATEWAYS.pop_left():
-        pytest.fail(f"{item.nodeid} leaves {left} gateways running")
+    is_module_over = nextitem is None or nextitem.path != item.path
+    if left := LEFT_GATEWAYS.pop_left(is_module_over=is_module_over):
+        pytest.fail(f"gateways are left running by {', '.join(left)}")
     return result
 
 

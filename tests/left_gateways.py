@@ -1,6 +1,6 @@
-"""Counts gateways that run, so that a test which leaves one is named."""
+"""Knows which gateways run and which test began them, so that one that is left is blamed on it."""
 
-import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -9,26 +9,38 @@ _CORE: Final = "tokenmesh.services.gateway.core.gateway_core"
 
 
 class LeftGateways:
-    """Watches `Core.run` from the first test on after which the gateway is imported."""
+    """Watches `Core.run` from the end of the first test that has imported it."""
 
     def __init__(self) -> None:
-        self._num_running = 0
+        self._running: dict[object, str] = {}
+        self._collected: list[str] = []
 
-    def pop_left(self) -> int:
-        """Return how many have not ended, and forget them."""
+    def pop_left(self, *, is_module_over: bool) -> list[str]:
+        """Return and forget the tests whose gateways were collected while they were running.
+
+        When the fixtures of a module are gone, also those whose gateways still run.
+        """
         module: Any = sys.modules.get(_CORE)
         if module is not None and not hasattr(module.Core.run, "is_watched"):
             module.Core.run = self._watched(module.Core.run)
-        left, self._num_running = self._num_running, 0
+        left, self._collected = self._collected, []
+        if is_module_over:
+            left += self._running.values()
+            self._running.clear()
         return left
 
     def _watched(self, run: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         async def watched(core: Any) -> None:
-            self._num_running += 1
+            key, test = object(), os.environ.get("PYTEST_CURRENT_TEST", "a fixture")
+            self._running[key] = test
             try:
                 await run(core)
+            except GeneratorExit:
+                # The garbage collector ends it: nothing has waited for its task.
+                self._collected.append(test)
+                raise
             finally:
-                self._num_running -= 1
+                self._running.pop(key, None)
 
         setattr(watched, "is_watched", True)  # noqa: B010
         return watched

@@ -244,6 +244,15 @@ class BackEnd:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "BackEnd":
+        try:
+            await self._start()
+        except BaseException:
+            # What has begun would go on in a loop of a whole module.
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _start(self) -> None:
         self.bus = await self._connect("back-end")
         self.redis = open_redis(self.settings.redis)
         self._stack.push_async_callback(self.redis.close)
@@ -255,7 +264,6 @@ class BackEnd:
         await self.members.start(self.bus)
         await self.add_worker()
         await self._start_gateway()
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
@@ -342,8 +350,8 @@ class BackEnd:
         )
         await self.gateway.start()
         self._stack.push_async_callback(self.gateway.stop)
-        running = asyncio.create_task(self.gateway.run())
         server = Server(make_app(self.gateway), self.settings.gateway, self.gateway.core.metrics)
+        running = asyncio.create_task(self.gateway.run())
         serving = asyncio.create_task(server.run())
         self.url = f"http://127.0.0.1:{server.port}"
 

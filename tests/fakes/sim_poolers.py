@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.fakes.service_mesh import running
@@ -60,20 +61,22 @@ def sim_poolers(folder: Path, nats: Server, redis: Server) -> Iterator[str]:
         gateway=GatewaySettings(port=free_port()),
         worker=WorkerSettings(engine="sim"),
     )
-    loop, ready = asyncio.new_event_loop(), Future[asyncio.Event]()
-    thread = threading.Thread(target=loop.run_until_complete, args=(_serve(settings, ready),))
+    ready: Future[Callable[[], object]] = Future()
+    # `run` cancels what is left before it closes the loop.
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(settings, ready)))
     thread.start()
     try:
         end = ready.result(60)
-        yield f"127.0.0.1:{settings.gateway.port}"
-        loop.call_soon_threadsafe(end.set)
+        try:
+            yield f"127.0.0.1:{settings.gateway.port}"
+        finally:
+            end()
     finally:
         thread.join(30)
-        loop.close()
 
 
-async def _serve(settings: Settings, ready: "Future[asyncio.Event]") -> None:
-    """Run the services until the event is set that `ready` gets."""
+async def _serve(settings: Settings, ready: "Future[Callable[[], object]]") -> None:
+    """Run the services until the function is called that `ready` gets."""
     first, second = settings.models
     alone = [settings.model_copy(update={"models": (each,)}) for each in (first, second)]
     end = asyncio.Event()
@@ -88,7 +91,7 @@ async def _serve(settings: Settings, ready: "Future[asyncio.Event]") -> None:
             ):
                 await stack.enter_async_context(running(service, used, build))
             await asyncio.sleep(0.5)
-            ready.set_result(end)
+            ready.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, end.set))
             await end.wait()
     except BaseException as error:
         if not ready.done():

@@ -80,6 +80,15 @@ class SmallMesh:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "SmallMesh":
+        try:
+            await self._start()
+        except BaseException:
+            # What has begun would go on in a loop of a whole module.
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _start(self) -> None:
         async with AsyncExitStack() as leaving:
             # Started first it sees each of the others join, in place of their next heartbeat.
             self.gateway = await leaving.enter_async_context(
@@ -102,7 +111,6 @@ class SmallMesh:
         )
         await self.until(lambda: len(self.loads()) == len(self.workers))
         await self.until(lambda: len(self.gateway.members.all()) >= 3 + len(self.workers))
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()

@@ -95,6 +95,18 @@ async def test_a_parser_plugin_that_cannot_be_imported_is_an_error_at_the_start(
     assert caught.value.param == "parser_plugins"
 
 
+async def test_a_gateway_that_leaves_without_a_drain_leaves_no_task(
+    bus_settings: BusSettings, redis_settings: RedisSettings
+) -> None:
+    settings = Settings(
+        bus=bus_settings, redis=redis_settings, gateway=GatewaySettings(port=free_port())
+    )
+    before = asyncio.all_tasks()
+    async with running("gateway", settings, build):
+        pass
+    assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
+
+
 async def test_a_draining_gateway_finishes_requests_and_accepts_no_new_ones(
     bus_settings: BusSettings, redis_settings: RedisSettings
 ) -> None:

@@ -49,6 +49,8 @@ async def build(mesh: Mesh) -> None:
     await gateway.start()
     server = Server(make_app(gateway), mesh.settings.gateway, mesh.metrics)
     background = BackgroundTasks(lambda _name: mesh.crashed.set(), mesh.settings.service)
+    # After a crash, or a start that fails, there is no drain.
+    mesh.on_leave(background.stop)
     background.spawn(gateway.run, "gateway", is_fatal=True)
     background.spawn(partial(check_journals, journals), "journals")
     is_served = asyncio.Event()

@@ -106,6 +106,7 @@ class HeartbeatSender:
 
 
 OnDrain = Callable[[float], Coroutine[Any, Any, None]]
+OnLeave = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Mesh:
@@ -142,6 +143,7 @@ class Mesh:
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._runtimes: dict[Actor, ActorRuntime] = {}
         self._on_drain: list[OnDrain] = []
+        self._on_leave: list[OnLeave] = []
         self._micro = Micro.of(
             service, instance_id, self.epoch, lambda: tuple(self._runtimes.values())
         )
@@ -209,6 +211,10 @@ class Mesh:
         """
         self._on_drain.append(hook)
 
+    def on_leave(self, hook: OnLeave) -> None:
+        """Run `hook()` when the instance leaves, also where it crashed and did not drain."""
+        self._on_leave.append(hook)
+
     async def start(self) -> None:
         """Start to receive heartbeats of other instances."""
         spec = SERVICE_BY_NAME[self.service]
@@ -259,6 +265,8 @@ class Mesh:
     async def leave(self) -> None:
         """Answer waiting messages with Failed(draining) and publish the last heartbeat."""
         self._heartbeats.is_draining = True
+        for hook in self._on_leave:
+            await hook()
         await self._stop_actors(0.0)
         if self._heartbeat_task is not None:
             self._heartbeat_task.remove_done_callback(self._on_heartbeat_task_done)
