@@ -13,7 +13,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.pool_driver import PoolDriver
 from tests.fakes.poolers import DECODERS, make_pooler, write_json
 from tests.fakes.tokenizers import byte_level_bpe
-from tokenmesh.engine.exec.build import build
+from tokenmesh.engine.exec.build_any import build
 from tokenmesh.engine.models.pooling.kind import read_pooling
 from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.services.worker_svc.pooling.admission import admit_pool

@@ -12,7 +12,7 @@ from tests.fakes.poolers import ENCODERS, make_pooler, write_modules
 from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.run_to_end import run_to_end
-from tokenmesh.engine.exec.build import build
+from tokenmesh.engine.exec.build_any import build
 from tokenmesh.engine.exec.loaded_model import LoadedPooler
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import (

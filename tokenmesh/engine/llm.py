@@ -15,7 +15,7 @@ from tokenmesh.engine.api.structured import Structured
 from tokenmesh.engine.api.tokens import FinishReason, TokenLogprobs
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.run_to_end import FinishedRequest, run_to_end
-from tokenmesh.engine.exec.build import build
+from tokenmesh.engine.exec.build_any import build
 from tokenmesh.engine.grammar.compile_here import LocalCompiler
 from tokenmesh.engine.grammar.matcher import CannotCompile, Grammar
 from tokenmesh.engine.local_tokenizer import Conversation, LocalTokenizer

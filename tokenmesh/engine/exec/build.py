@@ -16,17 +16,15 @@ from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes, warm_u
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
 from tokenmesh.engine.exec.device import device_of
 from tokenmesh.engine.exec.draft_build import DraftMaker, DraftTarget
-from tokenmesh.engine.exec.loaded_model import LoadedPooler, RunnableModel
+from tokenmesh.engine.exec.loaded_model import RunnableModel
 from tokenmesh.engine.exec.maker import LoadTimes, RunnerMaker, gpu_budget
 from tokenmesh.engine.exec.page_dtype import page_dtype_of
-from tokenmesh.engine.exec.pool_build import build_pool_runner
 from tokenmesh.engine.exec.role import ALONE_ROLE, Role
 from tokenmesh.engine.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.engine.models.kv_scales import NO_SCALES, read_kv_scales
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.load import read_model_facts
 from tokenmesh.engine.models.location import locate
-from tokenmesh.engine.models.pooling.kind import pools
 from tokenmesh.engine.models.raw_config import read_config
 from tokenmesh.engine.models.token_ids import check_tokenizer_ids, read_eos
 from tokenmesh.kernels import native as native_kernels
@@ -51,25 +49,7 @@ _ALL_THREADS: Final = torch.get_num_threads()
 logger = logging.getLogger(__name__)
 
 
-def build(
-    model: ModelSettings, worker: WorkerSettings, progress: Progress
-) -> RunnableModel | LoadedPooler:
-    """See `build_runner` and `build_pool_runner`: by what the checkpoint is served for."""
-    if worker.tensor_parallel_size > 1:
-        # here, so that a worker of one rank starts without them
-        from tokenmesh.engine.exec.leader import build_ranked
-
-        return build_ranked(model, worker, progress)
-    directory = locate(model, with_code=model.trust_remote_code)
-    raw = read_config(directory)
-    if not pools(model, raw, directory):
-        return build_runner(model, worker, progress)
-    device = _start(worker)
-    with _fitting("the model does not fit the GPU", "model"):
-        return build_pool_runner(model, worker, directory, raw, device, choose_dtype, progress)
-
-
-def _start(worker: WorkerSettings, local_world: int = 1) -> torch.device:
+def start_device(worker: WorkerSettings, local_world: int = 1) -> torch.device:
     """Set the number of threads and start the C kernels; the device."""
     if worker.cpu_threads is not None:
         torch.set_num_threads(worker.cpu_threads)
@@ -95,7 +75,7 @@ def build_runner(
 
     Sets the process's number of torch threads. Raises CheckpointError or ConfigError.
     """
-    device = _start(worker, role.local_world)
+    device = start_device(worker, role.local_world)
     native = worker.native_kernels and device.type == "cpu" and native_kernels.has_started()
     maker = replace(_maker_of(model, worker, native, device), role=role)
     # what cannot draft is refused before any weights are read
@@ -105,7 +85,7 @@ def build_runner(
     )
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
-        with _fitting(f"{_weights_of(maker)} do not fit the GPU", "model"):
+        with fitting(f"{_weights_of(maker)} do not fit the GPU", "model"):
             loaded, times = maker.load(progress)
         if drafting is not None:
             maker = replace(maker, draft=drafting.load(loaded))
@@ -113,7 +93,7 @@ def build_runner(
         # the pool gets a share of what the weights have left
         size = maker.size_store(loaded, partial(maker.budget_of, loaded, gpu))
         maker = maker.fitted(loaded, size)
-        with _fitting(
+        with fitting(
             "the KV pool does not fit the GPU; lower what sets its size", "gpu_memory_utilization"
         ):
             runner, store = maker.make_runner(loaded, size)
@@ -141,13 +121,13 @@ def _get_ready(runner: CudaRunner, maker: RunnerMaker) -> None:
     problem = (
         "CUDA graphs do not fit the GPU; lower gpu_memory_utilization or max_cudagraph_capture_size"
     )
-    with _fitting(problem, "gpu_memory_utilization"):
+    with fitting(problem, "gpu_memory_utilization"):
         runner.make_graphs(runner.graph_sizes, GraphProgress())
         warm_up(runner, maker.settings, maker.max_model_len)
 
 
 @contextmanager
-def _fitting(problem: str, setting: str) -> Iterator[None]:
+def fitting(problem: str, setting: str) -> Iterator[None]:
     """Turn a lack of device memory into a ConfigError that names the setting to lower."""
     try:
         yield

@@ -226,7 +226,7 @@ def _sim_kv(directory: Path, worker: WorkerSettings) -> SharedKv | None:
 
 def _load_torch(model: ModelSettings, worker: WorkerSettings) -> Loaded:
     # imported here, so that a simulated worker starts without torch
-    from tokenmesh.engine.exec.build import build
+    from tokenmesh.engine.exec.build_any import build
 
     return build(model, worker, LoadProgress())
 
