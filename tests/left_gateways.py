@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+Run = Callable[[Any], Coroutine[Any, Any, None]]
 _CORE: Final = "tokenmesh.services.gateway.core.gateway_core"
 
 
@@ -29,7 +30,7 @@ class LeftGateways:
             self._running.clear()
         return left
 
-    def _watched(self, run: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    def _watched(self, run: Run) -> Run:
         async def watched(core: Any) -> None:
             key, test = object(), os.environ.get("PYTEST_CURRENT_TEST", "a fixture")
             self._running[key] = test
