@@ -15,6 +15,7 @@ from tokenmesh.engine.core.proposing import Proposer, check_drafts
 from tokenmesh.engine.core.rate_meter import RateMeter
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.kv.block_log import BlockLog
+from tokenmesh.engine.kv.exchange import KvExchange
 from tokenmesh.engine.kv.make_cache import make_cache
 from tokenmesh.engine.plan import StepPlan
 from tokenmesh.engine.request.request import Request
@@ -52,6 +53,7 @@ class Engine:
         self._settings = settings
         self._cache = make_cache(settings, runner, route_tokens, log)
         self._pool = self._cache.pool
+        self.exchange: Final = KvExchange(self._cache, settings.block_size)
         self._scheduler = Scheduler(settings, self._cache, proposer)
         self.busy_since_s: float | None = None
         """When the oldest in-flight step began, `monotonic_s`; read by any thread."""

@@ -31,6 +31,8 @@ class StepNotes(msgspec.Struct):
     preempted: list[Request] = []
     registered: list[Registered] = []
     """Blocks that the step fills and that can be found already."""
+    computed: list[Request] = []
+    """Requests of which nothing is drawn, and whose last token the step computes."""
 
 
 @dataclass(slots=True)

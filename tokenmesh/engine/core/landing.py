@@ -24,6 +24,8 @@ from tokenmesh.shared.clock import now_ns, perf_s
 
 POOLED: Final = Ending("stop")
 """Of a request with `pooling`, whose numbers are in its output."""
+COMPUTED: Final = Ending("stop")
+"""Of a request of which nothing is drawn."""
 
 
 class Landing:
@@ -80,6 +82,10 @@ class Landing:
             self._scheduler.note_drafts(number, result.drafts)
         if result.pooled:
             self._publish_pooled(number, result, ended_ns)
+        for request in step.notes.computed:
+            if self._rows.owner(request.place.row, number) is request:
+                request.timeline.first_token_ns = ended_ns
+                self._outbox.end(request, COMPUTED)
         # a request draws its first token in the step that computes the last of its prompt
         special = {*ends, *result.logprobs, *starts}
         by_gateway = self._outbox.output.deltas

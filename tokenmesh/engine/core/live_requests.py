@@ -64,6 +64,7 @@ class LiveRequests:
 
     def remove(self, request: Request) -> None:
         """The request ends, wherever it is; its row and blocks are free at once."""
+        self._cache.unpin(request)
         if request.place.status is Status.RUNNING:
             self.num_queued_tokens -= request.backlog
             self.running.remove(request)

@@ -38,7 +38,7 @@ class Outbox:
 
     def close(self, request: Request, ending: Ending) -> None:
         """End a stream without a further token."""
-        if request.spec.pooling is None:
+        if request.spec.pooling is None and not request.spec.computes_only:
             self.output.deltas[request.key.gateway].append(closing_delta(request, ending))
         self.end(request, ending)
 

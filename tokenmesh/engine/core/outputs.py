@@ -166,12 +166,18 @@ def _full_delta(
         finish=ending.reason if ending else None,
         stop_token=ending.stop_token if ending else None,
         logprobs=logprobs,
-        cached_tokens=(request.place.num_cached or 0) if is_first else None,
+        cached_tokens=_cached_tokens(request) if is_first else None,
         prompt_logprobs=_take_prompt_logprobs(request),
         error=ending.error if ending else None,
         alignment=alignment,
         drafts=_drafts_of(request),
     )
+
+
+def _cached_tokens(request: Request) -> int:
+    """Prompt tokens that no worker has computed for this request."""
+    cached, remote_from = request.place.num_cached or 0, request.prepared.remote_from
+    return cached if remote_from is None else min(cached, remote_from)
 
 
 def _drafts_of(request: Request) -> tuple[int, int] | None:

@@ -109,13 +109,18 @@ class Prefill:
         wheel.advance(request, num_tokens)
         live.notes.registered += self._cache.register(request, start, end)
         is_last, pools = end == request.num_known, request.spec.pooling is not None
-        if is_last and pools:
+        draws = not (pools or request.spec.computes_only)
+        if is_last and request.kv.pins:
+            self._cache.unpin(request)
+        if is_last and not draws:
             wheel.finish(request)
+            if not pools:
+                live.notes.computed.append(request)
         elif is_last:
             wheel.enter(request)
             if end == request.spec.max_len - 1:
                 live.ends.expect_end(request)
-        row = ScheduledRow(request.place.row, start, num_tokens, new_blocks, is_last and not pools)
+        row = ScheduledRow(request.place.row, start, num_tokens, new_blocks, is_last and draws)
         row.new_windowed, row.pools = live.tables.take_new(request), is_last and pools
         row.fills = list(fills.entries)
         self._speculating.follow(request, row)

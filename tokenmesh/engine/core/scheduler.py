@@ -98,7 +98,9 @@ class Scheduler:
         live.recent.note(self.rows.by_tenant, prefills)
         if plan.num_rows:
             plan.saves = self._cache.take_saved()
-            plan.host_saves = self._cache.take_host_saves(plan.step)
+            # others wait for what is computed for them, and there may be no further step
+            is_awaited = bool(notes.computed)
+            plan.host_saves = self._cache.take_host_saves(plan.step, all_of_them=is_awaited)
         self.rows.note_step(plan)
         return plan
 

@@ -36,6 +36,9 @@ def make_arena(store: KvStore, settings: WorkerSettings, local_world: int = 1) -
                 "kv.role needs a host tier, and kv_offloading_size is 0", param=_PARAM
             )
         return NO_ARENA
+    if settings.kv.role is not None and local_world > 1:
+        what = "KV of a model over several ranks is not exchanged: leave kv.role out"
+        raise ConfigError(what, param="worker.kv.role")
     problem = _problem(store, settings)
     if problem is not None:
         # not refused: one setting may be for workers of several models

@@ -173,7 +173,8 @@ class RunnerMaker:
         kernels = level() if self.native else torch.backends.cpu.get_cpu_capability()
         computed_by = f"{kernels} {self.native} torch {torch.__version__}"
         scope = scope_of(self.directory, store, self.dtype, self.page_dtype, computed_by)
-        return SharedKv(arena, scope, -(-store.image_bytes // store.page_size))
+        size = store.page_size
+        return SharedKv(arena, scope, -(-store.image_bytes // size), size)
 
     def kv_bytes(self, model: LanguageModel) -> KvBytes:
         """What blocks and rows of the store take."""

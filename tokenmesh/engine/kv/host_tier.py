@@ -67,6 +67,10 @@ class HostTier:
         """Whether its image is here, or is being saved."""
         return key in self._ready or key in self._saving
 
+    def is_coming(self, key: bytes) -> bool:
+        """Whether its image is being saved or loaded."""
+        return key in self._saving or key in self._loading
+
     @property
     def stats(self) -> HostStats:
         return HostStats(self.states, self._num_saved, self._num_filled)

@@ -75,6 +75,8 @@ class PrefixCache:
         self._marks = self.keys.marks
         has_host = enabled and images.slots > 0
         self.host = HostTier(images.slots, self._note_no_image) if has_host else None
+        self._loaded: set[bytes] = set()
+        """Hashes of images that a load brought and that no report has named."""
         self._most_saves = max(1, SAVED_BYTES // max(1, images.num_bytes))
         is_there = self._is_there if states is None else states.reaches
         routes = RouteLedger(is_there, size, route_tokens) if has_routes else None
@@ -91,7 +93,7 @@ class PrefixCache:
         # blocks found before a preemption may be evicted
         request.kv.num_routed = request.kv.num_matched = 0
         self.keys.choose_side(request)
-        if not self._may_skip(request):
+        if not self.may_skip(request):
             return [[], *([] for _ in self._marks)]
         num_blocks = (request.num_known - 1) // self._block_size
         self.keys.hash_up_to(request, num_blocks)
@@ -106,7 +108,7 @@ class PrefixCache:
             return [self._up_to_state(self._states, request.kv.hashes[:num_blocks], found)]
         return self._within_windows(request, found) if self._marks else [found]
 
-    def _may_skip(self, request: Request) -> bool:
+    def may_skip(self, request: Request) -> bool:
         """Whether it may use what others have computed."""
         needs_all = request.output.wants_prompt_logprobs or request.spec.reads_all
         return self._enabled and not needs_all
@@ -114,7 +116,7 @@ class PrefixCache:
     def count_images(self, request: Request, first: int, most: int) -> int:
         """How many of its blocks from `first` on, at most so many, the host tier has in all groups;
         the last known token is in none of them."""
-        if self.host is None or request.spec.is_whole or not self._may_skip(request):
+        if self.host is None or request.spec.is_whole or not self.may_skip(request):
             return 0
         end = min((request.num_known - 1) // self._block_size, first + most)
         count = 0
@@ -153,11 +155,12 @@ class PrefixCache:
             hashes = request.kv.hashes[:num_blocks]
             self.host.touch([each + mark for each in hashes for mark in (b"", *self._marks)])
 
-    def take_host_saves(self, step: int) -> list[tuple[int, int]]:
+    def take_host_saves(self, step: int, *, all_of_them: bool) -> list[tuple[int, int]]:
         """Blocks that are copied at the end of a step whose plan is complete but for these."""
         if self.host is None:
             return []
-        return self.host.take_saves(step, self.pool, self._most_saves)
+        most = self.pool.num_blocks if all_of_them else self._most_saves
+        return self.host.take_saves(step, self.pool, most)
 
     def landed(self, step: int, *, ok: bool) -> None:
         """A step has ended, and what it did not compute was retracted."""
@@ -205,6 +208,9 @@ class PrefixCache:
             if self.pool.register(block, block_hash):
                 registered.append(Registered(row, block, block_hash))
                 is_reported = self.host is not None and self.host.has(block_hash)
+                if block_hash in self._loaded:
+                    self._loaded.remove(block_hash)
+                    is_reported = False
                 if self._states is None and not is_reported:
                     self.reports.stored(request, index)
             if not self._marks:
@@ -269,6 +275,7 @@ class PrefixCache:
         self.pool.forget_all()
         if self.host is not None:
             self.host.drop_all()
+            self._loaded.clear()
         if self._states is not None:
             self._states.drop_all()
         self.reports.clear()
@@ -297,6 +304,20 @@ class PrefixCache:
         elif self._states.needs_blocks:
             self.reports.hide(self._states.forget_block(block_hash))
 
+    def note_loaded(self, keys: Iterable[bytes]) -> None:
+        """A load brought images of these keys; they are reported when a request uses them."""
+        self._loaded.update(
+            key for key in keys if len(key) == HASH_BYTES and self.pool.find(key) is None
+        )
+
+    def unpin(self, request: Request) -> None:
+        """Images that were kept for the request may give way."""
+        if request.kv.pins:
+            assert self.host is not None
+            self.host.unpin(request.kv.pins)
+            request.kv.pins = []
+
     def _note_no_image(self, key: bytes) -> None:
+        self._loaded.discard(key)
         if len(key) == HASH_BYTES and not self._is_there(key):
             self.reports.hide((key,))

@@ -36,6 +36,7 @@ class SharedKv(NamedTuple):
     """Images are exchanged with equal ones only, see `models.scope`."""
     token_bytes: int
     """KV of a token."""
+    block_size: int
 
 
 def _seal(file: int) -> None:

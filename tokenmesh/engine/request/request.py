@@ -71,6 +71,8 @@ class KvState:
     """Tokens at the beginning that the prefix cache has blocks of, where rows keep states."""
     route_hashes: list[bytes] = field(default_factory=list)
     """One for each full route block of known tokens, as far as they were needed."""
+    pins: list[bytes] = field(default_factory=list)
+    """Keys of images in the host tier that are kept until its prompt is computed."""
     num_routed: int = 0
     """Route blocks that were looked at since admission."""
 

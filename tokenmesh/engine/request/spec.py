@@ -79,6 +79,8 @@ class RequestSpec:
     """See `PoolItem.type_ids`."""
     is_whole: bool = False
     """Its tokens depend on later ones: the prompt is computed in one step, and nothing is kept."""
+    computes_only: bool = False
+    """Nothing is drawn or sent: the request ends when its tokens are computed."""
     reads_all: bool = False
     """Its answer needs the state of every token: nothing that is cached is skipped."""
     prediction: list[int] = field(default_factory=list)
@@ -110,5 +112,7 @@ class PreparedParts:
     """Of media that are embeddings of a client, for the hashes of blocks."""
     grammar: Grammar | None = None
     adapter: AdapterMatrices | None = None
+    remote_from: int | None = None
+    """Its tokens from there on were computed for it by another worker; None: it did not ask one."""
     refusal: Failed | None = None
     """Why it cannot be served after all, found out after it was accepted."""

@@ -1,0 +1,103 @@
+"""KvExchange: which images a request lacks, and which ones others may read. Engine thread only.
+
+A key is a block's hash, or with a mark that of a window group. The keys of a request are those of
+its whole blocks before its last known token, in order, and in each block those of its groups.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.request.request import Request
+
+
+class Wanted(NamedTuple):
+    """What a request lacks."""
+
+    num_blocks: int
+    last_key: bytes
+    num_hits: int
+    """Blocks that the pool has."""
+    first: int
+    """The number of the first of `keys` among all keys of the request."""
+    keys: Sequence[bytes]
+    """The next ones that are to be loaded or are here already."""
+    slots: Sequence[int | None]
+    """Reserved for the load of each; None: it is here."""
+    is_awaited: bool
+    """The image of the next key is on its way for another request."""
+
+
+class KvExchange:
+    def __init__(self, cache: PrefixCache, block_size: int) -> None:
+        self._cache = cache
+        self._size = block_size
+
+    def keys_of(self, request: Request, num_blocks: int) -> list[bytes]:
+        self._cache.keys.hash_up_to(request, num_blocks)
+        marks = (b"", *self._cache.keys.marks)
+        return [each + mark for each in request.kv.hashes[:num_blocks] for mark in marks]
+
+    def expect(self, request: Request) -> Wanted:
+        """Reserve slots for what neither pool nor host tier has; the rest is kept for the request
+        until `let_go`. Fewer are reserved where there is no room."""
+        host, size = self._cache.host, self._size
+        num_hits = len(self._cache.find(request)[0])
+        num_blocks = (request.num_known - 1) // size
+        keys = self.keys_of(request, num_blocks)
+        if host is None or num_hits == num_blocks or not self._cache.may_skip(request):
+            return Wanted(num_blocks, b"", num_hits, 0, (), (), is_awaited=False)
+        last_key = request.kv.hashes[num_blocks - 1]
+        first = num_hits * (1 + len(self._cache.keys.marks))
+        kept = len(request.kv.pins)
+        slots = host.reserve(keys[first:])
+        request.kv.pins += [
+            key for key, slot in zip(keys[first:], slots, strict=False) if slot is None
+        ]
+        # what an earlier call kept is kept once
+        host.unpin(request.kv.pins[:kept])
+        del request.kv.pins[:kept]
+        end = first + len(slots)
+        is_awaited = end < len(keys) and host.is_coming(keys[end])
+        return Wanted(
+            num_blocks, last_key, num_hits, first, keys[first:end], slots, is_awaited=is_awaited
+        )
+
+    def arrived(self, request: Request, keys: Sequence[bytes], are_good: Sequence[bool]) -> None:
+        """A load is over. Good images are kept for the request until `let_go`."""
+        host = self._cache.host
+        assert host is not None
+        host.finish(keys, are_good)
+        good = [key for key, is_good in zip(keys, are_good, strict=True) if is_good]
+        self._cache.note_loaded(good)
+        request.kv.pins += host.pin(good)
+
+    def let_go(self, request: Request) -> None:
+        """The request does without the images that are kept for it."""
+        self._cache.unpin(request)
+
+    def lend(self, keys: Sequence[bytes]) -> list[int]:
+        """Slots of those of the keys that are here, up to the first one that is not: pinned."""
+        host = self._cache.host
+        assert host is not None
+        slots: list[int] = []
+        for key in keys:
+            slot = host.find(key)
+            if slot is None:
+                break
+            slots.append(slot)
+        host.pin(keys[: len(slots)])
+        return slots
+
+    def take_back(self, keys: Sequence[bytes]) -> None:
+        """Lent slots are read no more."""
+        host = self._cache.host
+        assert host is not None
+        host.unpin(keys)
+
+    def slots_of(self, keys: Sequence[bytes]) -> list[int]:
+        """Of images that are lent."""
+        host = self._cache.host
+        assert host is not None
+        found = [host.find(key) for key in keys]
+        return [slot for slot in found if slot is not None]
