@@ -33,6 +33,8 @@ def sample(kind: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
         return arguments[-1]
+    if origin is tuple and ... not in arguments:
+        return tuple(sample(each) for each in arguments)
     if origin in (list, tuple):
         members = get_args(arguments[0]) if get_origin(arguments[0]) is UnionType else arguments[:1]
         return origin([sample(each) for each in members if each is not NoneType])

@@ -220,6 +220,14 @@ class BusLost(Unavailable):
     code = "bus_lost"
 
 
+class KvSourceFailed(Unavailable):
+    """KV that was on its way from another worker does not come."""
+
+    code = "kv_source_failed"
+    source: str = ""
+    """That worker."""
+
+
 class Asleep(TokenMeshError):
     """Every worker of the model sleeps. A retry does not help: the model must be woken."""
 

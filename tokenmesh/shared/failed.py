@@ -18,6 +18,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     retry_after_s: float | None = None
     path: errors.FieldPath = ()
     """The path of an InvalidInput's field, where `param` does not say the same."""
+    source: str = ""
+    """The worker that failed, where it is not the one that says so."""
 
 
 def _subclasses(cls: type[errors.TokenMeshError]) -> list[type[errors.TokenMeshError]]:
@@ -37,6 +39,7 @@ def to_failed(error: errors.TokenMeshError) -> Failed:
         param=error.param,
         retry_after_s=error.retry_after_s,
         path=_path(error),
+        source=error.source if isinstance(error, errors.KvSourceFailed) else "",
     )
 
 
@@ -57,4 +60,6 @@ def from_failed(failed: Failed) -> errors.TokenMeshError:
     error = cls(failed.message, param=failed.param, retry_after_s=failed.retry_after_s)
     if failed.path and isinstance(error, errors.InvalidInput):
         error.path = failed.path
+    if isinstance(error, errors.KvSourceFailed):
+        error.source = failed.source
     return error

@@ -126,6 +126,13 @@ SUBJECTS: Final = (
         receivers=("worker",),
     ),
     Subject(
+        pattern="tm.worker.<id>.kv",
+        listeners="one worker",
+        carries="PrefillKv -> KvStarted or Refused, PollKv -> KvReady, ReleaseKv -> Done",
+        senders=("worker",),
+        receivers=("worker",),
+    ),
+    Subject(
         pattern="tm.process.<id>.control",
         listeners="one process of any service",
         carries="Drain -> Done, Ping -> Done, ReadMetrics -> MetricsRead",

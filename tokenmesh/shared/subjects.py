@@ -86,6 +86,11 @@ def worker_blocks(worker: WorkerId) -> str:
     return f"{PREFIX}.worker.{worker}.blocks"
 
 
+def worker_kv(worker: WorkerId) -> str:
+    """PrefillKv, PollKv and ReleaseKv of other workers for one worker."""
+    return f"{PREFIX}.worker.{worker}.kv"
+
+
 def block_events(model: ModelName, worker: WorkerId) -> str:
     """Where a worker publishes BlockEvents and BlocksHeld."""
     return f"{PREFIX}.kv.{slug(model)}.{worker}"

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tokenmesh.shared.config.fixed import fixed
 
 KvRole = Literal["both", "prefill", "decode"]
+LoadFailurePolicy = Literal["fail", "recompute"]
 KvTransport = Literal["shm", "tcp"]
 
 _ANY_ADDRESS: Final = ("", "0.0.0.0", "::", "[::]")
@@ -29,6 +30,11 @@ class KvSettings(BaseModel):
         description="Where other workers read KV by TCP, which is not encrypted: an address that "
         "they reach and a port, 0 for any that is free. Those of the same user on the same machine "
         "read from shared memory instead.",
+    )
+    load_failure_policy: LoadFailurePolicy = Field(
+        default="fail",
+        description="When KV that was on its way does not come. fail: the request is placed again "
+        "without that source; recompute: the worker computes it.",
     )
     transports: tuple[KvTransport, ...] = fixed(
         default=("shm", "tcp"), description="How KV is read, the first that reaches a source."

@@ -49,6 +49,7 @@ from tokenmesh.shared.messages.generate import (
     Resend,
     StreamUnknown,
 )
+from tokenmesh.shared.messages.kv import KvReady, KvStarted, PollKv, PrefillKv, ReleaseKv
 from tokenmesh.shared.messages.media import Encode, Encoded
 from tokenmesh.shared.messages.place import Awake, Place, Placed, Queued, Refused, Wake
 from tokenmesh.shared.messages.pooling import Pool, PoolAnswer
@@ -128,6 +129,11 @@ Message = (
     | AdapterLoaded
     | UnloadAdapter
     | AdapterUnloaded
+    | PrefillKv
+    | KvStarted
+    | PollKv
+    | KvReady
+    | ReleaseKv
     | Failed
 )
 """Everything but `Tokens`, which is array-like and travels on a subject of its own."""
@@ -155,14 +161,18 @@ __all__ = [
     "Failed",
     "Generate",
     "Heartbeat",
+    "KvReady",
+    "KvStarted",
     "LoadAdapter",
     "Message",
     "MetricsRead",
     "Ping",
     "Place",
     "Placed",
+    "PollKv",
     "Pool",
     "PoolAnswer",
+    "PrefillKv",
     "PrepareAudio",
     "PrepareSpeech",
     "Profiled",
@@ -174,6 +184,7 @@ __all__ = [
     "ReadTokenizer",
     "ReadTokenizerConfig",
     "Refused",
+    "ReleaseKv",
     "ReplayBlockEvents",
     "Resend",
     "Sleep",

@@ -70,6 +70,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     takes_predictions: bool = False
     """Drafts come from the prediction of a request that has one."""
 
+    kv_role: str = ""
+    """The part of the worker among others: both, prefill or decode; empty: it exchanges no KV."""
+    kv_scope: bytes = b""
+    """KV is exchanged between equal ones."""
+
     @property
     def requested_name(self) -> str:
         """The name in responses and accounts: the adapter's if there is one."""
@@ -116,6 +121,10 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds without streams; only of a worker on demand."""
     sleeps_in_s: float | None = None
     """Seconds until a worker on demand sleeps if no request comes; None: it does not by itself."""
+    kv_tokens_per_s: float = 0.0
+    """It reads KV of other workers this fast; 0: it cannot."""
+    kv_leases: int = 0
+    """Prompts whose KV it keeps for others now."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="Beat", omit_defaults=True):

@@ -4,6 +4,7 @@ import msgspec
 
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.media import MediaItem
+from tokenmesh.shared.messages.place import KvOrigin
 from tokenmesh.shared.messages.sampling import SamplingParams
 
 
@@ -47,6 +48,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     """From now on a model on demand sleeps after so long without requests; negative: never."""
     prediction_ids: bytes = b""
     """The output may be close to it, from its beginning; no token depends on it."""
+    kv: KvOrigin | None = None
+    """As the scheduler answered."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

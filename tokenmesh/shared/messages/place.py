@@ -43,6 +43,17 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     position: int
 
 
+class KvOrigin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """From which worker the KV of a prompt's blocks comes, instead of being computed."""
+
+    worker_id: WorkerId
+    epoch: int
+    computes: bool = False
+    """It is to compute the prompt; else it has some of it."""
+    reservation: str = ""
+    """The reservation on it, which it gives back when it has computed."""
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker as the decision saw it."""
 
@@ -69,9 +80,12 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     candidates: list[Candidate] = []
     reason: str = ""
     """Why this one: prefix, cost (another has more of the prompt), load (no worker has any of it),
-    index away (judged by load alone)."""
+    index away (judged by load alone), prefill elsewhere (another one computes it), kv elsewhere
+    (another one has more of it, which this one reads)."""
     reservation: str = ""
     """Given back by the worker at the first token; empty: nothing is reserved."""
+    kv: KvOrigin | None = None
+    """To be handed on to the worker; None: it computes what it lacks."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -167,6 +167,25 @@ ENGINE_METRICS: Final = (
         "direction",
     ),
     _gauge("kv_host_slots", "Slots of the host tier, by state.", *_MODEL, "state"),
+    _counter(
+        "kv_transfer_bytes", "KV read from other workers, by transport.", *_MODEL, "transport"
+    ),
+    Metric(
+        "kv_transfer_seconds",
+        "histogram",
+        "One read of KV of another worker.",
+        (*_MODEL, "transport"),
+        _HOP_S,
+    ),
+    _counter(
+        "kv_load_failures",
+        "Reads of KV that did not bring all: timeout, refused, lost, checksum, process.",
+        *_MODEL,
+        "reason",
+    ),
+    _gauge("kv_leases", "Prompts whose KV is kept for other workers now.", *_MODEL),
+    _gauge("kv_leases_expired", "Leases that ended as their reader was not heard of.", *_MODEL),
+    _gauge("kv_transfer_restarts", "Times that the transfer process was started again.", *_MODEL),
     _counter("mm_cache_queries", "Media items looked up in the encoder's cache.", *_MODEL),
     _counter("mm_cache_hits", "Media items found in the encoder's cache.", *_MODEL),
     _gauge("mm_cache_bytes", "Embeddings in an encoder's cache.", "engine"),
