@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from tokenmesh.engine.core.engine import ABORTED, EngineBroken
+from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import Ending, StreamKey
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore, adapter_of
 from tokenmesh.services.worker_svc.admission import admit
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.intake import Identity, Intake
+from tokenmesh.services.worker_svc.kv.actor import KvActor
+from tokenmesh.services.worker_svc.kv.child import TransferProcess
+from tokenmesh.services.worker_svc.kv.parts import KvMetrics, KvParts
 from tokenmesh.services.worker_svc.load import EarlyHeartbeats, LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.on_demand import OnDemand
@@ -54,6 +58,7 @@ from tokenmesh.shared.messages import (
 )
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
+from tokenmesh.shared.messages.media import EMBEDS
 from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -85,6 +90,8 @@ class WorkerContext:
     """None: there are none."""
     on_demand: OnDemand | None = None
     """None: the model stays awake."""
+    transfer: TransferProcess | None = None
+    """None: no KV is exchanged with other workers."""
 
 
 class WorkerActor(Actor):
@@ -116,15 +123,28 @@ class WorkerActor(Actor):
         meters = WorkerMetrics(around.metrics, identity.names[0], identity.worker_id, self._book)
         meters.show_format(loaded.weight_format)
         sender = (around.bus, identity.worker_id, identity.epoch)
+        self._kv = self._make_kv(around.transfer, meters)
         self._publisher = Publisher(
             *sender, streams, meters, self._index, around.block_events, self._desk.note
         )
         self._sleeping = SleepController(
-            loaded, host, self._streams, self._end_all, around.beat, around.on_demand
+            *(loaded, host, self._streams, self._end_all, around.beat, around.on_demand),
+            None if self._kv is None else self._kv.settle,
         )
         meters.watch_sleep(lambda: self._sleeping.level)
         self._profiling = Profiling(settings, identity.worker_id, loaded.make_trace)
         self._intake = Intake(identity, self._streams, self._sleeping.refusal, self._end)
+
+    def _make_kv(self, transfer: TransferProcess | None, meters: WorkerMetrics) -> KvParts | None:
+        shared, around = self._loaded.shared_kv, self._around
+        if transfer is None or shared is None:
+            return None
+        parts = KvParts(
+            *(self._settings, shared, self._host, transfer, around.bus, self._identity.worker_id),
+            *(self._preparation.begin, self._end_key, KvMetrics(around.metrics, meters.labels)),
+        )
+        self._preparation.fetcher = parts.fetcher
+        return parts
 
     async def start(self) -> None:
         """Start the engine and the tasks around it."""
@@ -140,6 +160,8 @@ class WorkerActor(Actor):
     async def stop(self) -> None:
         """Stop the engine; its last outputs are still published."""
         await self._preparation.stop()
+        if self._kv is not None:
+            await self._kv.stop()
         if not await asyncio.to_thread(self._host.stop, STOP_WAIT_S):
             logger.warning("the engine is stuck in a step; exiting without it")
         await self._profiling.close()
@@ -150,6 +172,7 @@ class WorkerActor(Actor):
     def load(self) -> WorkerLoad:
         index, level = self._index, self._sleeping.level
         load = self._preparation.load(level, is_indexed=index is not None and index.is_current)
+        load = load if self._kv is None else self._kv.describe(load)
         return self._sleeping.describe(load)
 
     def stop_taking(self) -> None:
@@ -158,6 +181,27 @@ class WorkerActor(Actor):
     def pooling(self) -> PoolingActor:
         """The actor that takes Pools, of a model that pools."""
         return PoolingActor(self._desk, self._intake.check)
+
+    def for_readers(self) -> KvActor | None:
+        """The actor that takes messages of workers that read KV here."""
+        return None if self._kv is None else KvActor(self._kv.desk, self._admit_for_reader)
+
+    def _admit_for_reader(
+        self, message: Generate, traceparent: str | None, computes: bool
+    ) -> Request | Refused:
+        refusal = self._intake.check_source(message, computes=computes)
+        if refusal is not None:
+            return refusal
+        lora = adapter_of(self._around.adapters, message)
+        block_size = self._settings.block_size
+        request = admit(message, self._loaded, block_size, sampled(traceparent), lora)
+        request.timeline.arrived_ns = now_ns()
+        if not computes:
+            if all(item.kind != EMBEDS for item in request.spec.media):
+                return request
+            return Refused(reason="keys of embeddings are unknown here", retry_after_s=0.0)
+        refusal = self._book.refusal(request.num_known, request.spec.owner, self._streams)
+        return request if refusal is None else refusal
 
     @handles(Generate)
     async def generate(self, message: Generate, context: Context) -> Accepted | Refused:
@@ -174,7 +218,7 @@ class WorkerActor(Actor):
         refusal = self._book.refusal(request.num_known, request.spec.owner, self._streams)
         if refusal is not None:
             return refusal
-        await self._preparation.begin(request)
+        await self._preparation.begin(request, message)
         return Accepted(worker_id=self._identity.worker_id)
 
     @handles(Pool)
@@ -249,6 +293,11 @@ class WorkerActor(Actor):
         await self._end_all(Ending("error", error=to_failed(Draining("the worker is draining"))))
         await self._streams.wait_idle(hand_over_s)
 
+    def _end_key(self, key: StreamKey) -> None:
+        known = self._streams.get(key.gateway, key.stream)
+        if known is not None and known.key == key:
+            self._end(known)
+
     def _end(self, stream: WorkerStream) -> None:
         """Cancel a stream, wherever it is on its way."""
         if self._desk.cancel(stream):
@@ -282,6 +331,8 @@ class WorkerActor(Actor):
             self._book.update(output.stats)
             num_ended += len(output.ended)
         await self._publisher.publish(outputs)
+        if self._kv is not None:
+            self._kv.note(outputs)
         if self._pace.is_due(num_ended, monotonic_s()):
             await self._around.beat()
 

@@ -38,6 +38,19 @@ class Intake:
         self.is_draining = False
         """Nothing new is taken."""
 
+    def check_source(self, message: Generate, *, computes: bool) -> Refused | None:
+        """Why no KV is kept for the reader of this request; None: it is.
+
+        One that drains still has what it has. Raises UnknownModel.
+        """
+        if message.epoch != self._identity.epoch:
+            return Refused(reason="the worker has restarted: its epoch differs", retry_after_s=0.0)
+        if self.is_draining and computes:
+            return Refused(reason="the worker is draining", retry_after_s=0.0)
+        if message.model not in self._identity.names:
+            raise UnknownModel(f"this worker serves {self._identity.names[0]}", param="model")
+        return self._asleep(message.keep_alive_s)
+
     def check(self, message: Generate | Pool) -> WorkerStream | Refused | None:
         """None: take it; a stream that is this very attempt; or why it is not taken now.
 

@@ -221,7 +221,7 @@ def _sim_kv(directory: Path, worker: WorkerSettings) -> SharedKv | None:
     arena = SharedArena(max(1, worker.host_tier_bytes // SIM_IMAGE_BYTES), SIM_IMAGE_BYTES)
     config = (directory / "config.json").read_bytes()
     scope = blake2b(config + bytes([worker.block_size % 256]), digest_size=16).digest()
-    return SharedKv(arena, scope, -(-SIM_IMAGE_BYTES // worker.block_size))
+    return SharedKv(arena, scope, -(-SIM_IMAGE_BYTES // worker.block_size), worker.block_size)
 
 
 def _load_torch(model: ModelSettings, worker: WorkerSettings) -> Loaded:

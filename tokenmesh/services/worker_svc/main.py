@@ -25,6 +25,7 @@ from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.services.worker_svc.encoded_rows import with_fitting_rows
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
 from tokenmesh.services.worker_svc.intake import Identity
+from tokenmesh.services.worker_svc.kv.child import TransferProcess
 from tokenmesh.services.worker_svc.loaded import Loaded, load
 from tokenmesh.services.worker_svc.on_demand import LEVEL, OnDemand
 from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
@@ -83,15 +84,15 @@ async def build(mesh: Mesh) -> None:
             block_events=block_events,
             adapters=adapters,
             on_demand=on_demand,
+            transfer=await start_transfer(settings, loaded),
         ),
     )
     if block_events is not None:
         await mesh.listen(BlockEventsActor(block_events), subjects.worker_blocks(worker_id))
-    taker = actor if loaded.pooling is None else actor.pooling()
-    await mesh.listen(taker, subjects.worker_generate(worker_id))
-    await mesh.listen(actor, subjects.worker_control(worker_id))
+    await listen_as(mesh, worker_id, actor, loaded)
     card = card_of(names, loaded, settings.block_size if has_cache else 0, on_demand)
     card = with_drafts(card, model.speculative_config, proposer)
+    card = with_kv(card, settings, loaded)
     if grammars is not None and settings.grammar_prestart and on_demand is None:
         # not earlier: the imports of these processes would delay the first heartbeats
         grammars.start(after=mesh.ready).add_done_callback(lambda _: gc.freeze())
@@ -231,6 +232,35 @@ def card_of(
         embeds_in_chunks=loaded.pooling is not None and loaded.pooling.in_chunks,
         max_embed_len=loaded.pooling.max_embed_len if loaded.pooling else 0,
     )
+
+
+async def listen_as(mesh: Mesh, worker_id: WorkerId, actor: WorkerActor, loaded: Loaded) -> None:
+    """Take streams or Pools, commands, and what readers of KV send."""
+    taker = actor if loaded.pooling is None else actor.pooling()
+    await mesh.listen(taker, subjects.worker_generate(worker_id))
+    await mesh.listen(actor, subjects.worker_control(worker_id))
+    if (for_readers := actor.for_readers()) is not None:
+        await mesh.listen(for_readers, subjects.worker_kv(worker_id))
+
+
+async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferProcess | None:
+    """The process that reads KV of other workers; None: none is exchanged. Raises ConfigError."""
+    if loaded.shared_kv is None:
+        if settings.kv.role is not None:
+            logger.warning("this worker exchanges no KV (kv.role is %s)", settings.kv.role)
+        return None
+    process = TransferProcess(loaded.shared_kv.arena, settings.kv)
+    await process.start()
+    return process
+
+
+def with_kv(card: ModelCard, settings: WorkerSettings, loaded: Loaded) -> ModelCard:
+    """The card with what the worker does for others."""
+    shared = loaded.shared_kv
+    if shared is None:
+        return card
+    role = settings.kv.role or ""
+    return msgspec.structs.replace(card, kv_role=role, kv_scope=shared.scope)
 
 
 def with_drafts(card: ModelCard, config: SpeculativeConfig, proposer: Proposer | None) -> ModelCard:

@@ -12,6 +12,7 @@ from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTu
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.admission import check_embeddings
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
+from tokenmesh.services.worker_svc.kv.fetcher import KvFetcher
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.part_embeddings import PartEmbeddings
@@ -21,10 +22,18 @@ from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.clock import now_ns
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.embeds_keys import embeds_keys
-from tokenmesh.shared.errors import ConfigError, InvalidInput, NotFound, TokenMeshError, Unavailable
+from tokenmesh.shared.errors import (
+    ConfigError,
+    InvalidInput,
+    KvSourceFailed,
+    NotFound,
+    TokenMeshError,
+    Unavailable,
+)
 from tokenmesh.shared.hashing import NO_KEYS, EmbedsKeys
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
+from tokenmesh.shared.messages.generate import Generate
 from tokenmesh.shared.messages.media import EMBEDDINGS_PREFIX, EMBEDS, MediaItem
 from tokenmesh.shared.messages.structured import Structured
 from tokenmesh.shared.telemetry.span import span
@@ -49,6 +58,8 @@ class RequestPreparation:
     grammars: GrammarCompiler | None
     """None: no structured output."""
     adapters: AdapterStore | None = None
+    fetcher: KvFetcher | None = None
+    """None: no KV of other workers."""
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     _parts: PartEmbeddings = field(init=False)
 
@@ -64,9 +75,10 @@ class RequestPreparation:
             is_compiler_starting=self.grammars is not None and self.grammars.is_starting,
         )
 
-    async def begin(self, request: Request) -> None:
-        """Open the stream. A grammar that is not compiled yet, and an adapter that is not in memory
-        or has to wait for others, are awaited in the background.
+    async def begin(self, request: Request, generate: Generate | None = None) -> None:
+        """Open the stream. A grammar that is not compiled yet, an adapter that is not in memory or
+        has to wait for others, and KV that `generate` says where to get, are awaited in the
+        background.
 
         Raises what keeps a request from its embeddings; InvalidInput where there are no grammars.
         """
@@ -97,10 +109,12 @@ class RequestPreparation:
         if lora is not None and (lease := self._adapter_store.lease_now(lora)) is not None:
             _set_adapter(request, stream, lease)
         has_grammar = structured is None or request.prepared.grammar is not None
-        if has_grammar and (lora is None or stream.adapter is not None):
+        has_all = has_grammar and (lora is None or stream.adapter is not None)
+        comes = generate if generate is not None and generate.kv is not None else None
+        if has_all and (self.fetcher is None or comes is None):
             self._submit(request, stream)
         else:
-            task = asyncio.create_task(self._follow(request, stream))
+            task = asyncio.create_task(self._follow(request, stream, comes))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -109,6 +123,8 @@ class RequestPreparation:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.fetcher is not None:
+            await self.fetcher.settle()
         if self.grammars is not None:
             await self.grammars.stop()
 
@@ -124,11 +140,13 @@ class RequestPreparation:
             )
         return self.grammars
 
-    async def _follow(self, request: Request, stream: WorkerStream) -> None:
-        """Submit once grammar and adapter are there, or with the reason why one is not."""
+    async def _follow(
+        self, request: Request, stream: WorkerStream, generate: Generate | None
+    ) -> None:
+        """Submit once grammar, adapter and KV are there, or with the reason why one is not."""
         self.book.num_preparing += 1
         try:
-            await self._compile(request)
+            await asyncio.gather(self._compile(request), self._fetch(request, stream, generate))
             if request.spec.lora is not None and stream.adapter is None:
                 stream.turn = AdapterTurn()
                 lease = await self._adapter_store.lease(request.spec.lora, stream.turn)
@@ -145,6 +163,19 @@ class RequestPreparation:
             self.book.num_preparing -= 1
         self._submit(request, stream)
 
+    async def _fetch(
+        self, request: Request, stream: WorkerStream, generate: Generate | None
+    ) -> None:
+        """Raises KvSourceFailed unless what does not come is to be computed."""
+        if generate is None or self.fetcher is None:
+            return
+        try:
+            await self.fetcher.fetch(request, stream, generate)
+        except KvSourceFailed as error:
+            logger.warning("%s", error.message)
+            if self.settings.kv.load_failure_policy == "fail":
+                raise
+
     async def _compile(self, request: Request) -> None:
         structured = request.spec.sampling.structured
         if structured is None or request.prepared.grammar is not None:
@@ -159,6 +190,8 @@ class RequestPreparation:
     def _submit(self, request: Request, stream: WorkerStream) -> None:
         """Hand the request to the engine unless it was cancelled meanwhile."""
         if stream.ended_s is not None:
+            if self.fetcher is not None:
+                self.fetcher.let_go(request)
             return
         try:
             self.host.submit(Add(request))

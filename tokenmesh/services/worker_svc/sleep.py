@@ -64,8 +64,10 @@ class SleepController:
         end_all: Callable[[Ending], Coroutine[object, object, None]],
         beat: Callable[[], Coroutine[object, object, None]],
         on_demand: OnDemand | None = None,
+        settle_kv: Callable[[], Coroutine[object, object, None]] | None = None,
     ) -> None:
-        """`end_all` ends every stream; `beat` publishes a heartbeat at once.
+        """`end_all` ends every stream; `beat` publishes a heartbeat at once. `settle_kv` ends what
+        is exchanged with other workers.
 
         `on_demand`: when the worker sleeps by itself; None: never.
         """
@@ -75,6 +77,7 @@ class SleepController:
         self._end_all = end_all
         self._beat = beat
         self._on_demand = on_demand
+        self._settle_kv = settle_kv
         self._commands = SerialCommands()
         self.level = self._resident.level
         """0: awake. Else no stream is taken, also on the way to that level; for the beat."""
@@ -139,6 +142,8 @@ class SleepController:
         await self._beat()
         try:
             await self._quiet(message, timeout_s)
+            if self._settle_kv is not None:
+                await self._settle_kv()
             began_s = monotonic_s()
             freed = await self._perform(lambda engine: self._go_to(engine, message.level))
         finally:

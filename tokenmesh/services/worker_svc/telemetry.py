@@ -38,7 +38,7 @@ class DraftMetrics:
     """The metrics of drafts, fed with counts that go on."""
 
     def __init__(self, metrics: Metrics, labels: dict[str, str], book: LoadBook) -> None:
-        self._metrics, self._labels = metrics, labels
+        self._metrics, self.labels = metrics, labels
         self._counters = [metrics.counter(name, **labels) for name in _DRAFTS]
         self._shown = DraftTotals()
         metrics.gauge_of("spec_decode_index_bytes", lambda: book.stats.draft_bytes, **labels)
@@ -53,7 +53,7 @@ class DraftMetrics:
         places = zip_longest(totals.accepted_by_place, before.accepted_by_place, fillvalue=0)
         for place, (now, then) in enumerate(places):
             self._metrics.counter(
-                "spec_decode_num_accepted_tokens_per_pos", **self._labels, position=str(place)
+                "spec_decode_num_accepted_tokens_per_pos", **self.labels, position=str(place)
             ).inc(now - then)
 
 
@@ -64,7 +64,7 @@ class WorkerMetrics:
         self, metrics: Metrics, model: ModelName, worker_id: WorkerId, book: LoadBook
     ) -> None:
         labels = {"model_name": str(model), "engine": str(worker_id)}
-        self._metrics, self._labels = metrics, labels
+        self._metrics, self.labels = metrics, labels
         self._book = book
         self._num_preemptions = 0
         self._adapters: set[str] = set()
@@ -113,13 +113,13 @@ class WorkerMetrics:
 
     def show_format(self, weight_format: str) -> None:
         """Export how the model's weights are kept."""
-        self._metrics.gauge("model_weights", **self._labels, format=weight_format).set(1)
+        self._metrics.gauge("model_weights", **self.labels, format=weight_format).set(1)
 
     def watch_sleep(self, level_of: Callable[[], int]) -> None:
         """Export the sleep state; `level_of` is called at each scrape."""
         for level, state in enumerate(_SLEEP_STATES):
             read = partial(_is_at, level_of, level)
-            self._metrics.gauge_of("engine_sleep_state", read, **self._labels, sleep_state=state)
+            self._metrics.gauge_of("engine_sleep_state", read, **self.labels, sleep_state=state)
 
     def note(self, output: StepOutput) -> None:
         if output.num_tokens:
@@ -160,7 +160,7 @@ class WorkerMetrics:
         if timeline.first_token_ns:
             started_ns, first_ns = timeline.first_scheduled_ns, timeline.first_token_ns
             self._prefill_s.observe((first_ns - started_ns) / 1e9)
-            if request.spec.pooling is None:
+            if request.spec.pooling is None and not request.spec.computes_only:
                 self._decode_s.observe((timeline.ended_ns - first_ns) / 1e9)
             self._inference_s.observe((timeline.ended_ns - started_ns) / 1e9)
 
@@ -169,7 +169,7 @@ class WorkerMetrics:
         if len(self._adapters) < _MAX_ADAPTERS:
             self._adapters.add(name)
         shown = name if name in self._adapters else "other"
-        self._metrics.counter("lora_streams", **self._labels, adapter=shown).inc()
+        self._metrics.counter("lora_streams", **self.labels, adapter=shown).inc()
 
 
 def _is_at(level_of: Callable[[], int], level: int) -> bool:
@@ -220,7 +220,8 @@ def record_spans(ended: EndedStream) -> None:
         if media := _merged(ended.request, start, start + chunk.num_tokens):
             attributes["media_tokens"] = media
         record_span(PREFILL, chunk.start_ns, chunk.end_ns, parent, attributes)
-    if timeline.first_token_ns and ended.request.spec.pooling is None:
+    draws = ended.request.spec.pooling is None and not ended.request.spec.computes_only
+    if timeline.first_token_ns and draws:
         _record_decode(ended, parent)
 
 

@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 _BROKEN: Final = Ending(
     "error", error=Failed(code="unavailable", message="the engine has stopped", retryable=True)
 )
-_COMMANDS_PER_STREAM: Final = 2
-"""A stream needs one command to begin and one to be cancelled."""
-_COMMANDS_BESIDE: Final = 8
-"""For all streams at once, and for what is done between two steps."""
+_COMMANDS_PER_STREAM: Final = 4
+"""A stream needs one command to begin and one to be cancelled, and two where it waits for KV."""
+_COMMANDS_BESIDE: Final = 8 + 2 * 256
+"""For all streams at once, for what is done between two steps, and for leases of KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,10 @@ class Perform:
         # an error of the command, not of the engine
         except Exception as error:
             self.done.set_exception(error)
+
+
+class Consult(Perform):
+    """The same while steps stay in flight: it changes nothing that they use."""
 
 
 Command = Add | AddAll | End | Perform | Stop
@@ -213,8 +217,9 @@ class EngineThread:
             elif isinstance(command, Stop):
                 return False
             elif isinstance(command, Perform):
-                # the command may change a model that must not be computing
-                self._engine.settle()
+                if not isinstance(command, Consult):
+                    # the command may change a model that must not be computing
+                    self._engine.settle()
                 command.run(self._engine)
             elif command.key is None:
                 self._engine.cancel_all(command.ending)

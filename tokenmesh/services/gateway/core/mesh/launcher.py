@@ -187,7 +187,7 @@ class Launcher:
         """Send Generate to the worker; its answer, or silence, ends in the session's state."""
         session, worker_id = stream.session, placed.worker_id
         self._streams.start(stream, worker_id, placed.epoch)
-        stream.reservation = placed.reservation
+        stream.reservation, stream.kv = placed.reservation, placed.kv
         attempt, num_delivered = session.attempt, len(session.token_ids)
         sent_s = monotonic_s()
         try:
@@ -233,6 +233,7 @@ class Launcher:
             lora_hash="" if adapter is None else adapter.content_hash,
             keep_alive_s=job.keep_alive_s,
             prediction_ids=prompt.prediction_ids,
+            kv=stream.kv,
         )
 
     async def _send(self, stream: Stream, worker_id: WorkerId, generate: Generate) -> Message:

@@ -10,7 +10,7 @@ from typing import Final
 
 from tokenmesh.services.gateway.core.generation.chunk import Output
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import Draining, ProtocolError, TokenMeshError
+from tokenmesh.shared.errors import Draining, KvSourceFailed, ProtocolError, TokenMeshError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.failed import from_failed
 from tokenmesh.shared.messages.tokens import Delta
@@ -42,6 +42,7 @@ class Session:
         "epoch",
         "lost_because",
         "lost_kind",
+        "lost_source",
         "num_fruitless",
         "state",
         "token_ids",
@@ -62,6 +63,8 @@ class Session:
         self.lost_kind = ""
         self.lost_because = ""
         """Why the last worker lost the stream."""
+        self.lost_source = ""
+        """The worker that is to blame, where it is another one."""
         self.num_fruitless = 0
         """Workers in a row that crashed or failed before the stream's next token."""
         self._num_lost_at = -1
@@ -79,7 +82,7 @@ class Session:
         self._requested_s = now
         self._pause_s = self._settings.stall_s
 
-    def lose(self, kind: str, reason: str) -> None:
+    def lose(self, kind: str, reason: str, source: str = "") -> None:
         """The worker lost the stream: the next attempt needs a placement.
 
         `kind`: a label of the metric `recoveries`.
@@ -94,6 +97,7 @@ class Session:
         self.num_fruitless += kind in _REQUEST_MAY_CAUSE
         self.lost_kind = kind
         self.lost_because = reason
+        self.lost_source = source
 
     def end(self) -> None:
         """Accept no more tokens."""
@@ -134,8 +138,12 @@ class Session:
             self.end()
         if delta.finish is not None:
             if delta.finish == "abort" or (error is not None and error.retryable):
-                kind = "draining" if isinstance(error, Draining) else "broken off"
-                self.lose(kind, error.message if error is not None else "aborted")
+                kind, source = "broken off", ""
+                if isinstance(error, Draining):
+                    kind = "draining"
+                elif isinstance(error, KvSourceFailed):
+                    kind, source = "kv source", error.source
+                self.lose(kind, error.message if error is not None else "aborted", source)
                 return None
             self.end()
         self.token_ids.extend(token_ids)

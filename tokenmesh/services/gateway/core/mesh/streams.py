@@ -24,6 +24,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.ids import GatewayId, WorkerId
 from tokenmesh.shared.messages import Tokens
+from tokenmesh.shared.messages.place import KvOrigin
 from tokenmesh.shared.messages.sampling import SamplingParams
 from tokenmesh.shared.messages.tokens import Delta
 from tokenmesh.shared.recent_most import RecentMost
@@ -56,6 +57,8 @@ class Stream:
     """Workers that have lost this stream, the last one first."""
     reservation: str = ""
     """The reservation of its last placement."""
+    kv: KvOrigin | None = None
+    """Where its worker gets KV, by the same."""
     is_driven: bool = False
     """Whether the launcher is placing it now."""
     driver: "asyncio.Task[None] | None" = None
@@ -207,7 +210,11 @@ class Streams:
         return lost
 
     def _avoid_worker(self, stream: Stream) -> None:
-        """Exclude the stream's last worker from its next placement."""
+        """Exclude the stream's last worker from its next placement, or what it got KV from."""
+        if stream.session.lost_source:
+            source = WorkerId(stream.session.lost_source)
+            stream.failed = list(dict.fromkeys((source, *stream.failed)))
+            return
         worker_id = stream.session.worker_id
         if worker_id is not None:
             stream.failed = list(dict.fromkeys((worker_id, *stream.failed)))

@@ -1,0 +1,363 @@
+"""Two workers and what one has computed for the other: the messages between them, by hand."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.fakes.models import make_model
+from tests.fakes.service_mesh import running
+from tokenmesh.engine.kv.block_pool import NO_PARENT, digest
+from tokenmesh.services.worker_svc import main
+from tokenmesh.services.worker_svc.actor import WorkerActor
+from tokenmesh.services.worker_svc.kv.parts import KvParts
+from tokenmesh.shared import subjects
+from tokenmesh.shared.bus.base import Envelope
+from tokenmesh.shared.bus.message_bus import MessageBus
+from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config import Settings
+from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
+from tokenmesh.shared.messages import (
+    Accepted,
+    Cancel,
+    Done,
+    Failed,
+    Generate,
+    KvReady,
+    KvStarted,
+    Message,
+    PollKv,
+    PrefillKv,
+    Refused,
+    ReleaseKv,
+    Tokens,
+)
+from tokenmesh.shared.messages.place import KvOrigin
+from tokenmesh.shared.messages.sampling import SamplingParams
+from tokenmesh.shared.messages.tokens import Delta
+from tokenmesh.shared.service import Mesh
+from tokenmesh.shared.tokens import pack_ids, unpack_ids
+
+GATEWAY = GatewayId("gateway-of-kv")
+MODEL = ModelName("tiny")
+SIZE = 8
+PROMPT = [(7 * place) % 90 + 3 for place in range(100)]
+BLOCKS = 12
+"""Whole ones before the prompt's last token."""
+
+
+@dataclass
+class Side:
+    """A worker."""
+
+    mesh: Mesh
+    actor: WorkerActor
+
+    @property
+    def id(self) -> WorkerId:
+        return WorkerId(self.mesh.instance_id)
+
+    @property
+    def parts(self) -> KvParts:
+        assert self.actor._kv is not None
+        return self.actor._kv
+
+    @property
+    def computed(self) -> int:
+        """Prompt tokens that it has computed."""
+        return self.actor.load().prefill_tokens
+
+    def origin(self, *, computes: bool = True) -> KvOrigin:
+        return KvOrigin(worker_id=self.id, epoch=self.mesh.epoch, computes=computes)
+
+    def held(self) -> tuple[int, dict[str, int]]:
+        """Leases, and slots that are neither free nor ready; nothing may be pinned."""
+        engine = self.actor._host._engine  # type: ignore[attr-defined]
+        tier = engine._cache.host
+        slots = {name: count for name, count in tier.states.items() if name != "ready"}
+        slots.pop("free")
+        return self.parts.desk.num_leases + len(tier._holds), slots
+
+
+@dataclass
+class Pair:
+    """A source, a reader and the gateway of both."""
+
+    bus: MessageBus
+    source: Side
+    reader: Side
+    deltas: list[Delta] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    num_streams: int = 0
+
+    async def take(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.message, Tokens)
+        self.deltas += envelope.message.deltas
+        self.arrived.set()
+
+    async def begin(self, side: Side, prompt: list[int], **fields: Any) -> int:
+        self.num_streams += 1
+        sampling = {"seed": 5, "max_tokens": 12, "temperature": 0.8, "ignore_eos": True}
+        sampling |= fields.pop("sampling", {})
+        question = Generate(
+            request_id=RequestId(f"r{self.num_streams}"),
+            model=MODEL,
+            gateway=GATEWAY,
+            stream=self.num_streams,
+            epoch=side.mesh.epoch,
+            prompt_ids=pack_ids(prompt),
+            sampling=SamplingParams(**sampling),
+            **fields,
+        )
+        answer = await self.bus.request(
+            subjects.worker_generate(side.id), question, deadline_s=now_s() + 10
+        )
+        assert isinstance(answer, Accepted)
+        return self.num_streams
+
+    async def finish(self, stream: int) -> list[Delta]:
+        async with asyncio.timeout(15):
+            while not any(each.finish for each in self.deltas if each.stream == stream):
+                self.arrived.clear()
+                await self.arrived.wait()
+        return [each for each in self.deltas if each.stream == stream]
+
+    async def run(self, side: Side, prompt: list[int], **fields: Any) -> tuple[list[int], int]:
+        """Tokens, and how many of the prompt are said to be cached."""
+        found = await self.finish(await self.begin(side, prompt, **fields))
+        assert found[-1].error is None, found[-1].error
+        tokens = [token for each in found for token in unpack_ids(each.token_ids)]
+        assert found[0].cached_tokens is not None
+        return tokens, found[0].cached_tokens
+
+    async def ask(self, side: Side, message: Message) -> Message:
+        return await self.bus.request(subjects.worker_kv(side.id), message, deadline_s=now_s() + 10)
+
+    async def at_rest(self) -> None:
+        """Nothing is held for a reader, and nothing is loading."""
+        quiet = (0, {"saving": 0, "loading": 0})
+        async with asyncio.timeout(10):
+            while any(side.held() != quiet for side in self.sides):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.source, self.reader
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    make_model("llama").save_pretrained(directory)
+    return directory
+
+
+MakePair = Any
+
+
+@pytest.fixture
+def pair(
+    checkpoint: Path,
+    bus: MessageBus,
+    bus_settings: BusSettings,
+    redis_settings: RedisSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> MakePair:
+    actors: list[WorkerActor] = []
+    monkeypatch.setattr(
+        main, "WorkerActor", lambda *a, **k: actors.append(WorkerActor(*a, **k)) or actors[-1]
+    )
+
+    @asynccontextmanager
+    async def make(**kv: Any) -> AsyncIterator[Pair]:
+        values = {
+            "device": "cpu",
+            "block_size": SIZE,
+            "num_gpu_blocks_override": 64,
+            "max_num_batched_tokens": 32,
+            "kv_offloading_size": 0.01,
+            "async_scheduling": True,
+            "gateway_grace_s": 60.0,
+            "kv": {"role": "both", **kv},
+        }
+        settings = Settings(
+            models=(
+                ModelSettings(model=str(checkpoint), served_model_name=(MODEL,), dtype="float32"),
+            ),
+            bus=bus_settings,
+            redis=redis_settings,
+            worker=WorkerSettings.model_validate(values),
+        )
+        start = partial(running, "worker", settings, main.build)
+        async with start() as first, start() as second:
+            found = Pair(bus, Side(first, actors[0]), Side(second, actors[1]))
+            subscription = await bus.subscribe(subjects.gateway_tokens(GATEWAY), found.take)
+            await bus.flush()
+            yield found
+            await found.at_rest()
+            await subscription.stop()
+
+    return make
+
+
+async def test_a_prompt_that_another_worker_computes_draws_the_same_tokens(pair: MakePair) -> None:
+    async with pair() as p:
+        expected, cached = await p.run(p.source, PROMPT, cache_salt="alone")
+        assert cached == 0
+        before = p.source.computed
+        assert await p.run(p.reader, PROMPT, kv=p.source.origin()) == (expected, 0)
+        assert p.source.computed - before == len(PROMPT)
+        assert p.reader.computed == len(PROMPT) - BLOCKS * SIZE
+        # a second turn: the reader has it all, the source is not asked
+        longer = [*PROMPT, *expected, 5, 6, 7]
+        tokens, cached = await p.run(p.reader, longer, kv=p.source.origin())
+        assert cached == (len(PROMPT) + 11) // SIZE * SIZE
+        assert tokens == (await p.run(p.source, longer, cache_salt="alone"))[0]
+
+
+async def test_what_a_worker_has_is_a_hit_of_another_one_and_is_said_to_be_cached(
+    pair: MakePair,
+) -> None:
+    async with pair() as p:
+        expected, _ = await p.run(p.source, PROMPT)
+        origin = p.source.origin(computes=False)
+        assert await p.run(p.reader, PROMPT, kv=origin) == (expected, BLOCKS * SIZE)
+        assert p.source.computed == len(PROMPT)
+
+
+async def test_streams_with_the_same_prompt_share_one_load(pair: MakePair) -> None:
+    async with pair() as p:
+        streams = [
+            await p.begin(p.reader, PROMPT, kv=p.source.origin(), sampling={"seed": seed})
+            for seed in range(6)
+        ]
+        for stream in streams:
+            assert (await p.finish(stream))[-1].error is None
+        assert p.source.computed == len(PROMPT)
+        assert p.reader.computed <= len(streams) * (len(PROMPT) - BLOCKS * SIZE)
+
+
+async def test_a_source_of_another_scope_or_epoch_is_refused_and_the_prompt_computed(
+    pair: MakePair,
+) -> None:
+    async with pair() as p:
+        expected, _ = await p.run(p.source, PROMPT, cache_salt="alone")
+        other = msgspec.structs.replace(p.source.origin(), epoch=1)
+        assert (await p.run(p.reader, PROMPT, kv=other))[0] == expected
+        assert p.reader.computed == len(PROMPT)
+        generate = _generate(p)
+        message = PrefillKv(
+            generate=generate, reader=p.reader.id, scope=b"x" * 16, num_blocks=1, last_key=b"k" * 16
+        )
+        answer = await p.ask(p.source, message)
+        assert isinstance(answer, Refused)
+        assert "another model" in answer.reason
+        # keys that differ are refused as well: the reader would take them for others
+        shared = p.source.actor._loaded.shared_kv
+        assert shared is not None
+        message = msgspec.structs.replace(message, scope=shared.scope)
+        answer = await p.ask(p.source, message)
+        assert isinstance(answer, Refused)
+        assert "other keys" in answer.reason
+
+
+def _generate(p: Pair, stream: int = 900) -> Generate:
+    return Generate(
+        request_id=RequestId("forged"),
+        model=MODEL,
+        gateway=GATEWAY,
+        stream=stream,
+        epoch=p.source.mesh.epoch,
+        prompt_ids=pack_ids(PROMPT),
+        sampling=SamplingParams(seed=1, max_tokens=4),
+    )
+
+
+async def test_a_lease_is_polled_released_and_ends_when_its_reader_is_silent(
+    pair: MakePair,
+) -> None:
+    async with pair() as p:
+        p.source.parts.desk.settings = p.source.parts.desk.settings.model_copy(
+            update={"lease_s": 0.3}
+        )
+        await p.run(p.source, PROMPT)
+        shared = p.source.actor._loaded.shared_kv
+        assert shared is not None
+        key = digest(NO_PARENT + pack_ids(PROMPT[:SIZE]))
+        message = PrefillKv(
+            generate=_generate(p),
+            reader=p.reader.id,
+            scope=shared.scope,
+            num_blocks=1,
+            last_key=key,
+        )
+        first = await p.ask(p.source, message)
+        assert isinstance(first, KvStarted)
+        assert await p.ask(p.source, message) == first  # repeated
+        poll = PollKv(lease=first.lease, token=first.token, have=0)
+        for _ in range(2):  # a lost answer
+            ready = await p.ask(p.source, poll)
+            assert isinstance(ready, KvReady)
+            assert (len(ready.slots), ready.is_done) == (4, True)
+        for forged in (
+            msgspec.structs.replace(poll, token=b"y" * 32),
+            msgspec.structs.replace(poll, lease=99),
+            msgspec.structs.replace(poll, have=1 << 40),
+            msgspec.structs.replace(poll, have=-1),
+        ):
+            with pytest.raises(Exception, match=r"lease has ended|no such lease"):
+                await p.ask(p.source, forged)
+        wrong = ReleaseKv(lease=first.lease, token=b"y" * 32)
+        assert await p.ask(p.source, wrong) == Done()
+        assert p.source.parts.desk.num_leases == 1
+        await p.at_rest()
+        assert p.source.parts.desk.num_expired == 1
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+async def test_a_source_that_does_not_answer_is_named_or_the_prompt_is_computed(
+    pair: MakePair, policy: str
+) -> None:
+    async with pair(load_failure_policy=policy) as p:
+        expected, _ = await p.run(p.source, PROMPT, cache_salt="alone")
+        gone = KvOrigin(worker_id=WorkerId("worker-gone"), epoch=1, computes=True)
+        if policy == "recompute":
+            assert (await p.run(p.reader, PROMPT, kv=gone))[0] == expected
+            return
+        found = await p.finish(await p.begin(p.reader, PROMPT, kv=gone))
+        error = found[-1].error
+        assert isinstance(error, Failed)
+        assert (error.code, error.retryable, error.source) == (
+            "kv_source_failed",
+            True,
+            "worker-gone",
+        )
+
+
+async def test_a_stream_that_is_cancelled_while_its_kv_comes_leaves_nothing(
+    pair: MakePair,
+) -> None:
+    async with pair() as p:
+        process = p.source.parts.process
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        stream = await p.begin(p.reader, PROMPT, kv=p.source.origin())
+        answer = await p.bus.request(
+            subjects.worker_control(p.reader.id),
+            Cancel(gateway=GATEWAY, stream=stream, attempt=0),
+            deadline_s=now_s() + 5,
+        )
+        assert answer == Done()
+        os.kill(process.pid, signal.SIGCONT)
+        await p.at_rest()
