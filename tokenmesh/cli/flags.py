@@ -253,6 +253,7 @@ UP_FLAGS: Final = (
         )
         for spec in SERVICES
     ),
+    Flag("--prefill-workers", ("up", "prefill_workers")),
     Flag("--max-awake-models", ("up", "max_awake_models")),
     Flag("--strict", ("up", "strict"), is_switch=True),
 )

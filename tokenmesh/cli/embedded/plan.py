@@ -125,7 +125,7 @@ def warn_if_open(gateway: GatewaySettings, screen: Screen) -> None:
 
 def warn_if_overfull(settings: Settings, screen: Screen) -> None:
     """Warn when workers would find too little memory on the GPU that they share."""
-    text = overfull(settings, settings.up.workers * _num_awake(settings), visible_gpus())
+    text = overfull(settings, all_workers(settings) * _num_awake(settings), visible_gpus())
     if text is not None:
         screen.warn(text)
 
@@ -208,16 +208,16 @@ def _slots(settings: Settings, folder: Path) -> dict[str, object]:
         return {}
     slots = folder / "awake"
     slots.mkdir(mode=0o700)
-    return {"slots_dir": slots, "max_awake": settings.up.max_awake_models * settings.up.workers}
+    return {"slots_dir": slots, "max_awake": settings.up.max_awake_models * all_workers(settings)}
 
 
 def _services(
     settings: Settings, credentials: Mapping[str, Mapping[str, object]], folder: Path
 ) -> Iterator[ChildSpec]:
-    up = settings.up
+    up, num_workers = settings.up, all_workers(settings)
     num_models = len(models_run(settings))
-    threads = max(1, len(os.sched_getaffinity(0)) // (up.workers * _num_awake(settings)))
-    gpus = assign_gpus(settings, up.workers * num_models, visible_gpus())
+    threads = max(1, len(os.sched_getaffinity(0)) // (num_workers * _num_awake(settings)))
+    gpus = assign_gpus(settings, num_workers * num_models, visible_gpus())
     for spec in SERVICES:
         service, count = spec.name, getattr(up, spec.count_setting)
         if settings.gateway.render_only and service not in _FRONTEND:
@@ -225,7 +225,7 @@ def _services(
         if service == "encoder" and _takes_text_only(settings):
             continue
         if service == "worker":
-            count *= num_models
+            count = num_workers * num_models
         # JSON lines let `up` show a child's message alone.
         changes = {"telemetry": {"log_format": "json"}, **credentials[service]}
         values = plain_values(changed(settings, changes))
@@ -251,6 +251,10 @@ def _services(
             model = _model_of_worker(settings, number - 1) if service == "worker" else None
             if model is not None:
                 environment[environment_name(("worker", "model"))] = model
+            if service == "worker" and up.prefill_workers:
+                # the models take turns: the first of each decode
+                role = "decode" if number <= up.workers * num_models else "prefill"
+                environment[environment_name(("worker", "kv", "role"))] = role
             if service in gpus:
                 environment |= gpus[service][number - 1]
             yield ChildSpec(name, command, phase, environment, model=model)
@@ -262,6 +266,11 @@ def _takes_text_only(settings: Settings) -> bool:
         model.language_model_only or is_gguf(Path(model.model).expanduser())
         for model in settings.models
     )
+
+
+def all_workers(settings: Settings) -> int:
+    """Workers of each model."""
+    return settings.up.workers + settings.up.prefill_workers
 
 
 def models_run(settings: Settings) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from tokenmesh.shared.config.placement import SchedulerSettings
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.adapters import AdapterCard
 from tokenmesh.shared.messages.beat import Heartbeat, WorkerLoad
-from tokenmesh.shared.messages.place import Candidate, Place
+from tokenmesh.shared.messages.place import Candidate, KvOrigin, Place
 from tokenmesh.shared.tenant_share import is_within_share
 
 WORKER_QUEUE_SHARE: Final = 0.25
@@ -23,6 +23,12 @@ RESERVATION_SETTLE_S: Final = 0.03
 
 TIE_SHARE: Final = 0.1
 """Estimates are not exact to a tenth: between such workers the number of streams decides."""
+KV_COMPUTED: Final = "prefill elsewhere"
+"""Another worker computes the prompt."""
+KV_HELD: Final = "kv elsewhere"
+"""Another worker has more of it, which the chosen one reads."""
+ASSUMED_LOCAL_TOKENS: Final = 512
+"""Prompts up to this length are computed where they are decoded, if only heartbeats are known."""
 INDEX_AWAY: Final = "index away"
 """The reason of a decision that knew only heartbeats."""
 _MAX_KV_USAGE: Final = 0.999  # keeps k/(1-k) finite when the pool is full
@@ -41,11 +47,18 @@ class Worker:
     beat_at: float
     """When that heartbeat was received, monotonic seconds."""
     adapters: Sequence[AdapterCard] = ()
+    kv_role: str = ""
+    """See `ModelCard`."""
+    kv_scope: bytes = b""
 
     def adapter(self, request: Place) -> AdapterCard | None:
         """The adapter that a request needs, if the worker serves it."""
         found = (each for each in self.adapters if each.name == request.lora)
         return next((each for each in found if request.lora_hash in ("", each.content_hash)), None)
+
+    @property
+    def computes_for_others(self) -> bool:
+        return self.kv_role == "prefill"
 
     @property
     def accepts_streams(self) -> bool:
@@ -57,10 +70,11 @@ def worker_from_beat(beat: Heartbeat, beat_at: float) -> Worker | None:
     """None for a heartbeat of another service."""
     if beat.load is None:
         return None
-    adapters = beat.models[0].adapters if beat.models else []
-    return Worker(
-        WorkerId(beat.instance_id), beat.epoch, beat.load, beat.draining, beat_at, adapters
-    )
+    own = (WorkerId(beat.instance_id), beat.epoch, beat.load, beat.draining, beat_at)
+    if not beat.models:
+        return Worker(*own)
+    card = beat.models[0]
+    return Worker(*own, card.adapters, card.kv_role, card.kv_scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,8 @@ class Decision:
     candidates: list[Candidate]
     reason: str = INDEX_AWAY
     reservation: str = ""
+    kv: KvOrigin | None = None
+    """Where the worker gets KV."""
 
 
 class Placer(Protocol):
@@ -148,6 +164,28 @@ def capacity(load: WorkerLoad, settings: SchedulerSettings) -> int:
     return load.max_num_seqs + slack
 
 
+def sources_of(request: Place, workers: Sequence[Worker], takers: Sequence[Worker]) -> list[Worker]:
+    """The workers whose KV others may read, where one of the takers can; draining ones included."""
+    scopes = {worker.kv_scope for worker in takers if worker.load.kv_tokens_per_s}
+    if not any(scopes):
+        return []
+    return [
+        worker
+        for worker in workers
+        if worker.kv_scope
+        and worker.kv_scope in scopes
+        and worker.load.sleep_level == 0
+        and worker.worker_id not in request.exclude
+        and (request.lora is None or worker.adapter(request) is not None)
+    ]
+
+
+def scope_numbers(workers: Sequence[Worker]) -> dict[bytes, int]:
+    """A number for each scope, from 1."""
+    scopes = dict.fromkeys(worker.kv_scope for worker in workers)
+    return {scope: number for number, scope in enumerate(scopes, start=1)}
+
+
 class LoadPlacement:
     """Compares workers by their load and by the reservations since their last heartbeat."""
 
@@ -170,7 +208,26 @@ class LoadPlacement:
             chosen.worker_id,
             Reservation(now, request.num_tokens, request.num_streams, request.tenant),
         )
-        return Decision(chosen, candidates, self._reason)
+        kv = self._pair(request, workers, chosen, now)
+        return Decision(chosen, candidates, self._reason, kv=kv)
+
+    def _pair(
+        self, request: Place, workers: Sequence[Worker], chosen: Worker, now: float
+    ) -> KvOrigin | None:
+        """The least busy worker that computes for others, for a prompt that is not short."""
+        if request.num_tokens <= ASSUMED_LOCAL_TOKENS or not chosen.load.kv_tokens_per_s:
+            return None
+        found = [
+            (self.weigh(request, each).estimated_ttft_s, each.worker_id, each)
+            for each in sources_of(request, workers, [chosen])
+            if each.computes_for_others and not each.draining and each.kv_scope == chosen.kv_scope
+        ]
+        if not found or chosen.computes_for_others:
+            return None
+        source = min(found)[2]
+        placed = Reservation(now, request.num_tokens, 1, request.tenant)
+        self.reservations.add(source.worker_id, placed)
+        return KvOrigin(worker_id=source.worker_id, epoch=source.epoch, computes=True)
 
     def choose(self, _request: Place, weighed: list[tuple[Worker, Candidate]]) -> Worker:
         """The best of the workers with room; of about equal ones that with the fewest streams."""
@@ -196,6 +253,8 @@ class LoadPlacement:
         the request's adapter count; of those with room, ones that have it in memory are preferred.
         """
         live = [worker for worker in workers if worker.accepts_streams]
+        # those that compute for others take streams only where nothing else lives
+        live = [worker for worker in live if not worker.computes_for_others] or live
         if request.lora is not None:
             live = self._with_adapter(request, live)
         fresh = [worker for worker in live if worker.worker_id not in request.exclude]

@@ -140,4 +140,5 @@ def _placed(decision: Decision, worker: Worker, queued_s: float) -> Placed:
         candidates=decision.candidates,
         reason=decision.reason,
         reservation=decision.reservation,
+        kv=decision.kv,
     )

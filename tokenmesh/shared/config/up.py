@@ -17,6 +17,13 @@ class UpSettings(BaseModel):
 
     workers: int = Field(default=1, ge=1, le=64, description="Worker processes of each model.")
     tokenizers: int = Field(default=1, ge=1, le=64, description="Tokenizer processes.")
+    prefill_workers: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Worker processes of each model, besides workers, that compute long prompts "
+        "for them (worker.kv.role).",
+    )
     encoders: int = Field(
         default=1,
         ge=1,

@@ -7,16 +7,22 @@ token.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Final
 
 from tokenmesh.services.scheduler_svc.index.placement_index import (
+    COMPUTES,
+    HOLDS,
+    TAKES,
+    TAKES_AND_HOLDS,
     CandidateLoad,
     CandidateScore,
     PlacementIndex,
 )
 from tokenmesh.services.scheduler_svc.placement import (
+    KV_COMPUTED,
+    KV_HELD,
     Decision,
     LoadPlacement,
     Reservation,
@@ -24,12 +30,14 @@ from tokenmesh.services.scheduler_svc.placement import (
     extra_s,
     kv_usage,
     prefill_rate,
+    scope_numbers,
+    sources_of,
 )
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.placement import PrefixIndexSettings, SchedulerSettings
 from tokenmesh.shared.errors import TokenMeshError, Unavailable
 from tokenmesh.shared.ids import ModelName, WorkerId, new_reservation
-from tokenmesh.shared.messages.place import Candidate, Place
+from tokenmesh.shared.messages.place import Candidate, KvOrigin, Place
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.prefix_index import IndexKeys, name_reservation
 from tokenmesh.shared.recent_most import RecentMost
@@ -94,7 +102,7 @@ class IndexedPlacement:
         # Redis knows of more streams than heartbeats do, never of fewer.
         if not any(self._by_load.has_room(request, worker) for worker in eligible):
             return Decision(None, [])
-        loads = [self._load(request, worker) for worker in eligible]
+        compared, loads = self._compared(request, workers, eligible)
         try:
             chosen, scores = await self._look_up(request, loads, name)
         except (TokenMeshError, TimeoutError) as error:
@@ -109,19 +117,51 @@ class IndexedPlacement:
             return await self._by_load.place(request, workers, now)
         candidates = [
             self._candidate(load, score, worker)
-            for worker, load, score in zip(eligible, loads, scores, strict=True)
+            for worker, load, score in zip(compared, loads, scores, strict=True)
             if score.has_room
         ]
         if chosen is None:
             return Decision(None, candidates)
-        worker = eligible[chosen]
+        worker, source = compared[chosen], scores[chosen].source
+        reservation = name_reservation(name, worker.worker_id, worker.epoch)
+        if source:
+            number = abs(source) - 1
+            kv = self._source(request, compared[number], scores[number], now, computes=source < 0)
+            own = Reservation(now, 1, request.num_streams, request.tenant)
+            self._by_load.reservations.add(worker.worker_id, own)
+            reason = KV_COMPUTED if kv.computes else KV_HELD
+            return Decision(worker, candidates, reason, reservation, kv)
         uncached = request.num_tokens - scores[chosen].matched_blocks * self._index.block_tokens
         self._by_load.reservations.add(
             worker.worker_id,
             Reservation(now, max(1, uncached), request.num_streams, request.tenant),
         )
-        reservation = name_reservation(name, worker.worker_id, worker.epoch)
         return Decision(worker, candidates, _reason(scores, chosen), reservation)
+
+    def _compared(
+        self, request: Place, workers: list[Worker], takers: list[Worker]
+    ) -> tuple[list[Worker], list[CandidateLoad]]:
+        """The workers that may take streams, and those whose KV they may read."""
+        sources = sources_of(request, workers, takers)
+        if not sources:
+            return takers, [self._load(request, worker) for worker in takers]
+        ids, numbers = {worker.worker_id for worker in takers}, scope_numbers(sources)
+        compared = takers + [each for each in sources if each.worker_id not in ids]
+        weight = self._settings.uncached_weight
+        return compared, [
+            _with_kv(self._load(request, each), each, numbers, ids, sources, weight)
+            for each in compared
+        ]
+
+    def _source(
+        self, request: Place, worker: Worker, score: CandidateScore, now: float, *, computes: bool
+    ) -> KvOrigin:
+        """Name a source. The tokens that it computes are counted until its heartbeat does."""
+        if computes:
+            uncached = request.num_tokens - score.matched_blocks * self._index.block_tokens
+            placed = Reservation(now, max(1, uncached), 1, request.tenant)
+            self._by_load.reservations.add(worker.worker_id, placed)
+        return KvOrigin(worker_id=worker.worker_id, epoch=worker.epoch, computes=computes)
 
     async def _look_up(
         self, request: Place, loads: list[CandidateLoad], name: str
@@ -139,7 +179,7 @@ class IndexedPlacement:
         load, recent = worker.load, self._by_load.reservations
         recent.settle(worker.worker_id, worker.beat_at)
         queued = load.queued_tokens
-        if not load.is_indexed:
+        if not load.is_indexed or worker.computes_for_others:
             queued += recent.tokens(worker.worker_id)
         return CandidateLoad(
             worker_id=worker.worker_id,
@@ -189,6 +229,26 @@ class IndexedPlacement:
         if self._is_away:
             logger.info("placing by the prefix index again")
         self._is_away = self._was_late = False
+
+
+def _with_kv(
+    load: CandidateLoad,
+    worker: Worker,
+    numbers: Mapping[bytes, int],
+    takers: Collection[WorkerId],
+    sources: Collection[Worker],
+    weight: float,
+) -> CandidateLoad:
+    takes, holds = worker.worker_id in takers, worker in sources
+    use = TAKES_AND_HOLDS if takes and holds else TAKES if takes else HOLDS
+    if not takes and worker.computes_for_others and not worker.draining:
+        use = COMPUTES
+    return load._replace(
+        kv_tokens_per_s=worker.load.kv_tokens_per_s,
+        kv_number=numbers.get(worker.kv_scope, 0),
+        use=use,
+        weight=weight if worker.kv_role == "decode" else 0.0,
+    )
 
 
 def _is_corrupted(scores: Sequence[CandidateScore]) -> bool:

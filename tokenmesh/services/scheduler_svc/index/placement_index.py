@@ -22,6 +22,15 @@ _MAX_PROMPTS: Final = 4096
 _HASH_BYTES: Final = 8
 _NUM_NAMES: Final = 2
 """Fields of CandidateLoad before its numbers."""
+TAKES: Final = 1
+"""Uses of a worker: it takes streams,"""
+HOLDS: Final = 2
+"""others may read what it has,"""
+TAKES_AND_HOLDS: Final = 3
+COMPUTES: Final = 4
+"""or it computes for others, who may read what it has."""
+LEAST_GAIN_S: Final = 0.005
+"""KV of another worker is fetched where that is faster by so much."""
 
 
 class CandidateLoad(NamedTuple):
@@ -41,6 +50,13 @@ class CandidateLoad(NamedTuple):
     """Streams that it may hold."""
     is_indexed: bool
     """True where it writes to the index. If not, it never releases reservations."""
+    kv_tokens_per_s: float = 0.0
+    """It reads KV of others this fast."""
+    kv_number: int = 0
+    """Workers with equal KV share it; 0: none is exchanged."""
+    use: int = TAKES
+    weight: float = 0.0
+    """A second of its own computing weighs so much where streams wait for it; 0: the usual."""
 
 
 class CandidateScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,6 +69,8 @@ class CandidateScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     has_room: bool
     cost_s: float
     """The estimate, plus the delay that computing causes other requests; the least is best."""
+    source: int = 0
+    """The candidate that its KV comes from, from 1; negative: which computes it; 0: none."""
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -126,6 +144,7 @@ class PlacementIndex:
             self._settings.tie_s,
             self._settings.uncached_weight - 1.0,
             self._predictions.of(request.route_hashes),
+            LEAST_GAIN_S,
         ]
         for each in candidates:
             name, held = _names(request.model, each.worker_id, each.epoch)
@@ -160,6 +179,7 @@ def _read(reply: Reply, num_candidates: int) -> _Answer:
         answer = _decode(reply if isinstance(reply, bytes) else b"")
     except msgspec.DecodeError as error:
         raise ProtocolError(f"the placement script's answer has a wrong shape: {error}") from error
-    if len(answer.scores) != num_candidates or answer.chosen > num_candidates:
+    highest = max(answer.chosen, *(abs(score.source) for score in answer.scores))
+    if len(answer.scores) != num_candidates or highest > num_candidates:
         raise ProtocolError("the placement script's answer has a wrong number of workers")
     return answer
