@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.mesh_process import MeshProcess, mesh
 from tokenmesh.cli.embedded.ports import free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(150)]
 
 ROLE = "TOKENMESH_WORKER__KV__ROLE"
 MODEL = "tokenmesh-demo"

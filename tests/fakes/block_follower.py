@@ -58,7 +58,7 @@ class LoggedSchedule(Schedule):
             has_host=has_host,
         )
         # images that come from elsewhere are in no log yet
-        self._loads = None
+        self._loads = self._fetches = None
         self.settings = self.settings.model_copy(update={"kv_cache_dtype": kv_cache_dtype})
         self.engine = Engine(self.runner, self.settings, log=BlockLog())
         for case in self.cases:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.fakes.drafts import DiceProposer, FreeDrafts
+from tests.fakes.kv_fetches import Fetches, Loads
 from tests.fakes.kv_runner import (
     INJECTED,
     VOCAB,
@@ -17,7 +18,6 @@ from tests.fakes.kv_runner import (
     cell_after,
     draw_from,
     first_cell,
-    in_group,
     media_mark,
 )
 from tokenmesh.engine.core.engine import Engine
@@ -25,7 +25,6 @@ from tokenmesh.engine.core.speculating import DraftTotals
 from tokenmesh.engine.kv.block_log import BlockChange
 from tokenmesh.engine.kv.block_pool import BlockPool, KvGroups
 from tokenmesh.engine.kv.block_tables import held_by
-from tokenmesh.engine.kv.host_tier import HostTier
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.kv.saved_states import SavedStates
 from tokenmesh.engine.request.request import Request, Status
@@ -209,64 +208,6 @@ def check_states(states: SavedStates | None, pool: BlockPool) -> None:
     assert not states.needs_blocks or all(pool.find(block) is not None for block in behind)
 
 
-class Loads:
-    """Writes slots of the host tier whenever the dice say, as a transfer from elsewhere would."""
-
-    def __init__(self, dice: Random, schedule: "Schedule") -> None:
-        self._dice = dice
-        self._schedule = schedule
-        self._open: list[tuple[bytes, bool]] = []
-        """Keys of running loads, and whether they end well."""
-
-    def go_on(self) -> None:
-        """End some loads, begin one."""
-        tier, dice = self._schedule.engine._cache.host, self._dice
-        if tier is None:
-            return
-        assert sum(tier.states.values()) == tier.num_slots, "a slot is lost"
-        for load in [each for each in self._open if dice.random() < 0.4]:
-            self._open.remove(load)
-            tier.finish([load[0]], [load[1]])
-        requests = [case.request for case in self._schedule._added]
-        # the cells of the others depend on more than their tokens
-        requests = [each for each in requests if each.spec.rope_boundary is None]
-        if dice.random() < 0.3 and requests:
-            self._begin(tier, dice.choice(requests))
-
-    def end(self) -> None:
-        """End all; then every slot is free or ready."""
-        tier = self._schedule.engine._cache.host
-        if tier is not None:
-            keys = [key for key, _ in self._open]
-            tier.finish(keys, [False] * len(keys))
-            states = tier.states
-            assert states["free"] + states["ready"] == tier.num_slots, "a slot is lost"
-            assert not tier._holds
-            assert len(tier._evictable) == states["ready"]
-
-    def _begin(self, tier: HostTier, request: Request) -> None:
-        size = self._schedule.settings.block_size
-        groups = range(self._schedule.groups.num_windowed + 1)
-        index, group = self._dice.randrange(8), self._dice.choice(groups)
-        if index >= len(request.kv.hashes):
-            return
-        key = request.kv.hashes[index] + (bytes([group]) if group else b"")
-        for slot in tier.reserve([key]):
-            if slot is None:
-                tier.unpin([key])
-                continue
-            is_good = self._dice.random() < 0.7
-            cells: Cells = []
-            for at in range((index + 1) * size):
-                before = cells[-1] if cells else first_cell(None, 0)
-                mark = media_mark(request.spec.media, at)
-                cells.append(cell_after(before, request.token_ids[at], mark))
-            for at, cell in enumerate(cells[index * size :]):
-                right = in_group(cell, group - 1) if group else cell
-                self._schedule.runner.arena[slot, at] = right if is_good else 12345
-            self._open.append((key, is_good))
-
-
 class Schedule:
     """An engine, a runner with dice of its own, and requests that arrive and are cancelled."""
 
@@ -312,6 +253,7 @@ class Schedule:
             num_images,
         )
         self._loads = Loads(Random(seed + 3), self) if has_host else None
+        self._fetches = Fetches(Random(seed + 4), self) if has_host else None
         self.proposer = self._make_proposer(seed) if has_drafts else None
         self.runner_drafts = self._take_runner_drafts() if max_proposed else None
         proposer = self.proposer or self.runner_drafts
@@ -374,9 +316,10 @@ class Schedule:
         for step in range(MAX_STEPS):
             while arriving and (arriving[0].arrives <= step or not engine.has_work):
                 self._added.append(arriving.pop(0))
-                engine.add(self._added[-1].request)
-            if self._may_cancel and rng.random() < 0.05 and self._added:
-                case = rng.choice(self._added)
+                self._enter(self._added[-1].request)
+            entered = [case for case in self._added if not self._is_fetching(case)]
+            if self._may_cancel and rng.random() < 0.05 and entered:
+                case = rng.choice(entered)
                 case.is_cancelled = True
                 engine.cancel(case.request.key)
                 assert not case.request.kv.blocks
@@ -384,10 +327,11 @@ class Schedule:
                 engine.step()
                 engine.wait_for_launch_window()
             self._receive()
-            if not arriving and not engine.has_work:
+            if not arriving and not engine.has_work and not self._has_fetches:
                 break
         assert not engine.has_work, "the schedule does not come to an end"
-        if self._loads is not None:
+        if self._fetches is not None and self._loads is not None:
+            self._fetches.end()
             self._loads.end()
         for case in self.cases:
             self._check_outcome(case)
@@ -403,6 +347,18 @@ class Schedule:
         counts["right drafts"] = sum(case.num_together for case in self.cases)
         return counts
 
+    @property
+    def _has_fetches(self) -> bool:
+        fetches = self._fetches
+        return fetches is not None and (fetches.has_news or bool(fetches.waiting))
+
+    def _is_fetching(self, case: Case) -> bool:
+        return self._fetches is not None and self._fetches.has(case.request)
+
+    def _enter(self, request: Request) -> None:
+        if self._fetches is None or not self._fetches.take(request):
+            self.engine.add(request)
+
     def _receive(self) -> None:
         """Every waiting token is counted, and what requests hold is what the pool counts."""
         output = self.engine.take_output()
@@ -410,7 +366,8 @@ class Schedule:
             for delta in deltas:
                 self.cases[delta.stream].receive(delta)
         requests = [case.request for case in self._added]
-        live = [request for request in requests if request.place.status is not Status.ENDED]
+        absent = (Status.NEW, Status.ENDED)
+        live = [request for request in requests if request.place.status not in absent]
         assert output.stats.queued_tokens == sum(request.backlog for request in live)
         assert all(
             request.place.status is Status.RUNNING for request in requests if request.kv.blocks
@@ -426,7 +383,8 @@ class Schedule:
         self._check_drafts(output.stats.drafts)
         self._check_published(live)
         check_states(self.engine._cache._states, pool)
-        if self._loads is not None:
+        if self._fetches is not None and self._loads is not None:
+            self._fetches.go_on()
             self._loads.go_on()
         self.note_blocks(output.blocks)
 

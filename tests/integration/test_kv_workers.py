@@ -108,7 +108,12 @@ class Pair:
 
     async def begin(self, side: Side, prompt: list[int], **fields: Any) -> int:
         self.num_streams += 1
-        sampling = {"seed": 5, "max_tokens": 12, "temperature": 0.8, "ignore_eos": True}
+        sampling: dict[str, Any] = {
+            "seed": 5,
+            "max_tokens": 12,
+            "temperature": 0.8,
+            "ignore_eos": True,
+        }
         sampling |= fields.pop("sampling", {})
         question = Generate(
             request_id=RequestId(f"r{self.num_streams}"),
@@ -175,9 +180,12 @@ def pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> MakePair:
     actors: list[WorkerActor] = []
-    monkeypatch.setattr(
-        main, "WorkerActor", lambda *a, **k: actors.append(WorkerActor(*a, **k)) or actors[-1]
-    )
+
+    def make_actor(*args: Any) -> WorkerActor:
+        actors.append(WorkerActor(*args))
+        return actors[-1]
+
+    monkeypatch.setattr(main, "WorkerActor", make_actor)
 
     @asynccontextmanager
     async def make(**kv: Any) -> AsyncIterator[Pair]:

@@ -20,11 +20,13 @@ from tokenmesh.engine.core.decode_wheel import DecodeWheel
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.host_fills import HostFills
 from tokenmesh.engine.core.landing import Landing
+from tokenmesh.engine.core.live_requests import LiveRequests
 from tokenmesh.engine.core.prefill import Prefill
 from tokenmesh.engine.core.row_table import RowTable
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.core.speculating import Speculating
 from tokenmesh.engine.kv.block_tables import BlockTables
+from tokenmesh.engine.kv.exchange import KvExchange
 from tokenmesh.engine.kv.host_tier import HostTier
 from tokenmesh.engine.kv.keys import BlockKeys
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
@@ -227,6 +229,15 @@ MUTANTS = {
     ),
     "a wrong load is accepted": Mutant(
         HostTier, "finish", "if is_good:", "if True:", has_host=True
+    ),
+    "a lent image gives way": Mutant(
+        KvExchange, "lend", "host.pin(keys[: len(slots)])", "pass", has_host=True
+    ),
+    "images of a request are kept for ever": Mutant(
+        LiveRequests, "remove", "self._cache.unpin(request)", "pass", has_host=True
+    ),
+    "images of a wrong load are kept for a request": Mutant(
+        KvExchange, "arrived", "are_good)", "[True for _ in keys])", has_host=True
     ),
     "blocks are not filled": Mutant(
         Prefill, "_compute", "list(fills.entries)", "[]", has_host=True

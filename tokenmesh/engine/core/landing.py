@@ -82,10 +82,10 @@ class Landing:
             self._scheduler.note_drafts(number, result.drafts)
         if result.pooled:
             self._publish_pooled(number, result, ended_ns)
-        for request in step.notes.computed:
-            if self._rows.owner(request.place.row, number) is request:
-                request.timeline.first_token_ns = ended_ns
-                self._outbox.end(request, COMPUTED)
+        for computed in step.notes.computed:
+            if self._rows.owner(computed.place.row, number) is computed:
+                computed.timeline.first_token_ns = ended_ns
+                self._outbox.end(computed, COMPUTED)
         # a request draws its first token in the step that computes the last of its prompt
         special = {*ends, *result.logprobs, *starts}
         by_gateway = self._outbox.output.deltas

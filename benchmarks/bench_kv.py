@@ -1,0 +1,167 @@
+"""KV that is elsewhere: first tokens of a prompt that is computed, hit, filled or read.
+
+`python -m benchmarks.bench_kv --model DIR_OR_GGUF` loads the model twice in this process: the first
+engine computes a prompt of `--tokens`, the second one gets its images by their transfer processes.
+All numbers are of one run, in turns; ratios are of the best of `--rounds`. Prints JSON: seconds to
+the first token, their ratios, and for each transport GB/s and the CPU time of both transfer
+processes a GB. Messages between workers are not in it.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.request.request import Request
+from tokenmesh.engine.request.spec import RequestSpec, StreamKey
+from tokenmesh.services.worker_svc.kv.child import TransferProcess
+from tokenmesh.shared.config.kv import KvSettings, KvTransport
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.ids import GatewayId, RequestId
+from tokenmesh.shared.messages.sampling import SamplingParams
+
+TOKEN = b"b" * 32
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Side:
+    """An engine with a host tier, and its transfer process."""
+
+    def __init__(self, model: str, tokens: int, transport: KvTransport) -> None:
+        kv = KvSettings(role="both").model_copy(update={"transports": (transport,)})
+        self.settings = WorkerSettings(
+            device="cpu",
+            num_gpu_blocks_override=3 * (tokens // 16 + 2),
+            kv_offloading_size=1.0,
+            max_num_seqs=4,
+            kv=kv,
+        )
+        loaded = build_runner(
+            ModelSettings(model=model, max_model_len=tokens + 64),
+            self.settings,
+            lambda done, total: None,
+        )
+        self.model: RunnableModel = loaded
+        self.engine = Engine(loaded.runner, self.settings)
+        assert loaded.shared_kv is not None, "this model exchanges no KV"
+        self.shared = loaded.shared_kv
+        self.process = TransferProcess(self.shared.arena, kv)
+        self._streams = 0
+
+    def request(self, prompt: list[int]) -> Request:
+        self._streams += 1
+        spec = RequestSpec(
+            StreamKey(GatewayId("g"), self._streams, 0),
+            RequestId("r"),
+            len(prompt),
+            SamplingParams(seed=1, max_tokens=1, temperature=0.0, ignore_eos=True),
+        )
+        return Request(spec, list(prompt))
+
+    def first_token(self, request: Request) -> tuple[float, int]:
+        """Return seconds, and the token."""
+        began = perf_counter()
+        self.engine.add(request)
+        while self.engine.has_work:
+            self.engine.step()
+            self.engine.take_output()
+        return perf_counter() - began, request.token_ids[-1]
+
+    def empty_pool(self) -> None:
+        self.engine.settle()
+        self.engine._cache.pool.forget_all()
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of its transfer process."""
+        text = Path(f"/proc/{self.process.pid}/stat").read_text()
+        fields = text.rsplit(") ", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+async def fetch(source: Side, reader: Side, prompt: list[int]) -> tuple[float, float, int]:
+    """Read all images of the prompt, then draw: seconds, of these reading, and the token."""
+    request = reader.request(prompt)
+    began = perf_counter()
+    wanted = reader.engine.exchange.expect(request)
+    keys = source.engine.exchange.keys_of(source.request(prompt), wanted.num_blocks)
+    lent = source.engine.exchange.lend(keys)
+    assert len(lent) == len(wanted.slots) == len(keys), "the source does not have all of it"
+    sums = await source.process.serve(1, TOKEN, lent)
+    slots = [slot for slot in wanted.slots if slot is not None]
+    ended = await reader.process.read(source.process.addresses, 1, TOKEN, lent, slots, sums)
+    reader.engine.exchange.arrived(request, wanted.keys, ended.are_good)
+    read_s = perf_counter() - began
+    await source.process.revoke(1)
+    source.engine.exchange.take_back(keys)
+    assert all(ended.are_good), ended.reason
+    seconds, token = reader.first_token(request)
+    return read_s + seconds, read_s, token
+
+
+async def measure(model: str, tokens: int, rounds: int, transport: KvTransport) -> dict[str, Any]:
+    source, reader = Side(model, tokens, transport), Side(model, tokens, transport)
+    await asyncio.gather(source.process.start(), reader.process.start())
+    best: dict[str, float] = {}
+
+    def note(name: str, seconds: float) -> None:
+        best[name] = min(seconds, best.get(name, seconds))
+
+    dice, num_bytes, read_s, cpu_s = random.Random(1), 0, 0.0, 0.0
+    try:
+        for _ in range(rounds):
+            prompt = [dice.randrange(3, 30_000) for _ in range(tokens)]
+            seconds, token = source.first_token(source.request(prompt))
+            note("computed", seconds)
+            answers = [token]
+            # the images of the last blocks are saved by a later step
+            for name in ("hit", "filled"):
+                if name == "filled":
+                    source.empty_pool()
+                seconds, token = source.first_token(source.request(prompt))
+                note(name, seconds)
+                answers.append(token)
+            before = source.cpu_s() + reader.cpu_s()
+            seconds, reading_s, token = await fetch(source, reader, prompt)
+            note("remote", seconds)
+            assert {*answers, token} == {token}, "the tokens differ"
+            blocks = (tokens - 1) // source.settings.block_size
+            num_bytes += blocks * source.shared.arena.image_bytes
+            read_s += reading_s
+            cpu_s += source.cpu_s() + reader.cpu_s() - before
+    finally:
+        await asyncio.gather(source.process.stop(), reader.process.stop())
+    return {
+        "first_token_s": best,
+        "filled / computed": best["filled"] / best["computed"],
+        "remote / computed": best["remote"] / best["computed"],
+        "remote / hit": best["remote"] / best["hit"],
+        "GB/s": num_bytes / read_s / 1e9,
+        "CPU s/GB": cpu_s / (num_bytes / 1e9),
+        "MB of a prompt": num_bytes / rounds / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, help="a directory or a GGUF file")
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    found = {
+        name: asyncio.run(measure(options.model, options.tokens, options.rounds, name))
+        for name in ("shm", "tcp")
+    }
+    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+
+
+if __name__ == "__main__":
+    main()
