@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, get_args
 
 import typer
 
+from tokenmesh.cli.transfer_config import transfer_config
 from tokenmesh.shared.config.layers import field_at
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.services import SERVICES
@@ -165,6 +166,7 @@ FLAGS: Final = (
     ),
     Flag("--kv-cache-memory-bytes", ("worker", "kv_cache_memory_bytes"), convert=human_number),
     Flag("--kv-offloading-size", ("worker", "kv_offloading_size")),
+    Flag("--kv-transfer-config", ("worker", "kv"), convert=transfer_config),
     Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization")),
     Flag("--cpu-memory-utilization", ("worker", "cpu_memory_utilization")),
     Flag(

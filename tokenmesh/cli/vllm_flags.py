@@ -108,7 +108,6 @@ ADVICE: Final = {
     "hf-token": "set the environment variable HF_TOKEN",
     "kv-cache-dtype-skip-layers": "all layers' pages have one type; leave it out",
     "kv-events-config": "of its keys there are enable_kv_cache_events and buffer_steps",
-    "kv-transfer-config": "prefill and decode are not separated; leave it out",
     "log-config-file": "set telemetry.log_level and telemetry.log_format in --config",
     "log-level": "use --uvicorn-log-level",
     "logging-config": "set telemetry.log_level and telemetry.log_format in --config",

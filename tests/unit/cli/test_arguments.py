@@ -171,7 +171,7 @@ def test_drafts_that_are_not_there_are_refused_before_anything_starts(
         ("--pipeline-parallel-size", "--workers N starts N replicas"),
         ("-pp", "--workers N starts N replicas"),
         ("--speculative-model", "--spec-model names the model that drafts"),
-        ("--kv-transfer-config.role", "is a flag of vLLM"),
+        ("--kv-transfer-config.role", "unknown flag --kv-transfer-config.role"),
         ("-O3", "-O3 is a flag of vLLM that TokenMesh does not have: kernels are compiled"),
         ("-cc.mode=3", "-cc.mode is a flag of vLLM that TokenMesh does not have: kernels"),
         ("--lora-dtype=float16", "can only be auto: adapters are computed in the model's type"),

@@ -1,0 +1,51 @@
+"""--kv-transfer-config as vLLM takes it, and what it is not."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tokenmesh.cli.transfer_config import transfer_config
+from tokenmesh.shared.config.loader import load_settings
+from tokenmesh.shared.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"kv_role": "kv_producer"}, {"role": "prefill"}),
+        ({"kv_role": "kv_consumer"}, {"role": "decode"}),
+        (
+            {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"},
+            {"role": "both", "load_failure_policy": "recompute"},
+        ),
+    ],
+)
+def test_roles_and_policy_become_settings(given: dict[str, Any], expected: dict[str, str]) -> None:
+    found = transfer_config(json.dumps({"kv_connector": "NixlConnector", **given}))
+    assert found == expected
+    kv = load_settings(None, {"worker": {"kv": found}}).worker.kv
+    assert (kv.role, kv.load_failure_policy) == (
+        expected["role"],
+        expected.get("load_failure_policy", "fail"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"kv_role": "kv_both", "kv_rank": 1}, "kv_rank is not supported"),
+        ({"kv_role": "prefill"}, "kv_role is 'prefill'"),
+        ({}, "kv_role is None"),
+        ({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}, "no stores of KV"),
+        ({"kv_connector": "Mine", "kv_role": "kv_both"}, "should be one of NixlConnector"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        transfer_config(json.dumps({"kv_connector": "NixlConnector", **given}))
+
+
+def test_other_text_is_named() -> None:
+    with pytest.raises(ConfigError, match="should be a JSON object"):
+        transfer_config("nixl")

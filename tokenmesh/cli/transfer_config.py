@@ -1,0 +1,48 @@
+"""--kv-transfer-config: vLLM's JSON for KV of other workers, as our settings."""
+
+import json
+from typing import Final
+
+from tokenmesh.shared.errors import ConfigError
+
+FLAG: Final = "--kv-transfer-config"
+
+_ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+_CONNECTORS: Final = ("NixlConnector", "MooncakeConnector", "P2pNcclConnector")
+"""Between workers. Whichever is named, KV goes by shared memory or TCP."""
+_OTHERS: Final = {
+    "OffloadingConnector": "KV in host memory is --kv-offloading-size",
+    "LMCacheConnectorV1": "there are no stores of KV outside of workers",
+    "LMCacheMPConnector": "there are no stores of KV outside of workers",
+    "MooncakeStoreConnector": "there are no stores of KV outside of workers",
+    "MultiConnector": "workers choose between shared memory and TCP themselves",
+}
+_KEYS: Final = ("kv_connector", "kv_role", "kv_load_failure_policy")
+
+
+def transfer_config(text: str) -> dict[str, str]:
+    """Translate that JSON to `worker.kv`. Raises ConfigError that names the key."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{FLAG} = {text!r}: should be a JSON object", param=FLAG)
+    for key in given:
+        if key not in _KEYS:
+            raise ConfigError(
+                f"{FLAG}: {key} is not supported; of its keys there are {', '.join(_KEYS)}",
+                param=FLAG,
+            )
+    connector = given.get("kv_connector")
+    if connector not in _CONNECTORS:
+        what = _OTHERS.get(str(connector), f"should be one of {', '.join(_CONNECTORS)}")
+        raise ConfigError(f"{FLAG}: kv_connector is {connector!r}: {what}", param=FLAG)
+    role = _ROLES.get(str(given.get("kv_role")))
+    if role is None:
+        what = f"{FLAG}: kv_role is {given.get('kv_role')!r}: should be one of {', '.join(_ROLES)}"
+        raise ConfigError(what, param=FLAG)
+    found = {"role": role}
+    if "kv_load_failure_policy" in given:
+        found["load_failure_policy"] = str(given["kv_load_failure_policy"])
+    return found
