@@ -49,6 +49,7 @@ COMMANDS: Final = {
     "pull": "models:pull",
     "rm": "models:rm",
     "quantize": "quantize:quantize",
+    "train-draft": "train_draft:train_draft",
     "drain": "drain:drain",
     "bench": "bench.commands:bench",
 }

@@ -1,0 +1,1 @@
+"""Fits a head that drafts for a model to what the model answers."""
