@@ -212,12 +212,6 @@ def test_a_row_that_is_left_no_token_fails_after_what_it_could_draw(
     assert (outcome.token_ids, outcome.error) == (expected.token_ids, expected.error)
 
 
-def test_models_whose_rows_keep_states_take_no_drafts(tiny: Tiny) -> None:
-    driver = EngineDriver(tiny("bamba").directory)
-    with pytest.raises(ConfigError, match="states of this model"):
-        driver.again(proposer=proposer_of([], []))
-
-
 def test_an_engine_on_a_gpu_refuses_a_proposer_at_its_start(tiny: Tiny) -> None:
     with torch.inference_mode(), reference_layers():
         driver = CudaDriver(tiny("llama").directory)

@@ -29,6 +29,9 @@ FAMILIES: Final = {
     "experts": "qwen3_moe",
     "latents": "deepseek_v2",
     "windows": "gemma3_text",
+    "gated delta": "qwen3_next",
+    "mamba2": "bamba",
+    "short convolutions": "lfm2",
 }
 PROPOSERS: Final = ("dice", "ngram", "suffix", "prediction")
 TROUBLES: Final[dict[str, Any]] = {
@@ -90,7 +93,8 @@ def check_all(driver: EngineDriver, some: Sequence[Job], num_blocks: int) -> Non
             assert [each.error for each in found] == [None] * len(some), name
             assert [each.token_ids for each in found] == [each.token_ids for each in expected], name
         # blocks behind a window are free: so small a pool has neither too few nor old ones
-        if len(driver.model.runner.windows) == 1:
+        runner = driver.model.runner
+        if len(runner.windows) == 1 and not runner.has_states:
             assert sum(each.num_preemptions for each in outcomes + later) > 0, name
             assert sum(each.num_cached for each in outcomes + later) > 0, name
         totals = drafting.drafts
@@ -98,6 +102,7 @@ def check_all(driver: EngineDriver, some: Sequence[Job], num_blocks: int) -> Non
         assert totals.draft_tokens > totals.accepted_tokens, name
 
 
+@pytest.mark.timeout(60)  # the kernels of gated delta are compiled
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streams_of_a_family_are_the_same_with_every_proposer(tiny: Tiny, family: str) -> None:
     driver = EngineDriver(tiny(FAMILIES[family]).directory, **TROUBLES)

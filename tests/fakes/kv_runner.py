@@ -119,7 +119,7 @@ class KvRunner:
         num_images: int = 0,
     ) -> None:
         """num_saved_states: 0: rows keep no states."""
-        self.takes_drafts = num_saved_states == 0
+        self.takes_drafts = True
         self.max_proposed = max_proposed
         self.windows = windows
         self.has_states = num_saved_states > 0
@@ -298,10 +298,11 @@ class KvRunner:
     def _context(self, row: KvRow, length: int) -> Cells:
         """Return the cells that the last query sees; one more if a window group holds others."""
         cells = [self._read(row, position) for position in range(length)]
-        if self.has_states and (cells != row.state and self.has_pages):
-            return [*row.state, 1]
+        state = row.state[:length]
+        if self.has_states and (cells != state and self.has_pages):
+            return [*state, 1]
         if not self.has_pages:
-            return row.state
+            return state
         for group, table in enumerate(row.windowed):
             for position in range(max(0, length - (self.windows[1] or 0)), length):
                 place = (table[position // self._size], position % self._size)
@@ -342,6 +343,8 @@ class KvRunner:
                 result.tokens[entry.row] = drawn[: num_right + 1]
                 row.tokens += drawn[: num_right + 1]
                 row.num_computed += num_right
+                # the states go on without the drafts that were wrong
+                del row.state[entry.start + entry.num_tokens + num_right :]
                 if entry.num_proposed:
                     context = contexts[entry.row][num_right]
                     result.drafts[entry.row] = self._propose(row, context, entry.num_proposed)

@@ -102,7 +102,12 @@ def test_window_groups_and_saved_states_change_no_token(
     first += SCHEDULES_PER_TEST * chunk
     for seed in range(first, first + SCHEDULES_PER_TEST):
         schedule = Schedule(
-            seed, trouble, is_async=seed % 3 > 0, has_tenants=seed % 2 > 0, **{kind: True}
+            seed,
+            trouble,
+            is_async=seed % 3 > 0,
+            has_tenants=seed % 2 > 0,
+            has_drafts=seed % 5 > 2,
+            **{kind: True},
         )
         counts += schedule.run()
     assert min(counts[each] for each in EVENTS) > 3

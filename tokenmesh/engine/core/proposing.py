@@ -48,8 +48,5 @@ def check_drafts(runner: Runner, proposer: Proposer | None) -> None:
     """Raises ConfigError where a runner cannot verify drafts."""
     if proposer is None or runner.takes_drafts:
         return
-    if runner.has_states:
-        reason = "a rejected draft would corrupt the states of this model's rows"
-    else:
-        reason = "the runner for this model and device computes one token at a time"
+    reason = "the runner for this model and device computes one token at a time"
     raise ConfigError(f"speculative_config: {reason}", param="model.speculative_config")

@@ -231,7 +231,7 @@ class Speculating:
             if self._wheel.is_held(request):
                 # all but the last are drafts that were computed
                 self._wheel.advance(request, request.num_known - 1 - first)
-                self._cache.register(request, first, request.num_known - 1)
+                self._cache.register(request, first, request.num_known - 1, in_step=False)
         return set(tokens)
 
     def note(self, request: Request, drafts: list[int]) -> None:

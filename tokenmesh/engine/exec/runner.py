@@ -12,6 +12,7 @@ from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.exec.apply import apply_rows
 from tokenmesh.engine.exec.arena import NO_ARENA, Arena
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
+from tokenmesh.engine.exec.drafted_states import DraftedStates
 from tokenmesh.engine.exec.drafter import Drafter
 from tokenmesh.engine.exec.inputs import StepInputs, build_inputs
 from tokenmesh.engine.exec.placeholders import within_vocabulary
@@ -82,8 +83,8 @@ class TorchRunner:
         """is_async: launches return at once, and a separate thread carries them out. arena: of the
         host tier."""
         self.has_own_device = False
-        # nothing takes a rejected draft out of a state again
-        self.takes_drafts = not store.has_states
+        # what a recording's encoder left is too large to be copied in each step
+        self.takes_drafts = not store.has_states or model.write_cross is None
         self.max_proposed = 0 if drafter is None else drafter.max_proposed
         self.drafter = drafter
         self.num_blocks = store.num_blocks
@@ -109,6 +110,7 @@ class TorchRunner:
         """The whole step; blocks."""
         inputs = self.prepare(plan)
         self._fill(plan)
+        copied = self._copy_states(plan)
         logits = self.forward(inputs, is_followed=self._is_followed(plan))
         with torch.inference_mode():
             for saved in plan.saves:
@@ -122,7 +124,13 @@ class TorchRunner:
             states = logits.hidden, logits.taps
             with torch.inference_mode():
                 result.drafts = self.drafter.propose(plan, inputs.step, result.tokens, *states)
+        if copied is not None and (again := copied.take_back(result)):
+            self.forward(build_inputs(again, self._rows, self._store.page_size))
         return result
+
+    @torch.inference_mode()
+    def _copy_states(self, plan: StepPlan) -> DraftedStates | None:
+        return DraftedStates(self._store, plan) if self.has_states and plan.has_drafts else None
 
     def _is_followed(self, plan: StepPlan) -> bool:
         """Whether a drafter reads any of the step."""

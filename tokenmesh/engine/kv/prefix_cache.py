@@ -190,11 +190,14 @@ class PrefixCache:
         cut = ([NULL_BLOCK] * unseen + table[unseen:length] for table in tables)
         return [found[:length], *cut]
 
-    def register(self, request: Request, start: int, end: int) -> list[Registered]:
+    def register(
+        self, request: Request, start: int, end: int, *, in_step: bool = True
+    ) -> list[Registered]:
         """Positions [start, end) are being computed: the blocks they fill can be found.
 
         All tokens before `end` must be known. Where the content is known already, the older
-        block stays and nothing is registered.
+        block stays and nothing is registered. `in_step` False: they were computed by a step that
+        has landed, so the state behind them is not there any more.
         """
         first, last = start // self._block_size, end // self._block_size
         if not self._enabled or first == last or request.spec.is_whole:
@@ -222,7 +225,8 @@ class PrefixCache:
             for each in registered:
                 self.host.save(each.key, each.block)
         if self._states is not None:
-            self._save_state(self._states, request, start, end)
+            if in_step:
+                self._save_state(self._states, request, start, end)
         else:
             self.reports.note_routes(request, end)
         return registered

@@ -161,6 +161,17 @@ class KvStore:
         for tensor in self._states():
             tensor[number].copy_(tensor[slot - self.num_saved - 1])
 
+    def copies_of_rows(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """Copies of the states of some rows."""
+        return [tensor[list(numbers)] for tensor in self._states()]
+
+    def restore_rows(
+        self, numbers: Sequence[int], copies: Sequence[torch.Tensor], kept: Sequence[int]
+    ) -> None:
+        """Put back what `copies_of_rows` copied; `kept`: places among its numbers."""
+        for tensor, copy in zip(self._states(), copies, strict=True):
+            tensor[[numbers[place] for place in kept]] = copy[list(kept)]
+
     def _states(self) -> Iterator[torch.Tensor]:
         return (tensor for kept, tensor in self._each() if isinstance(kept, State))
 
