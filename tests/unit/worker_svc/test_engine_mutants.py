@@ -182,7 +182,7 @@ MUTANTS = {
         speculating, "_append", "request.ending() is not None", "False", has_drafts=True
     ),
     "drafts where max_tokens ends the stream": Mutant(
-        Speculating, "draft", "request.decode_end - 1", "request.decode_end", has_drafts=True
+        Speculating, "_add_drafts", "request.decode_end - 1", "request.decode_end", has_drafts=True
     ),
     "drafts without blocks": Mutant(
         Speculating,
@@ -192,7 +192,7 @@ MUTANTS = {
         has_drafts=True,
     ),
     "drafts beyond the budget": Mutant(
-        Speculating, "draft", "budget -= len(entry.drafts)", "pass", has_drafts=True
+        Speculating, "_add_drafts", "budget -= len(entry.drafts)", "pass", has_drafts=True
     ),
     "a stream is scheduled before its tokens are there": Mutant(
         Speculating, "_landed", "if each.num_known > each.num_computed", "", has_drafts=True

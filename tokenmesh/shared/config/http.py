@@ -222,7 +222,7 @@ class RealtimeSettings(BaseModel):
     realtime_idle_timeout_s: float = fixed(
         default=900.0, gt=0, description="A realtime session without an event or response ends."
     )
-    realtime_session_timeout_s: float = Field(
+    realtime_session_timeout_s: float = fixed(
         default=3600.0, gt=0, description="Bound of a realtime session from its beginning."
     )
     realtime_ping_interval_s: float = fixed(

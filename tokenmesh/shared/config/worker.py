@@ -55,7 +55,7 @@ class WorkerSettings(BaseModel):
         description="Ranks that share a model: each computes with a part of the weights, and holds "
         "a part of the KV cache. More than 1: for models of the native kind on CPUs.",
     )
-    rank_start_s: float = Field(
+    rank_start_s: float = fixed(
         default=600.0, gt=0, description="How long all ranks of a worker have to appear."
     )
     rank_silence_s: float = Field(
@@ -179,7 +179,7 @@ class WorkerSettings(BaseModel):
     profiler_max_s: float = fixed(
         default=60.0, gt=0, description="Time after which a profile ends by itself."
     )
-    kv_watermark: float = Field(
+    kv_watermark: float = fixed(
         default=0.01,
         ge=0,
         lt=1,
@@ -248,7 +248,7 @@ class WorkerSettings(BaseModel):
     grammar_memory_bytes: int = fixed(
         default=1 << 30, ge=1 << 20, description="Memory that compiling one grammar may take."
     )
-    grammar_max_bytes: int = Field(
+    grammar_max_bytes: int = fixed(
         default=8 << 20, ge=1024, description="Largest compiled grammar."
     )
     grammar_cache_bytes: int = fixed(
