@@ -9,8 +9,8 @@ from torch.distributed import AllreduceOptions, ReduceOp
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.errors import ConfigError
 
-ORDERED_NUMBERS: Final = 1 << 16
-"""Up to so many numbers, three or more ranks sum in the order of ranks; above, in any."""
+GATHERED_NUMBERS: Final = 1 << 16
+"""Up to so many numbers, each of three or more ranks sums all of them; above, it sums its share."""
 _LEADER: Final = 0
 _LOGITS: Final = 1
 """The tag of parts of logits, which go to the leader only."""
@@ -28,8 +28,6 @@ class Ranks:
     world: int = 1
     group: Any = None
     """A process group of torch.distributed."""
-    is_ordered: bool = False
-    """Sums are in the order of ranks, whatever their size."""
     num_sums: int = 0
     sum_s: float = 0.0
     """Seconds in sums so far, waits for other ranks included."""
@@ -67,12 +65,12 @@ class Ranks:
         began_s = perf_s()
         if self.world == 2:
             self._exchange(x)
-        elif self.is_ordered or x.numel() <= ORDERED_NUMBERS:
+        elif x.numel() <= GATHERED_NUMBERS:
             parts = [torch.empty_like(x) for _ in range(self.world)]
             self.group.allgather([parts], [x]).wait()
             x.copy_(_sum_of(parts))
         else:
-            self.group.allreduce([x]).wait()
+            self._sum_shares(x)
         self.num_sums += 1
         self.sum_s += perf_s() - began_s
         return x
@@ -84,6 +82,19 @@ class Ranks:
         self.group.recv([other], peer, 0).wait()
         sent.wait()
         x.add_(other)
+
+    def _sum_shares(self, x: torch.Tensor) -> None:
+        """As an all-reduce does: each rank sums a share of the numbers for all. Unlike there each
+        number is summed in the order of ranks, so that it does not depend on its place."""
+        each = -(-x.numel() // self.world)
+        given = x.new_zeros(self.world * each)
+        given[: x.numel()] = x.flatten()
+        taken = torch.empty_like(given)
+        self.group.alltoall_base(taken, given, [], []).wait()
+        own = _sum_of(list(taken.view(self.world, each))).to(x.dtype)
+        parts = list(given.view(self.world, each))
+        self.group.allgather([parts], [own]).wait()
+        x.copy_(given[: x.numel()].view_as(x))
 
     def gather(self, x: torch.Tensor, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """x [N, part] of each rank -> [N, size] on the leader: `out`, or a new tensor.

@@ -96,8 +96,7 @@ def lead_group(
     link.start()
     group = _process_group(_keys(store, place), 0, world, host)
     logger.info("%d ranks have met at %s", world, host)
-    ranks = Ranks(0, world, group, is_ordered=worker.batch_invariant)
-    return LeaderGroup(ranks, link, local_world)
+    return LeaderGroup(Ranks(0, world, group), link, local_world)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def join_group(place: RankPlace, wait_s: float, end: End) -> FollowerGroup:
     link.start()
     group = _process_group(_keys(store, place), place.rank, place.world, host)
     return FollowerGroup(
-        Ranks(place.rank, place.world, group, is_ordered=worker.batch_invariant),
+        Ranks(place.rank, place.world, group),
         link,
         ModelSettings.model_validate_json(start.model),
         worker,
