@@ -63,6 +63,15 @@ def test_a_stream_goes_on_with_the_same_tokens_when_a_rank_ends(number: signal.S
         workers = running.wait_workers(2)
         with stream(client) as texts:
             expected = "".join(texts)
+        measured = [
+            line.rsplit(" ", 1)
+            for line in client.get("/metrics").text.splitlines()
+            if line.startswith("tokenmesh:rank")
+        ]
+        ranks = [float(value) for name, value in measured if name.startswith("tokenmesh:ranks{")]
+        assert ranks == [2, 2]
+        sums = [float(value) for name, value in measured if "rank_sum_seconds" in name]
+        assert sum(each > 0 for each in sums) >= 2
         before = cpu_seconds(workers)
         with stream(client) as texts:
             text = "".join(next(texts) for _ in range(20))

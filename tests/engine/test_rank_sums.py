@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore, ProcessGroupGloo
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import ProcessGroupGloo
 
 from tokenmesh.engine.ranks.ranks import GATHERED_NUMBERS, Ranks
 
 
 def on_ranks(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
-    """What each rank returns."""
+    """Return what each rank does."""
     store = HashStore()
 
     def run(rank: int) -> Any:

@@ -68,6 +68,8 @@ class PlacingCalls(ServiceCalls):
 def test_spans_name_the_adapter_and_the_format_of_the_weights() -> None:
     card = replace(JOB.card, weight_format="gptq")
     assert card_attributes(card) == {"tokenmesh.weight_format": "gptq"}
+    many = {"tokenmesh.weight_format": "gptq", "tokenmesh.ranks": "2"}
+    assert card_attributes(replace(card, ranks=2)) == many
     adapted = replace(card, adapter=AdapterCard(name="sql", content_hash="1"), weight_format="")
     assert card_attributes(adapted) == {"tokenmesh.adapter": "sql"}
 

@@ -35,6 +35,15 @@ class LoadedModel:
     make_trace: type[TorchTrace] = TorchTrace
 
     @property
+    def num_ranks(self) -> int:
+        return 1 if self.group is None else self.group.ranks.world
+
+    def sum_seconds(self, rank: int) -> float:
+        if self.group is None:
+            return 0.0
+        return self.group.ranks.sum_s if rank == 0 else self.group.link.beats[rank].sum_s
+
+    @property
     def has_grammars(self) -> bool:
         return self.pooling is None
 

@@ -150,6 +150,13 @@ class Loaded(Protocol):
     @property
     def rope_boundary(self) -> int | None: ...
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute it together."""
+
+    def sum_seconds(self, rank: int) -> float:
+        """Seconds that a rank has spent in sums with the others."""
+
     def cache_salt(self, salt: str | None, num_prompt: int) -> str | None:
         """The prefix cache's salt of a request: the client's own and the model's reasons."""
 
@@ -172,8 +179,12 @@ class SimModel:
     make_trace: None = None
     rope_boundary: None = None
     weight_format: str = "simulated"
+    num_ranks: int = 1
     shared_kv: SharedKv | None = None
     pooling: PoolingFacts | None = None
+
+    def sum_seconds(self, _rank: int) -> float:
+        return 0.0
 
     def cache_salt(self, salt: str | None, _num_prompt: int) -> str | None:
         return salt

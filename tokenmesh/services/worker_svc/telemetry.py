@@ -115,6 +115,13 @@ class WorkerMetrics:
         """Export how the model's weights are kept."""
         self._metrics.gauge("model_weights", **self.labels, format=weight_format).set(1)
 
+    def watch_ranks(self, count: int, sum_seconds: Callable[[int], float]) -> None:
+        """Export a worker's ranks; `sum_seconds` of each is called at each scrape."""
+        self._metrics.gauge("ranks", **self.labels).set(count)
+        for rank in range(count if count > 1 else 0):
+            read = partial(sum_seconds, rank)
+            self._metrics.gauge_of("rank_sum_seconds", read, **self.labels, rank=str(rank))
+
     def watch_sleep(self, level_of: Callable[[], int]) -> None:
         """Export the sleep state; `level_of` is called at each scrape."""
         for level, state in enumerate(_SLEEP_STATES):

@@ -52,6 +52,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Workers on demand with the same value share a bound on how many are awake; empty: none."""
     weight_format: str = ""
     """The format of its weights: a method of quantization, or a type."""
+    ranks: int = 1
+    """Processes that share the model."""
     host_kv_bytes: int = 0
     """Host memory that the KV pool takes once all of it has been used; 0: it is on a GPU."""
     only_transcribes: bool = False

@@ -87,6 +87,14 @@ ENGINE_METRICS: Final = (
         "enable_prefix_caching",
     ),
     _gauge("model_weights", "1; the format of the weights is a label.", *_MODEL, "format"),
+    _gauge("ranks", "Processes that share the model.", *_MODEL),
+    _gauge(
+        "rank_sum_seconds",
+        "Seconds that a rank has spent in sums, waits for the others included: the slow one has "
+        "least.",
+        *_MODEL,
+        "rank",
+    ),
     _gauge("lora_adapters", "Adapters that requests may name.", *_MODEL),
     _gauge("lora_adapters_in_memory", "Those whose matrices are in memory.", *_MODEL),
     _gauge("lora_adapters_active", "Those that streams use.", *_MODEL),

@@ -265,6 +265,8 @@ def place_of(job: PromptJob, prompt: Prompt, num_output: int) -> Place:
 def card_attributes(card: ModelCard) -> dict[str, str]:
     """What spans say of a model: how its weights are kept, and the adapter that a request names."""
     found = {"tokenmesh.weight_format": card.weight_format} if card.weight_format else {}
+    if card.ranks > 1:
+        found["tokenmesh.ranks"] = str(card.ranks)
     return found if card.adapter is None else {**found, "tokenmesh.adapter": card.adapter.name}
 
 
