@@ -88,3 +88,20 @@ def test_the_length_of_a_match_has_rates_of_its_own() -> None:
         acceptance.note(row, 4, 8, ended_wrong=False)
     assert survivals(row, 0, 1)[0] < 0.1
     assert survivals(row, 4, 8)[7] > 0.7
+
+
+def test_a_step_with_drafts_that_was_disturbed_is_tried_again_soon() -> None:
+    cost = StepCost()
+    for _ in range(20):
+        cost.note(8, 0, 0.010)
+    cost.note(8, 1, 0.021)
+    kept = [[0.9, 0.8]] * 8
+    assert sum(choose(cost, 8, kept)) == 0
+    for _ in range(200):
+        cost.note(8, 0, 0.010)
+    assert sum(choose(cost, 8, kept)) > 8
+    for _ in range(16):
+        cost.note(8, 1, 0.021)
+    for _ in range(200):
+        cost.note(8, 0, 0.010)
+    assert sum(choose(cost, 8, kept)) == 0

@@ -19,7 +19,8 @@ _KEPT_BY_ALL: Final = 256
 _KEPT_BY_ROW: Final = 12
 _KEPT_STEPS: Final = 16
 _STALE_STEPS: Final = 2000
-"""A cost that was not measured for so long is not known any more."""
+"""A cost that was not measured for so long is not known any more; of fewer than `_KEPT_STEPS` steps
+after as much less."""
 _MIN_PLAIN_STEPS: Final = 2
 _MOST_DRAFTED: Final = 128
 """After so many steps with drafts one without is measured again: contexts have grown."""
@@ -132,11 +133,11 @@ class StepCost:
 
     def factor(self, num_rows: int, num_drafts: int) -> float:
         """A step with so many drafts takes so many times what it takes without."""
-        oldest = self._num_steps - _STALE_STEPS
         known = self._drafted.get(num_rows.bit_length(), {})
         below, low, above, high = 0, 1.0, 0, 0.0
-        for number, (mean, _, step) in known.items():
-            if step < oldest:
+        for number, (mean, count, step) in known.items():
+            # one step may have been disturbed: what few have shown is tried again sooner
+            if self._num_steps - step > _STALE_STEPS * count // _KEPT_STEPS:
                 continue
             if below < number <= num_drafts:
                 below, low = number, max(1.0, mean)
