@@ -12,7 +12,9 @@ from typing import Final
 from tokenmesh.engine.adapters.adapter import ReadAdapter
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.exec.build_any import build
 from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.exec.role import Role
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import RequestSpec, StreamKey
 from tokenmesh.shared.config.model import Dtype, ModelImpl, ModelSettings, QuantizationName
@@ -41,14 +43,20 @@ class EngineLoop:
         *,
         keeps_cache: bool = False,
         quantization: QuantizationName | None = None,
+        role: Role | None = None,
     ) -> None:
-        """keeps_cache: all runs are on one engine."""
+        """keeps_cache: all runs are on one engine. role: of a rank that is measured alone."""
         self._settings = settings
         self._keeps_cache = keeps_cache
         model = ModelSettings(
             model=str(directory), dtype=dtype, model_impl=model_impl, quantization=quantization
         )
-        self.model: RunnableModel = build_runner(model, settings, lambda done, total: None)
+        if role is None:
+            built = build(model, settings, lambda done, total: None)
+        else:
+            built = build_runner(model, settings, lambda done, total: None, role)
+        assert isinstance(built, RunnableModel), "it generates"
+        self.model = built
         self._next = Engine(self.model.runner, settings)
 
     def run(
