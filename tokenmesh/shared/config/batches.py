@@ -15,7 +15,6 @@ class BatchSettings(BaseModel):
         ge=0,
         description="Added to the tenant's priority: requests of batches wait behind all others.",
     )
-    max_lines: int = fixed(default=50_000, ge=1, description="Requests of one batch.")
     max_line_bytes: int = Field(
         default=1024 * 1024, ge=1024, description="Largest line; a longer one goes to the errors."
     )

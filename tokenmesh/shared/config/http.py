@@ -100,6 +100,7 @@ class BodySettings(BaseModel):
     """A part of GatewaySettings. Sizes are bytes."""
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, description="Largest JSON body.")
+    body_timeout_s: float = Field(default=60.0, gt=0, description="Receiving a request's body.")
     body_budget_bytes: int = Field(
         default=16 * 1024 * 1024,
         ge=64 * 1024,
@@ -173,22 +174,6 @@ class UploadSettings(BaseModel):
         max_length=16,
         description="Temperatures of a clip, one after another until its transcript is plausible, "
         "where a request names none; not in streams.",
-    )
-    audio_max_compression: float = fixed(
-        default=2.4,
-        gt=1,
-        description="Compression ratio of a clip's text above which it repeats itself.",
-    )
-    audio_min_logprob: float = fixed(
-        default=-1.0,
-        le=0,
-        description="Mean log-probability of a clip's tokens below which they are implausible.",
-    )
-    audio_max_no_speech: float = fixed(
-        default=0.6,
-        ge=0,
-        le=1,
-        description="Probability of no speech above which implausible tokens are dropped.",
     )
 
 

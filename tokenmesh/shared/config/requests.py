@@ -95,12 +95,6 @@ class AnswerSettings(BaseModel):
         description="Show tokens of logprobs as `token_id:N` in answers to requests that leave "
         "return_tokens_as_token_ids out.",
     )
-    wake_timeout_s: float = Field(
-        default=300.0,
-        gt=0,
-        description="How long a request waits, within its own time, until its model on demand is "
-        "awake; then it gets a 503.",
-    )
 
 
 class ScaleOutSettings(BaseModel):
@@ -157,9 +151,6 @@ class TenancySettings(BaseModel):
     max_keys_file_bytes: int = fixed(
         default=4 * 1024 * 1024, ge=1, description="Largest file of keys."
     )
-    limits_timeout_s: float = fixed(
-        default=0.25, gt=0, description="Time for Redis to decide whether a request may start."
-    )
     limits_retry_s: float = fixed(
         default=1.0,
         gt=0,
@@ -198,9 +189,6 @@ class TenancySettings(BaseModel):
         default=256 * 1024 * 1024,
         ge=0,
         description="Uploads of all tenants together, on the disk of JetStream.",
-    )
-    usage_kept_days: int = fixed(
-        default=400, ge=31, description="Days after its last request that usage of a month stays."
     )
     tenant_sweep_s: float = fixed(
         default=3600.0,

@@ -75,7 +75,6 @@ class ResponseSettings(BaseModel):
         ge=1024,
         description="Events that the client of a running response may be behind.",
     )
-    read_batch: int = fixed(default=256, ge=1, description="Records read from a log at a time.")
     poll_s: float = fixed(
         default=1.0,
         gt=0,
@@ -93,9 +92,6 @@ class ResponseSettings(BaseModel):
         default=2.0,
         gt=0,
         description="Time for a gateway to end a response whose cancellation another one received.",
-    )
-    max_input_items: int = fixed(
-        default=100, ge=1, description="Largest `limit` of a page of input items."
     )
     adopt_interval_s: float = fixed(
         default=0.5, gt=0, description="How often a gateway looks for responses without an owner."

@@ -29,6 +29,15 @@ from tokenmesh.shared.messages import AudioPrepared, PrepareAudio
 from tokenmesh.shared.telemetry import REQUEST_ID, span
 from tokenmesh.shared.tokens import unpack_ids
 
+_MAX_NO_SPEECH: Final = 0.6
+"""With a larger probability of no speech implausible tokens are dropped."""
+
+_MIN_LOGPROB: Final = -1.0
+"""Tokens of a clip with a smaller mean log-probability are implausible."""
+
+_MAX_COMPRESSION: Final = 2.4
+"""A clip whose text has a larger compression ratio repeats itself."""
+
 _MARGIN_S: Final = 60
 _ASKED: Final = ("prompt", "keywords")
 """Fields of a request that a tokenizer writes into a prompt."""
@@ -185,13 +194,13 @@ class Transcriber(RecordingRun):
             context.warnings.append(f"clips were not checked for silence: {error.message}")
             return
         for each in unlikely:
-            if (each.no_speech or 0.0) > self.settings.audio_max_no_speech:
+            if (each.no_speech or 0.0) > _MAX_NO_SPEECH:
                 each.token_ids = []
 
     async def _unlikely(self, transcripts: Sequence[Transcript]) -> list[Transcript]:
         """Transcripts whose tokens are implausible; of those it is known whether there is speech,
         where the model can tell."""
-        least = self.settings.audio_min_logprob
+        least = _MIN_LOGPROB
         unlikely = [each for each in transcripts if each.logprob < least]
         unknown = [each for each in unlikely if each.no_speech is None]
         if unknown and self.recording.task.facts.no_speech_id >= 0:
@@ -200,15 +209,15 @@ class Transcriber(RecordingRun):
 
     async def _doubtful(self, transcripts: Sequence[Transcript]) -> list[Transcript]:
         """Those to be drawn again: unlikely ones, but not of silence, and those that repeat."""
-        settings, recording = self.settings, self.recording
+        recording = self.recording
         facts, decode = recording.task.facts, recording.text.vocabulary.decode
         unlikely = {id(each) for each in await self._unlikely(transcripts)}
 
         def is_doubtful(transcript: Transcript) -> bool:
             if id(transcript) in unlikely:
-                return (transcript.no_speech or 0.0) <= settings.audio_max_no_speech
+                return (transcript.no_speech or 0.0) <= _MAX_NO_SPEECH
             text = decode(text_ids(transcript.token_ids, facts))
-            return compression_ratio(text) > settings.audio_max_compression
+            return compression_ratio(text) > _MAX_COMPRESSION
 
         return [each for each in transcripts if is_doubtful(each)]
 

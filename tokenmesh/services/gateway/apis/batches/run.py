@@ -37,6 +37,9 @@ from tokenmesh.shared.journal import StoreFull
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, TENANT, span
 
+_MAX_LINES: Final = 50_000
+"""A batch has at most so many requests."""
+
 RETRY_MAX_S: Final = 30.0
 """Longest pause before a request is tried again."""
 
@@ -187,8 +190,8 @@ class BatchRun:
         async with aclosing(self._lines()) as lines:
             async for line, found in lines:
                 total += 1
-                if total > self._settings.max_lines:
-                    text = f"the file has more than {self._settings.max_lines} lines"
+                if total > _MAX_LINES:
+                    text = f"the file has more than {_MAX_LINES} lines"
                     return BatchProblem(code="too_many_requests", message=text)
                 if isinstance(found, LineRequest):
                     requests += 1

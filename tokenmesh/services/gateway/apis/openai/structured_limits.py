@@ -8,7 +8,7 @@ import re
 from typing import Any, Final
 from urllib.parse import unquote
 
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.requests import StructuredLimits
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.json_schema import schema_nodes
 from tokenmesh.shared.messages.structured import Structured
@@ -22,7 +22,7 @@ _MOST: Final = 10**18
 """Products are cut here, so that the work does not grow with their digits."""
 
 
-def check_regex(pattern: str, limits: GatewaySettings) -> None:
+def check_regex(pattern: str, limits: StructuredLimits) -> None:
     """Raise ValueError for an expression that exceeds a limit."""
     if len(pattern) > limits.max_regex_chars:
         raise ValueError(
@@ -106,7 +106,7 @@ _SHOWN_PATTERN: Final = 40
 _SHOWN_REFERENCE: Final = 60
 
 
-def check_structured(structured: Structured, limits: GatewaySettings) -> None:
+def check_structured(structured: Structured, limits: StructuredLimits) -> None:
     """Raises InvalidInput that names the constraint's field."""
     try:
         _check(structured, limits)
@@ -127,7 +127,7 @@ def check_structured(structured: Structured, limits: GatewaySettings) -> None:
             raise InvalidInput(f"tools: {error}", param="tools") from error
 
 
-def _check(structured: Structured, limits: GatewaySettings) -> None:
+def _check(structured: Structured, limits: StructuredLimits) -> None:
     text = structured.text
     if structured.whitespace_pattern is not None:
         check_regex(structured.whitespace_pattern, limits)
@@ -146,12 +146,12 @@ def _check(structured: Structured, limits: GatewaySettings) -> None:
         _check_tag(_parse(text), limits)
 
 
-def _check_schema(schema: dict[str, Any], limits: GatewaySettings) -> None:
+def _check_schema(schema: dict[str, Any], limits: StructuredLimits) -> None:
     _check_shape(schema, limits)
     _check_references(schema)
 
 
-def _check_size(text: str, setting: str, limits: GatewaySettings) -> None:
+def _check_size(text: str, setting: str, limits: StructuredLimits) -> None:
     limit = getattr(limits, setting)
     # Characters first: a text that has too many is not encoded, which copies it.
     num_bytes = len(text) if len(text) > limit else len(text.encode())
@@ -171,7 +171,7 @@ def _parse(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _check_shape(value: object, limits: GatewaySettings) -> None:
+def _check_shape(value: object, limits: StructuredLimits) -> None:
     """Check the number and the nesting of a JSON value's parts, and the patterns among them."""
     level, num_nodes, depth = [value], 0, 0
     while level:
@@ -195,7 +195,7 @@ def _check_shape(value: object, limits: GatewaySettings) -> None:
         level = below
 
 
-def _check_pattern(pattern: object, limits: GatewaySettings) -> None:
+def _check_pattern(pattern: object, limits: StructuredLimits) -> None:
     if isinstance(pattern, str):
         try:
             check_regex(pattern, limits)
@@ -203,7 +203,7 @@ def _check_pattern(pattern: object, limits: GatewaySettings) -> None:
             raise ValueError(f"pattern {pattern[:_SHOWN_PATTERN]!r}: {error}") from error
 
 
-def _check_choices(choices: list[str], limits: GatewaySettings) -> None:
+def _check_choices(choices: list[str], limits: StructuredLimits) -> None:
     if len(choices) > limits.max_structured_choices:
         raise ValueError(
             f"{len(choices)} choices, at most {limits.max_structured_choices} "
@@ -213,7 +213,7 @@ def _check_choices(choices: list[str], limits: GatewaySettings) -> None:
         raise ValueError("a choice is empty")
 
 
-def _check_tag(tag: dict[str, Any], limits: GatewaySettings) -> None:
+def _check_tag(tag: dict[str, Any], limits: StructuredLimits) -> None:
     """Check a structural tag and the schemas inside it."""
     _check_shape(tag, limits)
     nodes: list[object] = [tag]

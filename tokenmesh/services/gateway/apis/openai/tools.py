@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.core.generation.parsing import ModelText
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.parsers.formats import NAME, CallFrame, ToolFormat
 from tokenmesh.services.gateway.parsers.parser import ToolSchema
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.requests import StructuredLimits
 from tokenmesh.shared.errors import FieldPath, InvalidInput, field_name
 from tokenmesh.shared.json_schema import LARK, changed_schema
 from tokenmesh.shared.messages.structured import CallForm, CallForms, Structured
@@ -65,7 +65,7 @@ class ToolUse:
 NO_TOOLS: Final = ToolUse()
 
 
-def read_tools(body: ChatRequest, limits: GatewaySettings) -> ToolUse:
+def read_tools(body: ChatRequest, limits: StructuredLimits) -> ToolUse:
     """The tools and tool_choice of a chat. Raises InvalidInput."""
     tools = body.tools or []
     schemas = _read_schemas(tools, limits)
@@ -159,7 +159,7 @@ def _find(name: str, schemas: Sequence[ToolSchema], place: str) -> int:
     raise _wrong_choice(f"{place}: {_shown(name)} is not among tools")
 
 
-def _read_schemas(tools: Sequence[Tool], limits: GatewaySettings) -> list[ToolSchema]:
+def _read_schemas(tools: Sequence[Tool], limits: StructuredLimits) -> list[ToolSchema]:
     if len(tools) > limits.max_tools:
         raise invalid(
             "tools", f"holds {len(tools)} functions, at most {limits.max_tools} (gateway.max_tools)"
@@ -213,7 +213,7 @@ def call_constraint(
     tools: ToolUse,
     text: ModelText,
     context: RequestContext,
-    limits: GatewaySettings,
+    limits: StructuredLimits,
 ) -> Structured | None:
     """What constrains the calls of the answer, or None."""
     if tools.mode == "named":

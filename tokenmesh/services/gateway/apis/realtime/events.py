@@ -25,7 +25,7 @@ from tokenmesh.services.gateway.core.http.errors import (
 )
 from tokenmesh.services.gateway.core.http.fields import INT32_MAX, Bounded
 from tokenmesh.services.gateway.core.http.sse import encode_json
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.http import BodySettings
 from tokenmesh.shared.errors import Cancelled, InvalidInput, TokenMeshError
 
 
@@ -219,7 +219,7 @@ _MODEL_BY_TYPE: Final[dict[str, type[ClientEvent]]] = {
 _AUDIO: Final = "output_audio_buffer."
 
 
-async def decode_event(text: str, settings: GatewaySettings) -> Json:
+async def decode_event(text: str, settings: BodySettings) -> Json:
     """The object in a message. Raises InvalidJson."""
     data = text.encode("utf-8", "surrogatepass")
     try:

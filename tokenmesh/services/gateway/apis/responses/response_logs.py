@@ -34,6 +34,9 @@ from tokenmesh.shared.redis import Redis
 from tokenmesh.shared.rights import RESPONSE_STREAM
 from tokenmesh.shared.subjects import RESPONSES, response_log, response_open
 
+_READ_BATCH: Final = 256
+"""So many records are read from a log at a time."""
+
 _ID: Final = re.compile(r"resp_[A-Za-z0-9]{1,64}")
 _SHOWN_CHARS: Final = 80
 _STORING_S: Final = 0.01
@@ -98,7 +101,7 @@ class ResponseLogs:
 
     async def read(self, response_id: ResponseId) -> EventLog:
         """The whole log, without a check of access; empty if there is none."""
-        return await read_log(self.journal, response_log(response_id), self.settings.read_batch)
+        return await read_log(self.journal, response_log(response_id), _READ_BATCH)
 
     async def append(self, response_id: ResponseId, record: Record, log: EventLog) -> None:
         """Append one record to a log as it was read. Raises Conflict if it has changed."""
@@ -117,7 +120,7 @@ class ResponseLogs:
         try:
             while True:
                 news.clear()
-                entries = await self.journal.read(key, last, settings.read_batch)
+                entries = await self.journal.read(key, last, _READ_BATCH)
                 for entry in entries:
                     records = decode_records(entry.data)
                     frames = [frame for record in records for frame in frames_of(record)]

@@ -32,6 +32,9 @@ from tokenmesh.services.gateway.core.http.sse import JSON, json_response
 from tokenmesh.shared.ids import RequestId, new_response_id
 from tokenmesh.shared.telemetry import span
 
+_MAX_INPUT_ITEMS: Final = 100
+"""The largest `limit` of a page of input items."""
+
 PATH: Final = "/v1/responses"
 _STORED: Final = f"{PATH}/{{response_id}}"
 _MAX_NUMBER: Final = 2**53
@@ -131,7 +134,7 @@ def stored_responses_router(core: Core, responses: Responses) -> APIRouter:
 def _add_input_items(
     router: APIRouter, responses: Responses, reader: Callable[[str], ResponseReader]
 ) -> None:
-    max_items = responses.settings.max_input_items
+    max_items = _MAX_INPUT_ITEMS
 
     @router.get(f"{_STORED}/input_items")
     async def list_input_items(
@@ -221,7 +224,7 @@ def conversations_router(core: Core, responses: Responses) -> APIRouter:
 
 
 def _add_items(router: APIRouter, core: Core, responses: Responses, store: Any) -> None:
-    max_items = responses.settings.max_input_items
+    max_items = _MAX_INPUT_ITEMS
 
     @router.get("/v1/conversations/{conversation_id}/items")
     async def list_items(

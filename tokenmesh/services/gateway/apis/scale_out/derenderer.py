@@ -30,7 +30,7 @@ from tokenmesh.services.gateway.core.generation.request import GenerationRequest
 from tokenmesh.services.gateway.core.generation.usage import Usage
 from tokenmesh.services.gateway.core.http import sse
 from tokenmesh.services.gateway.core.http.errors import invalid
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.requests import ScaleOutSettings
 from tokenmesh.shared.errors import InvalidInput
 
 _Body = TypeVar("_Body")
@@ -41,7 +41,7 @@ _EMPTY_COMPLETION: Final[dict[str, Any]] = {"text": "", "stop_reason": None}
 class Derenderer:
     """Returns bodies as JSON bytes."""
 
-    def __init__(self, builder: DerenderBuilder, settings: GatewaySettings) -> None:
+    def __init__(self, builder: DerenderBuilder, settings: ScaleOutSettings) -> None:
         self._builder = builder
         self._inline_tokens = settings.inline_derender_tokens
 

@@ -18,7 +18,7 @@ from tokenmesh.services.gateway.core.tenancy.tenant import DEFAULT_TENANT, Acces
 from tokenmesh.services.gateway.core.tenancy.upload_quota import UploadQuota
 from tokenmesh.shared.blobs import PREFIX, Blobs
 from tokenmesh.shared.clock import wall_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.http import UploadSettings
 from tokenmesh.shared.errors import InvalidInput, NotFound, PayloadTooLarge, Unavailable
 from tokenmesh.shared.ids import BlobKey, new_request_id
 from tokenmesh.shared.redis import Redis
@@ -105,7 +105,7 @@ class Uploads:
     blobs: Blobs
     contents: FileContents
     quota: UploadQuota
-    settings: GatewaySettings
+    settings: UploadSettings
     _lending: OneByOne = field(default_factory=OneByOne)
 
     async def add(self, new: NewFile, parts: AsyncIterator[bytes]) -> FileObject:

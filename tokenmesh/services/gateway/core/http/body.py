@@ -25,7 +25,7 @@ from tokenmesh.services.gateway.core.http.event_loop import OneByOne, Turns
 from tokenmesh.services.gateway.core.http.fields import Bounded, Conversions
 from tokenmesh.services.gateway.core.http.id_lists import IdLists
 from tokenmesh.services.gateway.core.http.long_strings import LongStrings, portions, without_escapes
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.http import BodySettings
 from tokenmesh.shared.errors import Cancelled, DeadlineExceeded, InvalidInput, PayloadTooLarge
 
 _Body = TypeVar("_Body", bound=Bounded)
@@ -37,7 +37,7 @@ _large: Final = OneByOne()
 
 
 async def read_json(
-    request: Request, model: type[_Body], limits: GatewaySettings, *, any_type: bool = False
+    request: Request, model: type[_Body], limits: BodySettings, *, any_type: bool = False
 ) -> _Body:
     """The validated body, with `any_type` whatever its media type is.
 
@@ -58,7 +58,7 @@ async def read_json(
 
 
 async def parse_body(
-    data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
+    data: bytes, model: type[_Body], limits: BodySettings, converted: Conversions
 ) -> _Body:
     """Check the bounds, then the fields; a large body yields to other requests in between."""
     # Some programs on Windows write a byte order mark, which RFC 8259 lets a parser ignore.
@@ -70,13 +70,13 @@ async def parse_body(
         return await _parse_large(data, model, limits, converted)
 
 
-async def without_ids(data: bytes, limits: GatewaySettings) -> bytes:
+async def without_ids(data: bytes, limits: BodySettings) -> bytes:
     """The body without its long lists of token ids. Raises PayloadTooLarge and InvalidInput."""
     async with _large.turn():
         return (await _checked(data, limits))[0]
 
 
-async def _checked(data: bytes, limits: GatewaySettings) -> tuple[bytes, IdLists]:
+async def _checked(data: bytes, limits: BodySettings) -> tuple[bytes, IdLists]:
     lists = IdLists(limits.max_json_ids)
     rest = await lists.cut(data)
     await check_bounds(rest, limits)
@@ -84,7 +84,7 @@ async def _checked(data: bytes, limits: GatewaySettings) -> tuple[bytes, IdLists
 
 
 async def _parse_large(
-    data: bytes, model: type[_Body], limits: GatewaySettings, converted: Conversions
+    data: bytes, model: type[_Body], limits: BodySettings, converted: Conversions
 ) -> _Body:
     strings = LongStrings()
     whole = await strings.cut(data)
@@ -203,7 +203,7 @@ _NOT_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
 _STEP: Final = {char: 1 if char in b"[{" else -1 for char in _BRACKETS}
 
 
-async def check_bounds(data: bytes, limits: GatewaySettings) -> None:
+async def check_bounds(data: bytes, limits: BodySettings) -> None:
     """Raises PayloadTooLarge, or InvalidInput for JSON that is nested too deep."""
     turns, counts = Turns(), _Counts(limits)
     for portion in portions(data, _PORTION_BYTES):
@@ -211,7 +211,7 @@ async def check_bounds(data: bytes, limits: GatewaySettings) -> None:
         await turns.rest()
 
 
-def check_bounds_now(data: bytes, limits: GatewaySettings) -> None:
+def check_bounds_now(data: bytes, limits: BodySettings) -> None:
     """The same without yielding to the event loop, for short texts."""
     counts = _Counts(limits)
     for portion in [data] if len(data) <= _PORTION_BYTES else portions(data, _PORTION_BYTES):
@@ -221,7 +221,7 @@ def check_bounds_now(data: bytes, limits: GatewaySettings) -> None:
 class _Counts:
     """The counts of the portions so far."""
 
-    def __init__(self, limits: GatewaySettings) -> None:
+    def __init__(self, limits: BodySettings) -> None:
         self._limits = limits
         self._is_in_string = False
         self._depth = 0

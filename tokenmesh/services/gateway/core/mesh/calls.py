@@ -19,7 +19,7 @@ from tokenmesh.services.gateway.core.mesh.wakes import ModelWakes
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.calls import CallSettings
 from tokenmesh.shared.errors import (
     Asleep,
     DeadlineExceeded,
@@ -59,7 +59,7 @@ class ServiceCalls:
     def __init__(
         self,
         bus: Bus,
-        settings: GatewaySettings,
+        settings: CallSettings,
         members: Members,
         left_out: Callable[[], list[WorkerId]],
         prompts: HeldPrompts,

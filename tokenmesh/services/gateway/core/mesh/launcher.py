@@ -17,7 +17,7 @@ from tokenmesh.services.gateway.core.mesh.session import SessionState
 from tokenmesh.services.gateway.core.mesh.streams import Stream, Streams
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.calls import CallSettings
 from tokenmesh.shared.errors import (
     DeadlineExceeded,
     Draining,
@@ -56,7 +56,7 @@ class Launcher:
         bus: Bus,
         calls: ServiceCalls,
         streams: Streams,
-        settings: GatewaySettings,
+        settings: CallSettings,
         metrics: Metrics,
     ) -> None:
         self._gateway = gateway

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.calls import LivenessSettings
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.recent_most import RecentMost
 
@@ -28,7 +28,7 @@ class LivenessTracker:
 
     __slots__ = ("_heard_s", "_interval_s", "_is_pinged", "_settings", "answers")
 
-    def __init__(self, settings: GatewaySettings, now: float, answers: RecentMost) -> None:
+    def __init__(self, settings: LivenessSettings, now: float, answers: RecentMost) -> None:
         """`answers`: the times of the worker's answers, also of those before it was idle."""
         self.answers = answers
         self._settings = settings
@@ -106,7 +106,9 @@ class Breaker:
     any other worker still places streams on one that is left out.
     """
 
-    def __init__(self, settings: GatewaySettings, clock: Callable[[], float] = monotonic_s) -> None:
+    def __init__(
+        self, settings: LivenessSettings, clock: Callable[[], float] = monotonic_s
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._record_by_worker: OrderedDict[WorkerId, _Record] = OrderedDict()

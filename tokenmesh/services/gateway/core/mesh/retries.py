@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tokenmesh.services.gateway.core.mesh.sole_turns import SoleTurns
 from tokenmesh.shared.clock import monotonic_s, now_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.calls import CallSettings
 from tokenmesh.shared.errors import (
     BusLost,
     DeadlineExceeded,
@@ -177,7 +177,7 @@ class RetryPolicy:
     """The retries of one request: `call_attempts`, and more while the service is unreachable."""
 
     def __init__(
-        self, settings: GatewaySettings, deadline_s: float, is_starting: Callable[[], bool]
+        self, settings: CallSettings, deadline_s: float, is_starting: Callable[[], bool]
     ) -> None:
         """`deadline_s`: of the request, absolute. `is_starting`: whether a process of the service
         says that it will answer soon."""

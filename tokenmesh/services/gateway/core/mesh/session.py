@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from tokenmesh.services.gateway.core.generation.chunk import Output
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.calls import LivenessSettings
 from tokenmesh.shared.errors import Draining, KvSourceFailed, ProtocolError, TokenMeshError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.failed import from_failed
@@ -49,7 +49,7 @@ class Session:
         "worker_id",
     )
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: LivenessSettings) -> None:
         self._settings = settings
         self.state = SessionState.PLACING
         self.attempt = 0

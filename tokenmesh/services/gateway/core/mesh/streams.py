@@ -20,7 +20,7 @@ from tokenmesh.services.gateway.core.mesh.liveness import Breaker, LivenessTrack
 from tokenmesh.services.gateway.core.mesh.session import Session, SessionState
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.calls import LivenessSettings
 from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.ids import GatewayId, WorkerId
 from tokenmesh.shared.messages import Tokens
@@ -71,7 +71,7 @@ class Streams:
     """The open streams, and the liveness of the workers that run them."""
 
     def __init__(
-        self, gateway: GatewayId, bus: Bus, settings: GatewaySettings, breaker: Breaker
+        self, gateway: GatewayId, bus: Bus, settings: LivenessSettings, breaker: Breaker
     ) -> None:
         """`breaker` is notified of each stream that a worker completes or loses."""
         self.cancels = Cancels(bus, gateway, MAX_CANCEL_QUEUE)

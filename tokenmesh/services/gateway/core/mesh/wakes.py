@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.calls import CallSettings
 from tokenmesh.shared.errors import Asleep, DeadlineExceeded, TokenMeshError
 from tokenmesh.shared.ids import ModelName, RequestId, WorkerId
 from tokenmesh.shared.membership import Members
@@ -29,7 +29,7 @@ class ModelWakes:
         self,
         bus: Bus,
         members: Members,
-        settings: GatewaySettings,
+        settings: CallSettings,
         metrics: Metrics,
         ask: AskScheduler,
     ) -> None:

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from tokenmesh.services.gateway.core.mesh.catalog import Catalog
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.calls import CallSettings
 from tokenmesh.shared.errors import (
     InvalidInput,
     NoResponders,
@@ -39,7 +39,7 @@ class _Dead(Unavailable):
 class AdapterCommands:
     """Sends to all at once, within a deadline."""
 
-    def __init__(self, bus: Bus, members: Members, settings: GatewaySettings) -> None:
+    def __init__(self, bus: Bus, members: Members, settings: CallSettings) -> None:
         self._bus = bus
         self._members = members
         self._timeout_s = settings.admin_timeout_s
@@ -112,7 +112,7 @@ class Admin:
     bus: Bus
     members: Members
     catalog: Catalog
-    settings: GatewaySettings
+    settings: CallSettings
 
     def sleep_levels(self, model: str | None) -> dict[WorkerId, int]:
         """From the last heartbeats of a model's workers that are not draining; 0 is awake.

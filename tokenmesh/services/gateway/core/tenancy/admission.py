@@ -43,6 +43,9 @@ from tokenmesh.shared.redis import Part, Redis
 
 logger = logging.getLogger(__name__)
 
+_LIMITS_TIMEOUT_S: Final = 0.25
+"""Redis has so long to decide whether a request may start."""
+
 MAX_METRIC_TENANTS: Final = 256
 """Tenants with metrics of their own."""
 
@@ -211,7 +214,7 @@ class Admission:
             tenant.monthly_tokens or 0,
         )
         try:
-            async with asyncio.timeout(self._settings.limits_timeout_s):
+            async with asyncio.timeout(_LIMITS_TIMEOUT_S):
                 arguments: list[Part] = [self._settings.lease_s, *limits, requests, *names]
                 answer = await self._scripts.admit(keys, arguments)
             reason, wait_s, requests_left, tokens_left = _read(answer)

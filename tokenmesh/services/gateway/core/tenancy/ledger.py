@@ -30,6 +30,9 @@ from tokenmesh.shared.config.requests import TenancySettings
 from tokenmesh.shared.errors import ConfigError, TokenMeshError, Unavailable
 from tokenmesh.shared.metrics import Metrics
 
+_USAGE_KEPT_DAYS: Final = 400
+"""The usage of a month stays for so many days after its last request."""
+
 MAX_UNTOLD_LEASES: Final = 65536
 """Ended requests of a tenant that wait for Redis at most."""
 COUNTED_RESPONSES_S: Final = 3600.0
@@ -278,7 +281,7 @@ class Ledger:
         arguments = batch.arguments(
             number,
             settings.max_usage_models,
-            settings.usage_kept_days * _DAY_S,
+            _USAGE_KEPT_DAYS * _DAY_S,
             COUNTED_RESPONSES_S,
         )
         try:
