@@ -132,6 +132,21 @@ def test_every_model_has_its_workers(tmp_path: Path) -> None:
     assert plan.counts["worker"] == 4
 
 
+def test_prefill_workers_are_workers_of_each_model_with_roles(tmp_path: Path) -> None:
+    settings = load_settings(
+        None,
+        {
+            "models": [{"model": "org/a"}, {"model": "org/b"}],
+            "up": {"workers": 2, "prefill_workers": 1},
+        },
+    )
+    specs = [spec for spec in make_plan(settings, tmp_path).services if spec.service == "worker"]
+    found = [(spec.model, spec.environment["TOKENMESH_WORKER__KV__ROLE"]) for spec in specs]
+    assert sorted(found) == [
+        (model, role) for model in ("org/a", "org/b") for role in ("decode", "decode", "prefill")
+    ]
+
+
 def test_the_one_model_that_is_named_has_all_workers(tmp_path: Path) -> None:
     plan = make_plan(two_models(worker={"model": "second"}, up={"workers": 2}), tmp_path)
     assert worker_models(plan) == ["second", "second"]

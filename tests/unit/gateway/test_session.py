@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tokenmesh.services.gateway.core.mesh.session import Session, SessionState
 from tokenmesh.shared.config.gateway import GatewaySettings
-from tokenmesh.shared.errors import InvalidInput, Overloaded, ProtocolError
+from tokenmesh.shared.errors import InvalidInput, KvSourceFailed, Overloaded, ProtocolError
 from tokenmesh.shared.ids import WorkerId
 from tokenmesh.shared.messages.failed import to_failed
 from tokenmesh.shared.messages.tokens import Delta, FinishReason, TokenLogprobs
@@ -40,6 +40,21 @@ def test_tokens_are_taken_in_order() -> None:
     assert taken(session, delta(2, [7], "stop")) == [7]
     assert session.token_ids == [5, 6, 7]
     assert session.state is SessionState.ENDED
+
+
+def test_a_source_of_kv_that_failed_is_to_blame_and_not_the_worker_that_says_so() -> None:
+    session = started()
+    error = KvSourceFailed("KV does not come")
+    error.source = "worker-2"
+    ended = Delta(1, 0, 0, b"", "error", error=to_failed(error))
+    assert session.take(ended, 0.0) is None
+    assert session.state is SessionState.PLACING
+    assert (session.lost_kind, session.lost_source) == ("kv source", "worker-2")
+    # it says nothing about the request
+    assert session.num_fruitless == 0
+    session.start(WORKER, 7, 0.0)
+    session.lose("worker gone", "dead")
+    assert session.lost_source == ""
 
 
 def test_a_repeated_delta_is_dropped_and_an_overlap_cut() -> None:

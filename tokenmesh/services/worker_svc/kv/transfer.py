@@ -5,7 +5,9 @@ It ends with stdin. A read that a system call or a library does not end is ended
 process: then nothing writes to its slots any more.
 """
 
+import logging
 import mmap
+import os
 import signal
 import sys
 import threading
@@ -43,8 +45,12 @@ from tokenmesh.services.worker_svc.kv.transports.transport import (
 )
 from tokenmesh.shared.clock import monotonic_s
 
+logger = logging.getLogger(__name__)
+
 _THREADS: Final = 4
 """Reads, and sums, at a time."""
+_FILLED_BYTES: Final = 16 << 20
+"""Memory is taken bit by bit, since the worker may be computing."""
 
 
 class TransferWork:
@@ -69,7 +75,18 @@ class TransferWork:
                 if name == "shm"
                 else TcpTransport(arena, leases, setup.host, setup.port)
             )
+        threading.Thread(target=self._take_memory, name="kv memory", daemon=True).start()
         self._report(Started({name: each.listen() for name, each in self._transports.items()}))
+
+    def _take_memory(self) -> None:
+        """Have the pages of the arena before they are written: in a read that costs three times as
+        much as the copy. Nothing is lost where there are none."""
+        num_bytes = self._setup.num_slots * self._setup.image_bytes
+        try:
+            for first in range(0, num_bytes, _FILLED_BYTES):
+                os.posix_fallocate(self._setup.file, first, min(_FILLED_BYTES, num_bytes - first))
+        except OSError as error:
+            logger.warning("memory of the host tier is taken as it is used: %s", error)
 
     def take(self, order: Serve | Revoke | Read) -> None:
         if isinstance(order, Revoke):
