@@ -152,6 +152,10 @@ class Server:
         finally:
             if refreshing is not None:
                 refreshing.cancel()
+            # A cancelled uvicorn closes nothing. Without this the loop would go on to accept at the
+            # number of the closed socket, which the next one that is opened gets.
+            for server in getattr(self._uvicorn, "servers", ()):
+                server.close()
             # uvicorn leaves it open when it is stopped before its first connection.
             self._socket.close()
             if self._settings.uds is not None:
