@@ -147,6 +147,10 @@ class DraftMaker:
     def load(self, drafted: LanguageModel) -> "Draft":
         """For a model with weights. Raises CheckpointError, and ConfigError for a draft that keeps
         more than blocks hold, and for a head whose states the model does not give."""
+        if row_bytes(drafted.keeps):
+            # it takes drafts that are looked up; with a drafter nothing has been tested
+            name = self.target.settings.model
+            raise _refused(f"{name} keeps states, so that its drafts can only be looked up")
         return Draft(self.read(drafted), self.page_dtype, self)
 
     def read(self, drafted: LanguageModel) -> DraftModel:
