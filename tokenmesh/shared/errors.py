@@ -16,6 +16,7 @@
     - NoResponders                503 no_responders, retryable
     - Draining                    503 draining, retryable
     - BusLost                     503 bus_lost, retryable
+    - KvSourceFailed              503 kv_source_failed, retryable
   x Asleep                        503 asleep                   (until the model is woken)
   x DeadlineExceeded              504 deadline_exceeded, retryable
   x Cancelled                     499 cancelled

@@ -30,6 +30,8 @@ async def test_a_sweep_varies_the_settings_of_its_load(
             return plain(200, {"data": [{"id": "demo"}]})
         if path == "/tokenize":
             return plain(200, {"tokens": [1, 2, 3]})
+        if path == "/metrics":
+            return plain(404, {})
         prompt = body["prompt"]
         assert isinstance(prompt, list)
         lengths.append((len(prompt), body["max_tokens"]))

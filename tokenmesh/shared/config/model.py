@@ -185,7 +185,7 @@ class MediaSettings(BaseModel):
         gt=0,
         description="Time for one URL, redirects included, from when it is its turn.",
     )
-    max_redirects: int = fixed(default=3, ge=0, description="Redirects followed for one URL.")
+    max_redirects: int = Field(default=3, ge=0, description="Redirects followed for one URL.")
     max_concurrent_fetches: int = fixed(
         default=32, ge=1, description="URLs that one process fetches at a time."
     )

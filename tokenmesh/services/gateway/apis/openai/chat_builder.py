@@ -67,17 +67,15 @@ async def build_chat(
     )
     structured = sampling.structured
     is_long = len(tools.schemas) > _FEW_TOOLS or context.has_large_body
-    if structured is None:
-        if tools is not NO_TOOLS:
-            structured = await off_loop(
-                is_long, call_constraint, body, tools, text, context, settings
-            )
-    elif tools.mode == "auto":
+    if structured is None and tools is not NO_TOOLS:
+        structured = await off_loop(is_long, call_constraint, body, tools, text, context, settings)
+    elif structured is not None and tools.mode == "auto":
         structured = await off_loop(is_long, add_calls, structured, tools, text, context)
     sampling = msgspec.structs.replace(sampling, structured=structured)
     await builder.check(sampling.structured)
     parsing = _parsing(body, tools, text)
-    _check_prediction(body, card, context)
+    if body.prediction is not None:
+        _check_prediction(body, card, context)
     prompt = await _prompt(builder, body, tools, card, context.access)
     job = builder.job(body, card, prompt, sampling, max_tokens, context, parsing=parsing)
     role, echo = _opening(body)
@@ -102,7 +100,8 @@ async def rebuild_chat(
 ) -> GenerationRequest:
     """`first` with another conversation, without tools. Raises as `build_chat`."""
     (job,) = first.jobs
-    _check_prediction(body, job.card, context)
+    if body.prediction is not None:
+        _check_prediction(body, job.card, context)
     prompt = await _prompt(builder, body, NO_TOOLS, job.card, context.access)
     sampling = job.sampling
     if body.seed is None:
@@ -144,8 +143,6 @@ async def _prompt(
 
 def _check_prediction(body: ChatRequest, card: ModelCard, context: RequestContext) -> None:
     """Drop one that no draft can come from: the answer is the same without it."""
-    if body.prediction is None:
-        return
     if body.use_beam_search:
         reason = "a beam search has no drafts"
     elif not card.takes_predictions:
