@@ -1,15 +1,18 @@
 """--kv-transfer-config: vLLM's JSON for KV of other workers, as our settings."""
 
 import json
+import logging
 from typing import Final
 
 from tokenmesh.shared.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 FLAG: Final = "--kv-transfer-config"
 
 _ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 _CONNECTORS: Final = ("NixlConnector", "MooncakeConnector", "P2pNcclConnector")
-"""Between workers. Whichever is named, KV goes by shared memory or TCP."""
+"""Those between workers, which are taken for their roles."""
 _OTHERS: Final = {
     "OffloadingConnector": "KV in host memory is --kv-offloading-size",
     "LMCacheConnectorV1": "there are no stores of KV outside of workers",
@@ -42,6 +45,7 @@ def transfer_config(text: str) -> dict[str, str]:
     if role is None:
         what = f"{FLAG}: kv_role is {given.get('kv_role')!r}: should be one of {', '.join(_ROLES)}"
         raise ConfigError(what, param=FLAG)
+    logger.warning("%s: KV goes by shared memory or TCP, not by %s", FLAG, connector)
     found = {"role": role}
     if "kv_load_failure_policy" in given:
         found["load_failure_policy"] = str(given["kv_load_failure_policy"])
