@@ -199,6 +199,8 @@ async def load(model: ModelSettings, worker: WorkerSettings) -> Loaded:
 
 def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
     """Read the sizes from config.json. Raises CheckpointError."""
+    if worker.tensor_parallel_size > 1:
+        logger.warning("tensor_parallel_size is ignored: a simulated model has one rank")
     directory = locate(model)
     raw = read_config(directory)
     text = text_part(raw)
