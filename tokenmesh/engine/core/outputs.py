@@ -58,7 +58,7 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False):
     draft_bytes: int = 0
     """Memory of what drafts are looked up in."""
     host: HostStats | None = None
-    """Of the host tier, where there is one."""
+    """The numbers of the host tier; None without one."""
 
 
 _NOTHING_YET: Final = EngineStats()

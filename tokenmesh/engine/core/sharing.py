@@ -140,7 +140,7 @@ class Sharing:
         return min(num_tokens, self._shares.get(request.spec.owner.tenant, num_tokens))
 
     def take(self, request: Request, num_tokens: int) -> int:
-        """The same, and the tenant has so many fewer left."""
+        """Return what `allowed` returns, and take it from what the tenant has left."""
         num_tokens = self.allowed(request, num_tokens)
         if request.spec.owner.tenant in self._shares:
             self._shares[request.spec.owner.tenant] -= num_tokens

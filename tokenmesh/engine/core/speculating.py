@@ -48,12 +48,12 @@ class Speculating:
         self.is_on = proposer is not None and not proposer.only_predicted
         """Whether any may be held: the rest need not be called else."""
         self._predicted: set[Request] = set()
-        """Those that a proposer of nothing but predictions has drafts for."""
+        """Requests with a prediction, where the proposer has drafts for no others."""
         self.totals = DraftTotals()
         self._max_drafts = 0 if proposer is None else proposer.max_drafts
         self._runner_drafts = proposer if isinstance(proposer, RunnerDrafts) else None
         self._is_followed = False
-        """Whether the runner's drafter reads what the step's rows compute."""
+        """True in steps whose rows the runner's drafter reads."""
         self._pool = cache.pool
         self._live = live
         self._tables = live.tables

@@ -21,7 +21,7 @@ class Arena(NamedTuple):
     images: torch.Tensor | None = None
     """uint8 [slots, image bytes]; None where there is no host tier."""
     shared: SharedArena | None = None
-    """The same memory, where other processes may map it."""
+    """The file behind that memory; None where no other process maps it."""
 
 
 NO_ARENA: Final = Arena()

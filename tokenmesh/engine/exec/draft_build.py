@@ -89,7 +89,7 @@ class DraftTarget(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     native: bool
-    """Whether the C kernels run."""
+    """True where the C kernels run."""
     raw: RawConfig
 
 
@@ -102,10 +102,10 @@ class DraftMaker:
     settings: ModelSettings
     directory: Path
     facts: ModelFacts
-    """Of the draft, or of the layers of a head."""
+    """They describe the draft model, or the layers of a head."""
     page_dtype: torch.dtype
     eagle: EagleFacts | None = None
-    """Of a head."""
+    """What the config of a head says; None for a whole model."""
 
     @classmethod
     def of(cls, target: DraftTarget) -> "DraftMaker | None":
@@ -187,7 +187,7 @@ class Draft:
 
     @property
     def token_bytes(self) -> int:
-        """Of all its layers, in a block of the model's first KV group."""
+        """Bytes that a token takes in all layers of the draft."""
         grouping = self.model.grouping
         one = token_bytes(self.model.keeps, grouping, self.page_dtype)
         return one * len(grouping.windows)

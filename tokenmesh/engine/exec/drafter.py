@@ -44,7 +44,7 @@ class DraftModel(Protocol):
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
-        """What each layer keeps between steps."""
+        """Return what each layer keeps between steps."""
 
     @property
     def grouping(self) -> Grouping:
