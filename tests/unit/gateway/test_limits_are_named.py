@@ -70,6 +70,13 @@ OTHERS = {
     "chat_template is longer than ",
     "the URL is longer than ",
     "the uuid is longer than ",
+    "its groups are  deep, at most ",
+    "its repetitions multiply to , at most ",
+    "it has more than  parts",
+    "it is nested more than  deep",
+    "bytes describes at most ",
+    "messages hold  content parts, at most ",
+    "the URL redirects more than ",
 }
 """Parts of texts about bounds that are no setting."""
 

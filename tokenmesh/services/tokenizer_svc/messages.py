@@ -222,7 +222,7 @@ def _bound_parts(messages: list[JsonObject], limit: int) -> None:
     )
     if (total := sum(counts)) > limit:
         raise InvalidInput(
-            f"messages hold {total} content parts, at most {limit} (tokenizer.max_content_parts)",
+            f"messages hold {total} content parts, at most {limit}",
             param="messages",
         )
 

@@ -185,7 +185,7 @@ class MediaSettings(BaseModel):
         gt=0,
         description="Time for one URL, redirects included, from when it is its turn.",
     )
-    max_redirects: int = Field(default=3, ge=0, description="Redirects followed for one URL.")
+    max_redirects: int = fixed(default=3, ge=0, description="Redirects followed for one URL.")
     max_concurrent_fetches: int = fixed(
         default=32, ge=1, description="URLs that one process fetches at a time."
     )
@@ -260,7 +260,7 @@ class TokenizerSettings(BaseModel):
         default=4096, ge=1, description="Texts, or pairs of texts, in one message to be encoded."
     )
     max_messages: int = Field(default=10_000, ge=1, description="Messages in a conversation.")
-    max_content_parts: int = Field(
+    max_content_parts: int = fixed(
         default=10_000, ge=1, description="Content parts in all messages together."
     )
     max_tools: int = Field(default=1024, ge=0, description="Tools of a request.")

@@ -13,8 +13,8 @@ class StructuredLimits(BaseModel):
     max_schema_bytes: int = Field(
         default=256 * 1024, ge=2, description="JSON schema, or choices, of structured output."
     )
-    max_schema_depth: int = Field(default=64, ge=1, description="Nesting of such a schema's JSON.")
-    max_schema_nodes: int = Field(
+    max_schema_depth: int = fixed(default=64, ge=1, description="Nesting of such a schema's JSON.")
+    max_schema_nodes: int = fixed(
         default=20_000, ge=1, description="Parts (objects, lists, values) of such a schema."
     )
     max_structured_choices: int = Field(
@@ -26,8 +26,8 @@ class StructuredLimits(BaseModel):
     max_regex_chars: int = Field(
         default=4096, ge=1, description="Regular expression of structured output, or a pattern."
     )
-    max_regex_depth: int = Field(default=32, ge=0, description="Nested groups of it.")
-    max_regex_repetitions: int = Field(
+    max_regex_depth: int = fixed(default=32, ge=0, description="Nested groups of it.")
+    max_regex_repetitions: int = fixed(
         default=10_000, ge=1, description="What the counts of its nested repetitions multiply to."
     )
     max_tools: int = Field(default=512, ge=0, description="Functions in tools.")
@@ -59,7 +59,7 @@ class PoolingSettings(BaseModel):
     max_pool_values: int = Field(
         default=8_388_608, ge=1, description="Numbers in its answer, of four bytes each."
     )
-    max_described_inputs: int = Field(
+    max_described_inputs: int = fixed(
         default=256,
         ge=0,
         description="Inputs of a request with encoding_format bytes, whose header describes each.",
@@ -121,7 +121,7 @@ class ScaleOutSettings(BaseModel):
         description="Tokens up to which a derender request is processed on the event loop; more "
         "are processed in a thread.",
     )
-    max_abort_requests: int = Field(
+    max_abort_requests: int = fixed(
         default=1024,
         ge=1,
         description="Ids in one request to /inference/v1/abort_requests.",

@@ -274,7 +274,7 @@ class WorkerSettings(BaseModel):
         gt=0,
         description="Deadline of the lookup in Redis before it is compiled here.",
     )
-    grammar_step_s: float = Field(
+    grammar_step_s: float = fixed(
         default=0.25,
         gt=0,
         description="CPU time of one step of one grammar; a stream whose grammar takes longer ends "

@@ -82,8 +82,7 @@ class Fetcher:
                 return answer
             target = self._checked(answer, target)
         raise InvalidInput(
-            f"the URL redirects more than {self._limits.max_redirects} times "
-            "(tokenizer.media.max_redirects)"
+            f"the URL redirects more than {self._limits.max_redirects} times"
         )
 
     async def _get(self, url: httpx.URL, tenant: str, max_bytes: int) -> bytes | str:

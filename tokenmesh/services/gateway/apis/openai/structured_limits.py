@@ -31,13 +31,12 @@ def check_regex(pattern: str, limits: StructuredLimits) -> None:
     scan = _Scan(pattern)
     if scan.depth > limits.max_regex_depth:
         raise ValueError(
-            f"its groups are {scan.depth} deep, at most {limits.max_regex_depth} "
-            "(gateway.max_regex_depth)"
+            f"its groups are {scan.depth} deep, at most {limits.max_regex_depth}"
         )
     if scan.repetitions > limits.max_regex_repetitions:
         raise ValueError(
             f"its repetitions multiply to {scan.repetitions}, at most "
-            f"{limits.max_regex_repetitions} (gateway.max_regex_repetitions)"
+            f"{limits.max_regex_repetitions}"
         )
 
 
@@ -178,11 +177,11 @@ def _check_shape(value: object, limits: StructuredLimits) -> None:
         num_nodes += len(level)
         if num_nodes > limits.max_schema_nodes:
             raise ValueError(
-                f"it has more than {limits.max_schema_nodes} parts (gateway.max_schema_nodes)"
+                f"it has more than {limits.max_schema_nodes} parts"
             )
         if depth > limits.max_schema_depth:
             raise ValueError(
-                f"it is nested more than {limits.max_schema_depth} deep (gateway.max_schema_depth)"
+                f"it is nested more than {limits.max_schema_depth} deep"
             )
         depth += 1
         below: list[object] = []

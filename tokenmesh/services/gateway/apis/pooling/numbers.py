@@ -88,7 +88,7 @@ class NumbersAnswer:
             raise invalid(
                 "encoding_format",
                 f"bytes describes at most {limit} inputs in its header, not "
-                f"{len(items)} (gateway.max_described_inputs): use bytes_only",
+                f"{len(items)}: use bytes_only",
             )
 
     def _row(self, index: int, pooled: Pooled) -> bytes:

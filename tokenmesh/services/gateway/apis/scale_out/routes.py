@@ -212,7 +212,7 @@ class _ScaleOutRoutes:
         if len(body.request_ids) > limit:
             raise invalid(
                 "request_ids",
-                f"holds {len(body.request_ids)} ids, at most {limit} (gateway.max_abort_requests)",
+                f"holds {len(body.request_ids)} ids, at most {limit}",
             )
         tenant = access_of(request).tenant
         await self._scale_out.aborts.abort(tenant.name, body.request_ids)
