@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # not the checkout installed
+
 from scripts.generated_files import ROOT, write_or_check
 
 FOLDER: Final = ROOT / "deploy/chart/files/dashboards"

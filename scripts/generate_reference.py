@@ -7,12 +7,15 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # not the checkout installed
 
 from scripts.chart_page import chart_page
 from scripts.generated_files import ROOT, write_or_check

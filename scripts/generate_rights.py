@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # not the checkout installed
+
 from scripts.generated_files import ROOT, write_or_check
 from tokenmesh.shared.rights import SERVICE_USERS, nats_users, redis_users
 

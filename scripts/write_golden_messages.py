@@ -12,6 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec.structs import fields
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # not the checkout installed
+
 import tokenmesh
 from tokenmesh.shared import codec
 from tokenmesh.shared.messages import Message, Tokens

@@ -81,9 +81,7 @@ class Fetcher:
             if isinstance(answer, bytes):
                 return answer
             target = self._checked(answer, target)
-        raise InvalidInput(
-            f"the URL redirects more than {self._limits.max_redirects} times"
-        )
+        raise InvalidInput(f"the URL redirects more than {self._limits.max_redirects} times")
 
     async def _get(self, url: httpx.URL, tenant: str, max_bytes: int) -> bytes | str:
         """The body, or the target of a redirect."""

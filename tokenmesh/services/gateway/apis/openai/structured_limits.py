@@ -30,9 +30,7 @@ def check_regex(pattern: str, limits: StructuredLimits) -> None:
         )
     scan = _Scan(pattern)
     if scan.depth > limits.max_regex_depth:
-        raise ValueError(
-            f"its groups are {scan.depth} deep, at most {limits.max_regex_depth}"
-        )
+        raise ValueError(f"its groups are {scan.depth} deep, at most {limits.max_regex_depth}")
     if scan.repetitions > limits.max_regex_repetitions:
         raise ValueError(
             f"its repetitions multiply to {scan.repetitions}, at most "
@@ -176,13 +174,9 @@ def _check_shape(value: object, limits: StructuredLimits) -> None:
     while level:
         num_nodes += len(level)
         if num_nodes > limits.max_schema_nodes:
-            raise ValueError(
-                f"it has more than {limits.max_schema_nodes} parts"
-            )
+            raise ValueError(f"it has more than {limits.max_schema_nodes} parts")
         if depth > limits.max_schema_depth:
-            raise ValueError(
-                f"it is nested more than {limits.max_schema_depth} deep"
-            )
+            raise ValueError(f"it is nested more than {limits.max_schema_depth} deep")
         depth += 1
         below: list[object] = []
         for each in level:
