@@ -35,12 +35,13 @@ def options(
 
 PASSING_ON: Final = {"ignore_unknown_options": True}
 """For `run`, whose flags are those of `up`."""
-WITH_SETTINGS: Final = {"up": UP_FLAGS, "serve": FLAGS}
+WITH_SETTINGS: Final = {"up": UP_FLAGS, "serve": FLAGS, "plan": FLAGS}
 """Commands that take settings, and their flags."""
 COMMANDS: Final = {
     "up": "up:up",
     "run": "run:run_model",
     "serve": "serve:serve",
+    "plan": "plan:plan",
     "chat": "chat:chat",
     "trace": "trace:trace",
     "top": "top:top",

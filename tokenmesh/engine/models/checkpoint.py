@@ -130,6 +130,12 @@ class Checkpoint:
         """The shape of an encoded weight."""
         return self._encoded[name].shape
 
+    def stored_bytes(self, name: str) -> int:
+        """Bytes that the files hold of a tensor; of an encoded weight those of all its parts."""
+        encoded = self._encoded.get(name)
+        names = [name] if encoded is None else [each.name for each in encoded.parts.values()]
+        return sum(self._shards.file_of(each)[each].num_bytes for each in names)
+
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor; the directory if none does."""
         if name in self._encoded:
