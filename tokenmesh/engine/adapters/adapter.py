@@ -24,11 +24,11 @@ class ReadAdapter:
 
     matrices: AdapterMatrices
     content_hash: str
-    """Of matrices and scalings; another content has another one."""
+    """It is the hash of matrices and scalings; another content has another one."""
     rank: int
     """The largest of all layers."""
     base_model: str | None
-    """What it says it was trained on."""
+    """It holds what it says it was trained on."""
 
 
 class AdapterSource(Protocol):
@@ -49,7 +49,7 @@ def lower_priority() -> None:
 
 @dataclass(frozen=True, slots=True)
 class SimMatrices:
-    """What a simulated engine draws by."""
+    """It holds what a simulated engine draws by."""
 
     content_hash: str
     nbytes: int

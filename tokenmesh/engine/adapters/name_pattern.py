@@ -19,10 +19,11 @@ parser: Any = import_module("re._parser")
 codes: Any = import_module("re._constants")
 
 MAX_CHARS: Final = 4096
-"""Of an expression."""
+"""It bounds the characters of an expression."""
 MAX_NAME_CHARS: Final = 1024
 MAX_STEPS: Final = 1_000_000
-"""Of all expressions of one adapter over all of its modules: a few seconds, when all are taken."""
+"""It bounds the steps of all expressions of one adapter over all of its modules: a few seconds,
+when all are taken."""
 _STEPS_BETWEEN: Final = 64
 """A millisecond; then another thread may have the interpreter."""
 
@@ -42,7 +43,7 @@ class UnusablePattern(ValueError):
 
 @dataclass(slots=True)
 class Steps:
-    """What is left of MAX_STEPS."""
+    """It holds what is left of MAX_STEPS."""
 
     left: int = MAX_STEPS
 
@@ -76,7 +77,7 @@ class NamePattern:
         self._steps = steps
 
     def fullmatch(self, name: str) -> bool:
-        """Whether it matches all of a name. Raises UnusablePattern."""
+        """Return whether it matches all of a name. Raises UnusablePattern."""
         if len(name) > MAX_NAME_CHARS:
             raise UnusablePattern(f"meets a name of more than {MAX_NAME_CHARS} characters")
         try:

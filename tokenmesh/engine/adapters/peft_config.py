@@ -34,7 +34,7 @@ _MAX_INTEGER: Final = 1 << 20
 _NAME: Final = re.compile(r"\^?(\w|\.|\\\.)+\$?", re.ASCII)
 """A key that is a module's name, as most are."""
 _MAX_CHARS: Final = 500
-"""Of a name or a problem in an error."""
+"""It bounds the characters shown of a name or a problem in an error."""
 
 _READ: Final = frozenset({
     "alpha_pattern", "bias", "exclude_modules", "init_lora_weights", "layers_pattern",
@@ -47,10 +47,10 @@ _WITHOUT_EFFECT: Final = frozenset({
     "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
     "runtime_config", "task_type",
 })  # fmt: skip
-"""How it was trained. `fan_in_fan_out`
+"""It says how it was trained. `fan_in_fan_out`
 says how the base stores a weight; the adapter's own matrices are stored alike."""
 _PLAIN_STARTS: Final = (None, True, False, "eva", "gaussian", "orthogonal")
-"""Of init_lora_weights; others change the base weights before training."""
+"""These are values of init_lora_weights; others change the base weights before training."""
 _HINTS: Final = {
     "use_dora": "DoRA is not served; merge it into the checkpoint",
     "trainable_token_indices": "trained token embeddings are not served; merge it into the "
@@ -85,7 +85,7 @@ class PeftConfig:
     is_rank_stabilized: bool
     base_model: str | None
     version: tuple[int, ...] = ()
-    """Of PEFT; empty: unknown."""
+    """This is the version of PEFT; empty: unknown."""
     saved: tuple[str, ...] = ()
     """Ends of the names of modules that are saved whole."""
     targets: Targets = ANY_MODULE
@@ -95,7 +95,7 @@ class PeftConfig:
         return self._value_for("rank_pattern", self.ranks, name, self.rank)
 
     def scale_of(self, name: str) -> float:
-        """What the product of both matrices is multiplied with."""
+        """Return what the product of both matrices is multiplied with."""
         rank = self.rank_of(name)
         alpha = self._value_for("alpha_pattern", self.alphas, name, self.alpha)
         return alpha / (rank**0.5 if self.is_rank_stabilized else rank)
@@ -156,7 +156,7 @@ def refusal(file: Path, key: str, what: str) -> InvalidInput:
 
 
 def without_folder(file: Path, error: TokenMeshError) -> str:
-    """What an error about a file says, for any client."""
+    """Return what an error about a file says, for any client."""
     return error.message.replace(str(file), file.name)
 
 

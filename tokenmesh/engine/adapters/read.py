@@ -126,7 +126,7 @@ class AdapterReader:
         return planned
 
     def _is_chosen(self, config: PeftConfig, module: str) -> bool:
-        """Whether the config lets a module be adapted; of experts, the parameters decide."""
+        """Return whether the config lets a module be adapted; of experts, the parameters decide."""
         try:
             is_experts = self._sites.find_experts(experts_path(module)) is not None
             return is_experts or config.targets.has_module(module)
@@ -188,7 +188,7 @@ class AdapterReader:
 
 
 def _key_of(module: str, target: _Target) -> str:
-    """What the keys of a config match: the module, or the parameter of experts."""
+    """Return what the keys of a config match: the module, or the parameter of experts."""
     if isinstance(target, Site | HeadSite):
         return module
     parts, is_first = target

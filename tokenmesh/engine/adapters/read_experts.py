@@ -19,7 +19,8 @@ from tokenmesh.shared.tensor_file import TensorFile
 _WRAPPED: Final = ".base_layer"
 """Behind the path where both parameters are adapted: PEFT wraps one wrapper in the other."""
 _CLEAR_VERSION: Final = (0, 21)
-"""Of PEFT, from which on outputs and inputs of stacked parameters are known not to be swapped."""
+"""This is the version of PEFT, from which on outputs and inputs of stacked parameters are known not
+to be swapped."""
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class ExpertsParts:
     first: tuple[torch.Tensor, torch.Tensor] | None = None
     second: tuple[torch.Tensor, torch.Tensor] | None = None
     names: set[bool] = field(default_factory=set)
-    """Which products have been planned; True: the first."""
+    """It says which products have been planned; True: the first."""
 
     def matrices(self) -> LoraExperts:
         a13, b13 = self.first or (None, None)
@@ -55,7 +56,10 @@ def parameter_of(site: ExpertsSite, module: str, *, is_first: bool) -> str:
 def is_first_product(
     config: PeftConfig, file: TensorFile, site: ExpertsSite, module: str, names: tuple[str, str]
 ) -> bool:
-    """Which product a pair of tensors changes. Raises InvalidInput where they do not fit one."""
+    """Return which product a pair of tensors changes.
+
+    Raises InvalidInput where they do not fit one.
+    """
     stored = file[names[0]].shape, file[names[1]].shape
     rows, rows_of_second = (
         config.rank_of(parameter_of(site, module, is_first=each)) * site.num_experts

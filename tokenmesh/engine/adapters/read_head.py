@@ -1,5 +1,5 @@
-"""What an adapter does to the head of a model that pools: matrices of its linear layers, and whole
-parameters, which PEFT saves for `modules_to_save`."""
+"""Define what an adapter does to the head of a model that pools: matrices of its linear layers, and
+whole parameters, which PEFT saves for `modules_to_save`."""
 
 from tokenmesh.engine.adapters.peft_config import PeftConfig, refusal
 from tokenmesh.engine.adapters.read_matrix import DTYPES, MatrixReader
@@ -61,7 +61,7 @@ class HeadParts:
 
 
 def _is_saved(parameter: str, config: PeftConfig) -> bool:
-    """Whether PEFT saves it: the path of a module around it ends with a name of the config.
+    """Return whether PEFT saves it: the path of a module around it ends with a name of the config.
 
     In PEFT the end may begin within a part of the path, in contrast to what `Targets` leaves out.
     """

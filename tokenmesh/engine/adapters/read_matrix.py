@@ -23,7 +23,7 @@ DTYPES: Final = {
 _PIECE_ELEMENTS: Final = 32768
 """torch's grain size of elementwise operations."""
 _SHARE: Final = 0.1
-"""Of one processor's time, alongside steps."""
+"""Reading takes this share of one processor's time, alongside steps."""
 _BUSY: Final = 0.2
 """Processors' time of the other threads, above which they are taken to compute steps."""
 _MAX_REST_S: Final = 0.02

@@ -10,7 +10,7 @@ from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.tensor_file import TensorFile
 
 START: Final = "base_model.model."
-"""Of every name that PEFT writes."""
+"""This is the beginning of every name that PEFT writes."""
 _KEY: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
 _TOWERS: Final = re.compile(
     r"(^|\.)(visual|vision_\w+|audio_\w+|image_\w+|multi_modal_projector|embed_vision|mlp1)\."

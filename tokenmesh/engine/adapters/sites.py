@@ -1,5 +1,5 @@
-"""What adapters may change of a model, by the names of transformers' tree: linear layers, experts,
-and the heads of models that pool."""
+"""Define what adapters may change of a model, by the names of transformers' tree: linear layers,
+experts, and the heads of models that pool."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,9 @@ class TurnedRows:
     rotary_dim: int
 
     def of(self, first: int, size: int) -> "TurnedRows | None":
-        """Of the outputs [first, first + size) of a merged projection; None: of none of them."""
+        """Return the rows of the outputs [first, first + size) of a merged projection; None: of
+        none of them.
+        """
         count = min(self.count - first, size)
         return TurnedRows(count, self.head_dim, self.rotary_dim) if count > 0 else None
 
@@ -36,7 +38,7 @@ class Site:
     """One module of the tree: a linear layer, or some outputs of a merged one."""
 
     number: int
-    """Of the layer's bank."""
+    """This is the number of the layer's bank."""
     first: int
     """First output in the layer."""
     outputs: int
@@ -49,7 +51,7 @@ class ExpertsSite:
     """The experts of one layer: parameters [E, outputs, inputs] for each of both products."""
 
     number: int
-    """Of the layer's bank."""
+    """This is the number of the layer's bank."""
     num_experts: int
     hidden: int
     inner: int
@@ -59,7 +61,7 @@ class ExpertsSite:
 
     @property
     def first_outputs(self) -> int:
-        """Of the first product."""
+        """Return the number of outputs of the first product."""
         return 2 * self.inner if self.is_gated else self.inner
 
 
@@ -70,7 +72,7 @@ class HeadSite:
     name: str
     shape: tuple[int, ...]
     is_linear: bool
-    """Whether it is the weight of a linear layer, which matrices may change."""
+    """It tells whether it is the weight of a linear layer, which matrices may change."""
 
 
 @dataclass(slots=True)
@@ -113,7 +115,9 @@ class AdapterSites:
         return LoraBank(self.num_banks - 1, self.step)
 
     def shapes(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        """Of each bank, by number: inputs, and first output and outputs of each of its parts."""
+        """Return the shapes of each bank, by number: inputs, and first output and outputs of each
+        of its parts.
+        """
         parts: list[dict[int, int]] = [{} for _ in range(self.num_banks)]
         inputs = [0] * self.num_banks
         for site in self.by_name.values():
@@ -122,7 +126,7 @@ class AdapterSites:
         return [(inputs[n], sorted(each.items())) for n, each in enumerate(parts)]
 
     def find(self, name: str) -> Site | None:
-        """Of a module by its path in the tree."""
+        """Return the site of a module by its path in the tree."""
         olds = (old for old in self.former if name.startswith(old))
         for each in (name, *(self.former[old] + name[len(old) :] for old in olds)):
             for prefix in self.prefixes:
@@ -131,12 +135,14 @@ class AdapterSites:
         return None
 
     def find_experts(self, path: str) -> ExpertsSite | None:
-        """Of a module of experts by its path in the tree."""
+        """Return the site of a module of experts by its path in the tree."""
         found = (self.experts.get(path.removeprefix(prefix)) for prefix in self.prefixes)
         return next((site for site in found if site is not None), None)
 
     def is_unused(self, name: str) -> bool:
-        """Whether a module changes no answer of the model, as the pooler of an embedding model."""
+        """Return whether a module changes no answer of the model, as the pooler of an embedding
+        model.
+        """
         paths = [f"{prefix}{each}." for prefix in self.prefixes for each in self.unused]
         return any(f"{name}.".startswith(path) for path in paths)
 

@@ -1,4 +1,5 @@
-"""Which modules and parameters an adapter's config chooses, as PEFT chooses them when it loads one.
+"""Know which modules and parameters an adapter's config chooses, as PEFT chooses them when it loads
+one.
 
 PEFT leaves tensors of other modules unused, whatever the file holds.
 """
@@ -38,7 +39,7 @@ class BadTarget(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a config chooses. Names are paths in the tree, as PEFT has written them."""
+    """It holds what a config chooses. Names are paths in the tree, as PEFT has written them."""
 
     modules: Names | None = None
     """None: all."""
@@ -50,7 +51,7 @@ class Targets:
     layers: frozenset[int] | None = None
     """Only these, where `modules` are ends of names."""
     layer_patterns: tuple[NamePattern, ...] = ()
-    """What stands before the number of a layer; none: any two names."""
+    """It holds what stands before the number of a layer; none: any two names."""
     parameters: tuple[str, ...] | None = None
     """Ends of names of parameters; None: all."""
 
