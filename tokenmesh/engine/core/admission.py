@@ -27,7 +27,10 @@ class RowAdmission:
 
 
 def _fits_step(request: Request, budget: int, plan: StepPlan) -> bool:
-    """Whether the step has room for it. A prompt that cannot be cut may exceed the budget alone."""
+    """Return whether the step has room for it.
+
+    A prompt that cannot be cut may exceed the budget alone.
+    """
     return not request.spec.is_whole or request.num_known <= budget or not plan.num_rows
 
 

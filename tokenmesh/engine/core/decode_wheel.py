@@ -43,7 +43,7 @@ class DecodeWheel:
         return self._turning.get(row) is request or self._held.get(row) is request
 
     def is_held(self, request: Request) -> bool:
-        """Whether `advance` counts the tokens of this member."""
+        """Return whether `advance` counts the tokens of this member."""
         return self._held.get(request.place.row) is request
 
     def rows(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which draws may end a stream."""
+"""Know which draws may end a stream."""
 
 from collections.abc import Collection, Sequence
 
@@ -37,7 +37,7 @@ class EndDetector:
         self._rows.add(request.place.row)
 
     def rows(self, rows: Collection[int], ids: Sequence[int]) -> set[int]:
-        """Of tokens drawn, one by each of these rows: the rows that may be at their end."""
+        """Return the rows that may be at their end, one of these tokens drawn by each of `rows`."""
         found = {row for row in self._rows if row in rows} if self._rows else set()
         stops = self._num_stopped_by
         if not stops.keys().isdisjoint(ids):

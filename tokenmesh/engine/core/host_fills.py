@@ -38,7 +38,9 @@ class HostFills:
         self._max_chunk = settings.max_num_batched_tokens
 
     def plan(self, request: Request, budget: int, step: int, *, is_alone: bool) -> Fills:
-        """Of a request that has all blocks of its prompt; `budget` tokens are left of the step."""
+        """Plan the fills of a request that has all blocks of its prompt; `budget` tokens are left
+        of the step.
+        """
         if self._cache.host is None or request.num_computed % self._size:
             return NO_FILLS
         if self._threshold and not is_alone:

@@ -23,9 +23,9 @@ from tokenmesh.engine.request.timeline import Chunk
 from tokenmesh.shared.clock import now_ns, perf_s
 
 POOLED: Final = Ending("stop")
-"""Of a request with `pooling`, whose numbers are in its output."""
+"""It ends a request with `pooling`, whose numbers are in its output."""
 COMPUTED: Final = Ending("stop")
-"""Of a request of which nothing is drawn."""
+"""It ends a request of which nothing is drawn."""
 
 
 class Landing:
@@ -105,7 +105,7 @@ class Landing:
                 self._outbox.end(request, ending)
 
     def _note_prompts(self, step: int, result: StepResult, starts: dict[int, int]) -> None:
-        """What a step found out about prompts; delivered with their first tokens."""
+        """Note what a step found out about prompts; it is delivered with their first tokens."""
         for row, entries in result.prompt_logprobs.items():
             owner = self._rows.owner(row, step)
             if owner is not None:

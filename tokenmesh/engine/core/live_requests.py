@@ -46,7 +46,7 @@ class LiveRequests:
 
     @property
     def is_one(self) -> bool:
-        """Whether there is a single request."""
+        """Return whether there is a single request."""
         return len(self.running) + len(self.waiting) == 1
 
     def add(self, request: Request) -> None:
@@ -75,7 +75,7 @@ class LiveRequests:
         request.place.status = Status.ENDED
 
     def find(self, request: Request) -> Hits | None:
-        """What a waiting request would share; None: there are no blocks for the rest."""
+        """Return what a waiting request would share; None: there are no blocks for the rest."""
         return self.tables.find(request, self._watermark_blocks if len(self.running) else 0)
 
     def place(self, request: Request, hits: Hits, step: int) -> None:

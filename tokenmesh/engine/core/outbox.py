@@ -54,6 +54,6 @@ class Outbox:
         self.output.ended.append(EndedStream(request, ending, steps))
 
     def take(self) -> StepOutput:
-        """What has come since the last call; what comes later goes into another."""
+        """Return what has come since the last call; what comes later goes into another."""
         output, self.output = self.output, StepOutput(step=self.output.step + 1)
         return output

@@ -1,4 +1,6 @@
-"""What the engine emits after a step: deltas by gateway, ended streams, timelines and its load."""
+"""Define what the engine emits after a step: deltas by gateway, ended streams, timelines and its
+load.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -36,7 +38,7 @@ class EngineTotals:
 
 
 class EngineStats(msgspec.Struct, frozen=True, gc=False):
-    """How busy the engine is."""
+    """It says how busy the engine is."""
 
     num_added: int = 0
     """Requests that the engine has taken from its inbox so far."""
@@ -104,13 +106,13 @@ class StepOutput(msgspec.Struct):
     ended: list[EndedStream] = []
     stats: EngineStats = _NOTHING_YET
     duration_s: float = 0.0
-    """Of the step; 0 when there was none."""
+    """This is the time of the step; 0 when there was none."""
     num_tokens: int = 0
     """Computed in the step."""
     routes: RouteChange | None = None
-    """What is new for the prefix index."""
+    """It holds what is new for the prefix index."""
     blocks: list[BlockChange] = []
-    """What is new in the prefix cache, where that is logged."""
+    """It holds what is new in the prefix cache, where that is logged."""
     prefilling: dict[str, int] = {}
     """By reservation: tokens still to compute of a prompt that the step computed a part of."""
 

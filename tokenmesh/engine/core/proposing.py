@@ -18,17 +18,18 @@ class Proposer(Protocol):
     max_rows: int
     """With more running requests than this, all of them decode without drafts."""
     max_drafts: int
-    """Of one row in one step."""
+    """It bounds the drafts of one row in one step."""
     only_predicted: bool
-    """Whether it has drafts for requests with a prediction only: it is not called before one."""
+    """It tells whether it has drafts for requests with a prediction only: it is not called before
+    one."""
 
     @property
     def num_bytes(self) -> int:
         """Memory of what is kept of the streams."""
 
     def wants(self, request: Request) -> bool:
-        """Whether the request is asked for drafts in the next step. One that is not decodes as it
-        does without drafts; then a step may be in flight that draws for it."""
+        """Return whether the request is asked for drafts in the next step. One that is not decodes
+        as it does without drafts; then a step may be in flight that draws for it."""
 
     def propose(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[list[int]]:
         """For each request ids of the vocabulary that may follow its known tokens, in order, at

@@ -23,7 +23,7 @@ class RateMeter:
         return self._tokens / self._seconds if self._seconds > 0 else 0.0
 
     def expected_s(self, num_prefill: int, num_decode: int) -> float:
-        """How long such a step takes, as far as that is known."""
+        """Return how long such a step takes, as far as that is known."""
         prefill_s = num_prefill * self._seconds / self._tokens if self._tokens > 0 else 0.0
         return prefill_s + (self.step_s if num_decode else 0.0)
 

@@ -1,4 +1,6 @@
-"""How much each tenant has had lately: tenants that had much less may take more for a moment."""
+"""Tell how much each tenant has had lately: tenants that had much less may take more for a
+moment.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -7,7 +9,7 @@ from tokenmesh.engine.request.spec import TenantShare
 from tokenmesh.shared.tenant_share import MUCH_LESS
 
 _STEPS: Final = 512
-"""How far back the moving average looks, about."""
+"""It says how far back the moving average looks, about."""
 
 _NOTHING: Final = 1e-4
 """Below it a tenant is forgotten."""
@@ -38,13 +40,13 @@ class RecentUse:
                 del self._uses[tenant], self._weights[tenant]
 
     def is_lighter(self, owner: TenantShare, other: TenantShare) -> bool:
-        """Whether it has had much less than the other, by weight."""
+        """Return whether it has had much less than the other, by weight."""
         if owner.tenant not in self._uses or other.tenant not in self._uses:
             return False
         return self._level(owner) < MUCH_LESS * self._level(other)
 
     def is_light(self, owner: TenantShare) -> bool:
-        """Whether it has had much less than the heaviest."""
+        """Return whether it has had much less than the heaviest."""
         most = max(self.levels.values(), default=0.0)
         return owner.tenant in self._uses and self._level(owner) < MUCH_LESS * most
 

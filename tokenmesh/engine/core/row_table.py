@@ -6,8 +6,8 @@ from tokenmesh.engine.plan import StepPlan
 from tokenmesh.engine.request.request import NO_ROW, Request
 
 Drawn = tuple[list[Request | None], set[int], list[int] | None]
-"""Of the tokens of a step: their requests, in the order of the rows; rows that may be at their end
-or drew several; all tokens, or None where a row drew several."""
+"""It describes of the tokens of a step: their requests, in the order of the rows; rows that may be
+at their end or drew several; all tokens, or None where a row drew several."""
 
 
 class RowTable:
@@ -27,7 +27,7 @@ class RowTable:
 
     @property
     def has_free(self) -> bool:
-        """Whether there is a row to give."""
+        """Return whether there is a row to give."""
         return bool(self._free)
 
     @property

@@ -132,7 +132,9 @@ class Scheduler:
         return owners, ends, ids
 
     def note_drafts(self, step: int, drafts: Mapping[int, list[int]]) -> None:
-        """What the runner proposes after the tokens of that step, by row; they are appended."""
+        """Note what the runner proposes after the tokens of that step, by row; they are
+        appended.
+        """
         for row, ids in drafts.items():
             request = self.rows.owner(row, step)
             if request is not None:

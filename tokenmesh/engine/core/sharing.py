@@ -17,15 +17,15 @@ from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import TenantShare
 
 Amount = Callable[[Request], int]
-"""What a running request holds of something that is scarce."""
+"""It holds what a running request holds of something that is scarce."""
 IsLighter = Callable[[TenantShare, TenantShare], bool]
-"""Whether the first has had much less than the second lately."""
+"""It tells whether the first has had much less than the second lately."""
 
 
 @dataclass(slots=True)
 class _Holding:
     last: Request
-    """Of the tenant's running requests the one that is served last."""
+    """It is the running request of the tenant that is served last."""
     total: int = 0
 
 
@@ -106,7 +106,7 @@ _UNBOUND: Final[dict[str, int]] = {}
 
 
 class Sharing:
-    """Of one scheduler. A tenant that is alone is not looked at."""
+    """It shares the resources of one scheduler. A tenant that is alone is not looked at."""
 
     def __init__(self, live: LiveRequests, cache: PrefixCache) -> None:
         self._live = live
@@ -136,7 +136,9 @@ class Sharing:
         return is_short
 
     def allowed(self, request: Request, num_tokens: int) -> int:
-        """How many of the prefill tokens that a request could have its tenant has a right to."""
+        """Return how many of the prefill tokens that a request could have its tenant has a right
+        to.
+        """
         return min(num_tokens, self._shares.get(request.spec.owner.tenant, num_tokens))
 
     def take(self, request: Request, num_tokens: int) -> int:
@@ -147,7 +149,7 @@ class Sharing:
         return num_tokens
 
     def _must_relieve(self) -> bool:
-        """Whether running requests of several tenants need more blocks than there are."""
+        """Return whether running requests of several tenants need more blocks than there are."""
         num_free = self._pool.num_free
         if len(self._rows.by_tenant) < 2 or num_free >= len(self._running) * self._groups.growth:
             return False
@@ -192,6 +194,6 @@ class Sharing:
 
 
 def _grows(request: Request) -> bool:
-    """Whether the next token of a decoding request needs a block."""
+    """Return whether the next token of a decoding request needs a block."""
     end = request.num_computed + 1
     return not request.decode.is_prefilling and request.kv.capacity < end < request.decode_end

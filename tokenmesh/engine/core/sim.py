@@ -39,7 +39,7 @@ _HALF: Final = log(0.5)
 
 @dataclass(frozen=True, slots=True)
 class SimVocabulary:
-    """Which ids may be drawn: all but the end-of-sequence ones."""
+    """It says which ids may be drawn: all but the end-of-sequence ones."""
 
     size: int
     eos_ids: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class SimVocabulary:
 
 
 def prompt_key(prompt_ids: Sequence[int]) -> bytes:
-    """What `sim_token` needs to know of a prompt."""
+    """Return what `sim_token` needs to know of a prompt."""
     return blake2b(pack_ids(prompt_ids), digest_size=_KEY_BYTES).digest()
 
 

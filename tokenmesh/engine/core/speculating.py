@@ -46,7 +46,7 @@ class Speculating:
     ) -> None:
         self._proposer = proposer
         self.is_on = proposer is not None and not proposer.only_predicted
-        """Whether any may be held: the rest need not be called else."""
+        """It tells whether any may be held: the rest need not be called else."""
         self._predicted: set[Request] = set()
         """Requests with a prediction, where the proposer has drafts for no others."""
         self.totals = DraftTotals()
@@ -235,7 +235,7 @@ class Speculating:
         return set(tokens)
 
     def note(self, request: Request, drafts: list[int]) -> None:
-        """What the runner's drafter proposes after the tokens of a step that has landed."""
+        """Note what the runner's drafter proposes after the tokens of a step that has landed."""
         if self._runner_drafts is not None:
             self._runner_drafts.note(request, drafts)
 

@@ -1,4 +1,4 @@
-"""Which backend compiles what. Libraries are imported when the first grammar needs them."""
+"""Know which backend compiles what. Libraries are imported when the first grammar needs them."""
 
 from typing import Final
 

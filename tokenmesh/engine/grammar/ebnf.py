@@ -32,13 +32,13 @@ class Text:
 
     @property
     def is_class(self) -> bool:
-        """Whether it is one character out of a class."""
+        """Return whether it is one character out of a class."""
         return self.source.startswith("[")
 
 
 @dataclass(frozen=True, slots=True)
 class RuleReference:
-    """What the rule of that name is."""
+    """It holds what the rule of that name is."""
 
     name: str
 
@@ -80,7 +80,7 @@ def choice(*parts: Node) -> Node:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """What it is made of."""
+    """Return what it is made of."""
     if isinstance(node, Sequence | Alternation):
         return node.parts
     return (node.part,) if isinstance(node, Repeat) else ()

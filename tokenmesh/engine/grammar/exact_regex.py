@@ -1,4 +1,4 @@
-"""Which regular expressions each library follows to the letter.
+"""Know which regular expressions each library follows to the letter.
 
 What xgrammar does not know it takes for a literal (`\\A` for "A", `^` and `$` in the middle for
 nothing); llguidance reads a few constructs otherwise than Python and JavaScript do. The rules here
@@ -25,7 +25,8 @@ _PLAIN_ESCAPE: Final = re.compile(
 )
 _IN_SET: Final = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _WORD, _SPACE = r"\p{L}_\p{N}", r"\s\x1c-\x1f\s"
-"""What stands in a class of llguidance for Python's own; its `\\w` has marks too, and no fractions.
+"""It holds what stands in a class of llguidance for Python's own; its `\\w` has marks too, and no
+fractions.
 
 All begin and end with an escape, so that a dash next to them makes no range.
 """
@@ -131,7 +132,9 @@ def _flags(group: str) -> set[str]:
 
 
 def _is_lazy(text: str) -> bool:
-    """Whether it is one repetition that takes as little as it can, which is the same language."""
+    """Return whether it is one repetition that takes as little as it can, which is the same
+    language.
+    """
     return _LAZY.fullmatch(text) is not None
 
 

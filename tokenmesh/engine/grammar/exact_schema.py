@@ -1,4 +1,4 @@
-"""Which JSON schemas xgrammar follows to the letter, and in a bounded time.
+"""Know which JSON schemas xgrammar follows to the letter, and in a bounded time.
 
 What it does not know it ignores, and its output would not be valid; llguidance refuses instead.
 """
@@ -70,7 +70,7 @@ _SHAPES: Final[dict[str, type]] = {
 _MAX_COUNT: Final = 256
 """Longer repetitions, and more properties, take it seconds and gigabytes."""
 _MAX_CHARS: Final = 4096
-"""Of a constant or a name."""
+"""It bounds the characters of a constant or a name."""
 _MAX_INTEGER: Final = 1 << 53
 
 
@@ -150,7 +150,9 @@ def _inexact_enum(node: dict[str, Any], keywords: frozenset[str]) -> str | None:
 
 
 def is_long(values: Iterable[Any]) -> bool:
-    """Whether xgrammar takes seconds for one of the values: it takes a time quadratic in one."""
+    """Return whether xgrammar takes seconds for one of the values: it takes a time quadratic in
+    one.
+    """
     return any(len(json.dumps(value)) > _MAX_CHARS for value in values)
 
 

@@ -34,7 +34,7 @@ class Follower:
         self._step_s = step_s
         self._error: str | None = None
         self.is_constrained = not self._after
-        """Whether the grammar applies to the next token."""
+        """It tells whether the grammar applies to the next token."""
         self._needs_answer = bool(self._after) and not may_call and not self._takes_nothing()
 
     @classmethod
@@ -55,8 +55,8 @@ class Follower:
 
     @property
     def has_mask(self) -> bool:
-        """Whether `fill` forbids anything now: a stream may not end before an answer that the
-        grammar wants, so reasoning must end first."""
+        """Return whether `fill` forbids anything now: a stream may not end before an answer that
+        the grammar wants, so reasoning must end first."""
         return self.is_constrained or self._needs_answer
 
     def append(self, token_id: int) -> None:
@@ -88,7 +88,7 @@ class Follower:
         self._check_time(began_s)
 
     def _takes_nothing(self) -> bool:
-        """Whether the grammar allows an empty answer."""
+        """Return whether the grammar allows an empty answer."""
         for token_id in self._eos_ids:
             if self._matcher.accept(token_id):
                 self._matcher.rollback(1)

@@ -1,4 +1,4 @@
-"""Which characters of an expression's classes JSON strings spell by escapes, and how."""
+"""Know which characters of an expression's classes JSON strings spell by escapes, and how."""
 
 import re
 import unicodedata
@@ -11,13 +11,13 @@ ESCAPE_PATTERN: Final = (
     r"\\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[0-9a-fA-F]+\}|[0-9a-fA-F]{2})"
     r"|u(?:\{[0-9a-fA-F]+\}|[0-9a-fA-F]{4})|U(?:\{[0-9a-fA-F]+\}|[0-9a-fA-F]{8})|.)"
 )
-"""What a backslash begins in an expression of the Rust crate."""
+"""It holds what a backslash begins in an expression of the Rust crate."""
 ESCAPED: Final = frozenset((*range(32), 34, 92))
 """Characters that do not stand in a JSON string as they are."""
 BARE: Final = r'[^"\\\x00-\x1f]'
 """A class of all others."""
 _LETTERS: Final = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
-"""What stands behind the backslash."""
+"""It holds what stands behind the backslash."""
 _ESCAPE: Final = re.compile(ESCAPE_PATTERN, re.DOTALL)
 _CODE: Final = re.compile(r"\\[xuU]\{?([0-9a-fA-F]+)\}?")
 _CATEGORY: Final = re.compile(r"\\([pP])(?:\{(\^?)([LMNPSZC][a-z]?)\}|([LMNPSZC]))")

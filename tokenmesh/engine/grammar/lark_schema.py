@@ -24,7 +24,7 @@ def read_schema(text: str) -> Any:
 
 
 def has_lark(schema: Any) -> bool:
-    """Whether a string within follows a grammar."""
+    """Return whether a string within follows a grammar."""
     return any(LARK in node for node in schema_nodes(schema))
 
 

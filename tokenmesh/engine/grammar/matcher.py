@@ -40,7 +40,7 @@ class Matcher(Protocol):
         """Take back the last `num_tokens` accepted tokens."""
 
     def is_terminated(self) -> bool:
-        """Whether an end-of-sequence token was accepted: nothing may follow."""
+        """Return whether an end-of-sequence token was accepted: nothing may follow."""
 
 
 class Grammar(Protocol):

@@ -61,12 +61,12 @@ class _Reference:
 class _Definition:
     name: _Reference
     body: list[Node | _Reference | str] = field(default_factory=list)
-    """What stands behind the colon; operators and brackets are texts."""
+    """It holds what stands behind the colon; operators and brackets are texts."""
     has_begun: bool = False
 
     @property
     def has_escape(self) -> bool:
-        """Whether a text of its own may have characters that JSON spells by escapes."""
+        """Return whether a text of its own may have characters that JSON spells by escapes."""
         nodes = (each for each in self.body if not isinstance(each, _Reference | str))
         return any(map(has_escape, nodes))
 
@@ -226,7 +226,7 @@ def _check_attribute(text: str, found: re.Match[str]) -> None:
 
 
 def _kind(found: re.Match[str]) -> str:
-    """Which of the tokens it is."""
+    """Return which of the tokens it is."""
     return next(name for name, part in found.groupdict().items() if part is not None)
 
 
@@ -259,5 +259,5 @@ def _common(name: str) -> str:
 
 
 def _value(text: str) -> str:
-    r"""What a text of Lark says, in which \x41 is a character too."""
+    r"""Return what a text of Lark says, in which \x41 is a character too."""
     return str(json.loads(_HEX.sub(lambda found: found[1] or r"\u00", text)))

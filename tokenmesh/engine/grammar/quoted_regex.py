@@ -88,7 +88,7 @@ def read_regex(pattern: str, flags: str = "") -> Node:
 
 
 def has_escape(node: Node) -> bool:
-    """Whether a text of it may have characters that JSON spells by escapes."""
+    """Return whether a text of it may have characters that JSON spells by escapes."""
     if isinstance(node, Chars):
         return bool(node.escaped)
     if isinstance(node, Times):
@@ -97,7 +97,7 @@ def has_escape(node: Node) -> bool:
 
 
 def lark_of(node: Node) -> str:
-    """What stands for it in a rule."""
+    """Return what stands for it in a rule."""
     if not has_escape(node):
         text = _regex_of(node)
         return f"/{text}/" if text else '""'

@@ -8,12 +8,12 @@ from tokenmesh.shared.errors import CheckpointError
 from tokenmesh.shared.text.token_names import TokenNames, byte_level_piece
 
 _SPACE = "\u2581"
-"""How sentencepiece spells a space."""
+"""It says how sentencepiece spells a space."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """What a grammar must know of a tokenizer."""
+    """It holds what a grammar must know of a tokenizer."""
 
     tokens: list[bytes]
     """By id, as many as the model has; empty for special tokens and ids without a token."""

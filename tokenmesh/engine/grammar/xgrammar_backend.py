@@ -19,7 +19,7 @@ from tokenmesh.engine.grammar.matcher import CannotCompile, Masks
 from tokenmesh.engine.grammar.token_table import TokenTable
 
 _SOURCE_LINE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
-"""What the library puts before its messages."""
+"""It holds what the library puts before its messages."""
 
 
 class XGrammarBackend:

@@ -1,1 +1,1 @@
-"""What the engine knows about one stream, from its arrival to its end."""
+"""Define what the engine knows about one stream, from its arrival to its end."""

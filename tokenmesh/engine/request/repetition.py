@@ -6,7 +6,7 @@ from tokenmesh.engine.api.sampling import RepetitionRule
 
 
 def ends_in_loop(token_ids: Sequence[int], start: int, rule: RepetitionRule) -> bool:
-    """Whether the tokens from `start` on end with one pattern, `min_count` times in a row.
+    """Return whether the tokens from `start` on end with one pattern, `min_count` times in a row.
 
     Depends on the tokens alone, so the result is the same after a migration.
     """

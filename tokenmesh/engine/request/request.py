@@ -66,7 +66,7 @@ class KvState:
     hashes: list[bytes] = field(default_factory=list)
     """One for each full block of known tokens, as far as they were needed."""
     is_long: bool = False
-    """Whether the keys are those of a sequence beyond the rope boundary."""
+    """It tells whether the keys are those of a sequence beyond the rope boundary."""
     num_matched: int = 0
     """Tokens at the beginning that the prefix cache has blocks of, where rows keep states."""
     route_hashes: list[bytes] = field(default_factory=list)
@@ -87,11 +87,11 @@ class TurnCount:
 
 
 NO_TURNS: Final = TurnCount()
-"""Of requests that are not on a wheel."""
+"""This is the count of requests that are not on a wheel."""
 
 
 class DecodeState:
-    """How many tokens of a request are computed; written by `DecodeWheel`."""
+    """It says how many tokens of a request are computed; written by `DecodeWheel`."""
 
     __slots__ = ("base", "due", "is_prefilling", "turns")
 
@@ -108,14 +108,14 @@ class DecodeState:
 
 @dataclass(slots=True, eq=False)
 class OutputState:
-    """What was delivered of a request's output."""
+    """It holds what was delivered of a request's output."""
 
     num_resumed: int
     """Output tokens that earlier attempts delivered: the offset of the first token sent here."""
     wants_prompt_logprobs: bool
     """Until they are delivered."""
     has_reported: bool = False
-    """Whether a delta of this attempt was sent."""
+    """It tells whether a delta of this attempt was sent."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     pooled: Pooled | None = None
     """The numbers of a request with `pooling`."""
@@ -125,7 +125,7 @@ class OutputState:
     """Tokens that were drafted, in steps whose tokens it got; written by `Speculating`, as is
     `num_accepted`."""
     num_accepted: int = 0
-    """How many of them it drew as well."""
+    """It says how many of them it drew as well."""
 
 
 class Request:
@@ -156,7 +156,7 @@ class Request:
         self.kv = KvState()
         self.decode = DecodeState()
         self.drafting: object = None
-        """What the proposer of drafts keeps of it; read and written by that alone."""
+        """It holds what the proposer of drafts keeps of it; read and written by that alone."""
         num_resumed = len(token_ids) - spec.num_prompt
         # an earlier attempt that delivered tokens delivered prompt logprobs before them
         wants = spec.sampling.prompt_logprobs is not None and num_resumed == 0

@@ -1,4 +1,4 @@
-"""What was requested of one stream, and how a stream ends."""
+"""Define what was requested of one stream, and how a stream ends."""
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -49,7 +49,7 @@ class Ending:
 
 @dataclass(slots=True, frozen=True, eq=False)
 class RequestSpec:
-    """What was requested. Positions count from the first prompt token."""
+    """It holds what was requested. Positions count from the first prompt token."""
 
     key: StreamKey
     request_id: RequestId
@@ -66,11 +66,12 @@ class RequestSpec:
     """All keys of a sequence longer than this differ from those of shorter ones, so KV is computed
     again where the request outgrows it; None: the model has no such length."""
     route_head: bytes = b""
-    """What the chain of route hashes begins with; empty: the request is not in the index."""
+    """It holds what the chain of route hashes begins with; empty: the request is not in the
+    index."""
     route_salt: str | None = None
     """The salt as the tokenizer hashed it."""
     reservation: str = ""
-    """What its placement reserved on this worker."""
+    """It holds what its placement reserved on this worker."""
     lora: Adapter | None = None
     traceparent: str | None = None
     pooling: PoolingParams | None = None
@@ -84,13 +85,14 @@ class RequestSpec:
     reads_all: bool = False
     """Its answer needs the state of every token: nothing that is cached is skipped."""
     prediction: list[int] = field(default_factory=list)
-    """What the output may be close to; drafts come from it where the model takes any."""
+    """It holds what the output may be close to; drafts come from it where the model takes any."""
     min_len: int = field(init=False)
     """Prompt and output tokens."""
     max_len: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     has_block_extras: bool = field(init=False)
-    """Whether hashes of blocks cover more than their tokens, on either side of the boundary."""
+    """It tells whether hashes of blocks cover more than their tokens, on either side of the
+    boundary."""
 
     def __post_init__(self) -> None:
         stops = frozenset(self.sampling.stop_token_ids)
@@ -104,12 +106,12 @@ class RequestSpec:
 
 @dataclass(slots=True, eq=False)
 class PreparedParts:
-    """What a request waits for before it enters the engine, which only reads it."""
+    """It holds what a request waits for before it enters the engine, which only reads it."""
 
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
     """By content hash."""
     embeds_keys: EmbedsKeys = field(default_factory=dict)
-    """Of media that are embeddings of a client, for the hashes of blocks."""
+    """These are the keys of media that are embeddings of a client, for the hashes of blocks."""
     grammar: Grammar | None = None
     adapter: AdapterMatrices | None = None
     remote_from: int | None = None

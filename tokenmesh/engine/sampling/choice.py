@@ -40,7 +40,7 @@ class Filters:
 
 
 def has_filter(params: SamplingParams) -> bool:
-    """Whether any of the three does anything."""
+    """Return whether any of the three does anything."""
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
@@ -117,7 +117,7 @@ class _Row:
 
 
 class ChoiceState:
-    """How each row chooses a token."""
+    """It says how each row chooses a token."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -140,7 +140,7 @@ class ChoiceState:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row takes its largest logit."""
+        """Return whether every row takes its largest logit."""
         return not self._num_random
 
     def append(self, number: int, token_id: int) -> None:

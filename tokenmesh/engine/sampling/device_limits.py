@@ -39,7 +39,7 @@ class _Limits:
 
 
 class DeviceLimits:
-    """Which tokens a row may draw. Tables grow with the longest list of any row."""
+    """It says which tokens a row may draw. Tables grow with the longest list of any row."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from tokenmesh.kernels.sample import SOUND, ChoiceRows, sample
 
 
 class DeviceChoice:
-    """How each row chooses a token."""
+    """It says how each row chooses a token."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -72,13 +72,13 @@ class DeviceChoice:
         self._tables.apply()
 
     def has_filter(self, number: int) -> bool:
-        """Whether a row draws from less than the vocabulary."""
+        """Return whether a row draws from less than the vocabulary."""
         return number in self._filtered
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the rows of one batch need; kernels for the rest are not launched."""
+    """It holds what the rows of one batch need; kernels for the rest are not launched."""
 
     has_filters: bool = False
     has_limits: bool = False
@@ -98,7 +98,8 @@ class Needs:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the same launches with the same memory serve other batches: a graph may hold it.
+        """Return whether the same launches with the same memory serve other batches: a graph may
+        hold it.
 
         Other tables grow, and the rows with log-probabilities differ from step to step.
         """
@@ -106,7 +107,7 @@ class Needs:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether something is done to the logits before the draw."""
+        """Return whether something is done to the logits before the draw."""
         is_left = self.has_limits or self.has_penalties or self.has_budgets
         return is_left or self.grammars is not None
 
@@ -186,7 +187,7 @@ class DeviceSampler(RowStates[_StagedState]):
             state.apply()
 
     def needs(self, numbers: Sequence[int]) -> Needs:
-        """What a batch of these rows needs."""
+        """Return what a batch of these rows needs."""
         return Needs(
             has_filters=any(self._choice.has_filter(number) for number in numbers),
             has_limits=any(number in self._limits for number in numbers),

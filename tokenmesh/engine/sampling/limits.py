@@ -12,7 +12,7 @@ from tokenmesh.engine.plan import NewRow
 class _BannedRow:
     words: list[list[int]]
     output: list[int]
-    """What was generated so far; a prompt never starts a banned sequence."""
+    """It holds what was generated so far; a prompt never starts a banned sequence."""
 
     def banned(self) -> list[int]:
         """Tokens that would complete a banned sequence now."""
@@ -76,7 +76,7 @@ class _Row:
 
 
 class VocabularyState:
-    """Which tokens a row may draw, and by how much single tokens are favored."""
+    """It says which tokens a row may draw, and by how much single tokens are favored."""
 
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._vocab_size = vocab_size

@@ -10,7 +10,7 @@ from tokenmesh.engine.plan import NewRow
 
 
 def has_penalty(params: SamplingParams) -> bool:
-    """Whether any of the three does anything."""
+    """Return whether any of the three does anything."""
     return (
         params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0

@@ -40,7 +40,7 @@ class Drafted:
     row: int
     token_ids: list[int]
     first: int
-    """Of the places in the logits for what is drawn after each of them."""
+    """This is the first of the places in the logits for what is drawn after each of them."""
 
 
 @dataclass(slots=True)
@@ -181,8 +181,8 @@ class Sampler(RowStates[_HostState]):
         return draws
 
     def guess(self, numbers: Sequence[int], logits: torch.Tensor, ahead: int) -> list[int]:
-        """What rows would draw, so many tokens after their next one, from logits [N, V] that are
-        like the model's, and are overwritten. Nothing is noted.
+        """Return what rows would draw, so many tokens after their next one, from logits [N, V] that
+        are like the model's, and are overwritten. Nothing is noted.
 
         What depends on the tokens in between is as it is before them, and grammars are not followed
         past the next token.
@@ -203,7 +203,7 @@ class Sampler(RowStates[_HostState]):
     def _draw_place_by_place(
         self, drafted: Sequence[Drafted], logits: torch.Tensor, draws: Draws
     ) -> None:
-        """Of rows whose logits depend on what they drew before."""
+        """Draw for rows whose logits depend on what they drew before."""
         for place in range(max((len(each.token_ids) for each in drafted), default=0)):
             drafted = [
                 each
@@ -222,7 +222,7 @@ class Sampler(RowStates[_HostState]):
                     self._note(draws, drawn, index, number)
 
     def _depends_on_draws(self, number: int) -> bool:
-        """Whether what the row drew changes its next logits by more than a count."""
+        """Return whether what the row drew changes its next logits by more than a count."""
         return any(number in state for state in self._following)
 
     def _note(self, draws: Draws, drawn: "_Drawn", index: int, number: int) -> None:
@@ -282,7 +282,9 @@ class Sampler(RowStates[_HostState]):
 
 
 def _repair(logits: torch.Tensor) -> list[bool]:
-    """Whether each row's largest logit is a finite number; other rows [N, V] become zeros."""
+    """Return whether each row's largest logit is a finite number; other rows [N, V] become
+    zeros.
+    """
     # numpy: torch takes longer to wake its threads than numpy for the whole vocabulary
     is_sound: list[bool] = np.isfinite(logits.numpy().max(-1)).tolist()
     if not all(is_sound):

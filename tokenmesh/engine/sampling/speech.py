@@ -23,7 +23,7 @@ class _SpeechRow:
     suppressed: torch.Tensor
     suppressed_first: torch.Tensor
     output: list[int]
-    """What was generated so far."""
+    """It holds what was generated so far."""
 
     def apply(self, logits: torch.Tensor) -> None:
         logits[self.suppressed] = _NEVER
