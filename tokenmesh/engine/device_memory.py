@@ -1,4 +1,4 @@
-"""How much memory a GPU has."""
+"""Tell how much memory a GPU has."""
 
 from typing import Protocol
 
@@ -11,8 +11,8 @@ class DeviceMemory(Protocol):
     def total(self) -> int: ...
 
     def free(self) -> int:
-        """What is free: held by neither this process, its cache of freed tensors included, nor
-        another one."""
+        """Return what is free: held by neither this process, its cache of freed tensors included,
+        nor another one."""
 
     def allocated(self) -> int:
         """Tensors of this process."""

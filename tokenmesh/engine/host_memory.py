@@ -1,4 +1,4 @@
-"""How much memory the host has left. Apart from the device's, which needs torch."""
+"""Tell how much memory the host has left. Apart from the device's, which needs torch."""
 
 from pathlib import Path
 from typing import Final

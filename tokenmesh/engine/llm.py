@@ -37,7 +37,7 @@ Numbers = npt.NDArray[np.float32]
 
 @dataclass(slots=True)
 class GeneratedText:
-    """What a model generated after one prompt."""
+    """It holds what a model generated after one prompt."""
 
     token_ids: list[int]
     text: str
@@ -104,8 +104,8 @@ class LLM:
         return [dict(zip(names, each.tolist(), strict=True)) for each in pooled]
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """How well the second text of a pair answers the first: by a model that reads both at once,
-        or by the cosine of their embeddings.
+        """Return how well the second text of a pair answers the first: by a model that reads both
+        at once, or by the cosine of their embeddings.
 
         Raises InvalidInput for a model that reads pairs as messages of its own template.
         """

@@ -10,18 +10,20 @@ _SEEN_WHOLE = (IMAGE, VIDEO)
 
 @dataclass(frozen=True, slots=True)
 class MediaFacts:
-    """Of one model; the default is that of a model that takes text only."""
+    """These are facts of one model; the default is that of a model that takes text only."""
 
     kinds: frozenset[str] = frozenset()
-    """Of items, EMBEDS aside, which every model takes."""
+    """These are kinds of items, EMBEDS aside, which every model takes."""
     position_rows: int = 1
     """Positions of a token: more than 1 where an image's have a height and a width (M-RoPE)."""
     num_deepstack: int = 0
     """Layers whose output is added to: an embedding is 1 + as many times the hidden size wide."""
     sees_ahead: bool = False
-    """Whether the tokens of an image see each other both ways, so that no chunk may end in it."""
+    """It tells whether the tokens of an image see each other both ways, so that no chunk may end in
+    it."""
     hears_all: bool = False
-    """Whether a recording is added to all tokens of a row, those of its output included."""
+    """It tells whether a recording is added to all tokens of a row, those of its output
+    included."""
 
     def reach(self, num_prompt: int, max_model_len: int) -> int:
         """Where the last item of a prompt has to end."""
@@ -62,8 +64,8 @@ TEXT_ONLY = MediaFacts()
 
 
 def ends_outside(runs: Sequence[tuple[int, int]], start: int, num_tokens: int) -> int:
-    """How many tokens from `start` on one step computes: so many, or fewer, to end before a run
-    that it would cut, or more, to compute the rest of a run that it begins with."""
+    """Return how many tokens from `start` on one step computes: so many, or fewer, to end before a
+    run that it would cut, or more, to compute the rest of a run that it begins with."""
     end = start + num_tokens
     for first, last in runs:
         if first < end < last:

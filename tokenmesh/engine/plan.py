@@ -1,4 +1,4 @@
-"""What the engine and a runner exchange: a plan for each step, its launch and its result.
+"""Define what the engine and a runner exchange: a plan for each step, its launch and its result.
 
 A request keeps one row (0 .. max_num_seqs-1) from admission to its end or preemption. The runner
 keeps per-row state (ids, block table, sampling state) and learns about changes only from here.
@@ -34,7 +34,8 @@ class NewRow:
     token_ids: list[int]
     """All known tokens: the prompt and what was generated so far."""
     num_prompt: int
-    """How many of `token_ids` are prompt; penalties and output positions count from here."""
+    """It says how many of `token_ids` are prompt; penalties and output positions count from
+    here."""
     sampling: SamplingParams
     media: list[MediaItem]
     wants_prompt_logprobs: bool
@@ -42,7 +43,7 @@ class NewRow:
     embeddings: dict[str, TensorBlob] = field(default_factory=dict)
     """content_hash -> the encoder's output [num_embeddings, width] for each item of `media`."""
     grammar: Grammar | None = None
-    """What `sampling.structured` was compiled to."""
+    """It holds what `sampling.structured` was compiled to."""
     state: int | None = None
     """The slot of the saved state that the row begins with; None: with none."""
     pooling: PoolingParams | None = None
@@ -53,8 +54,8 @@ class NewRow:
 
 
 class ScheduledRow(msgspec.Struct, gc=False):
-    """What one row does in this step: compute known tokens [start, start + num_tokens), and after
-    them its `drafts`, as if they were known."""
+    """It holds what one row does in this step: compute known tokens [start, start + num_tokens),
+    and after them its `drafts`, as if they were known."""
 
     row: int
     start: int
@@ -69,11 +70,11 @@ class ScheduledRow(msgspec.Struct, gc=False):
     """Predicted tokens after the last known one; only where `samples`. Each is kept if the row
     draws the same token in its place; the first that differs ends them."""
     num_proposed: int = 0
-    """How many tokens the runner's own drafter proposes after what the row draws; only where
-    `samples`, and no more than `Runner.max_proposed`."""
+    """It says how many tokens the runner's own drafter proposes after what the row draws; only
+    where `samples`, and no more than `Runner.max_proposed`."""
     is_followed: bool = False
-    """Whether the runner's own drafter reads these tokens, so that it can propose what follows
-    them, now or in a later step."""
+    """It tells whether the runner's own drafter reads these tokens, so that it can propose what
+    follows them, now or in a later step."""
     pools: bool = False
     """True when the last token of a pooled prompt is among those computed."""
     fills: list[tuple[int, int]] = []
@@ -89,7 +90,7 @@ class SavedState:
     row: int
     """Whose state it is, in the step that saves it."""
     hashes: list[bytes]
-    """Of all blocks before it. The last one is what it is found by."""
+    """These are the hashes of all blocks before it. The last one is what it is found by."""
 
     @property
     def key(self) -> bytes:
@@ -121,13 +122,13 @@ class StepPlan(msgspec.Struct):
     scheduled: list[ScheduledRow] = []
     """Rows that compute known tokens."""
     saves: list[SavedState] = []
-    """Of these, whose states are copied where."""
+    """These are the saves of these, whose states are copied where."""
     host_saves: list[tuple[int, int]] = []
     """Blocks, each with the slot of the host tier that it is copied to at the step's end."""
 
     @property
     def has_drafts(self) -> bool:
-        """Whether any row has drafts."""
+        """Return whether any row has drafts."""
         return any(entry.drafts for entry in self.scheduled)
 
     @property
@@ -137,7 +138,7 @@ class StepPlan(msgspec.Struct):
 
     @property
     def num_rows(self) -> int:
-        """How many compute something."""
+        """Return how many compute something."""
         return len(self.decodes) + len(self.scheduled)
 
     @property
@@ -150,7 +151,7 @@ class StepPlan(msgspec.Struct):
 
 
 def single_ids(tokens: Mapping[int, list[int]]) -> list[int] | None:
-    """What rows drew, one token each; None where one of them drew several."""
+    """Return what rows drew, one token each; None where one of them drew several."""
     try:
         return [token for (token,) in tokens.values()]
     except ValueError:
@@ -168,7 +169,7 @@ class StepResult(msgspec.Struct):
     ids; shorter or left out where it does not know. They are used in the row's next step or not at
     all, so a wrong or missing one costs time and never changes a token."""
     logprobs: dict[int, list[TokenLogprobs]] = {}
-    """Of all drawn tokens, by row, where they were requested."""
+    """These are the log-probabilities of all drawn tokens, by row, where they were requested."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """row -> one entry for each prompt position computed in this step, in order.
 

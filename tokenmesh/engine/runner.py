@@ -11,7 +11,7 @@ class HostImages(NamedTuple):
     slots: int = 0
     """0: there is no host tier."""
     num_bytes: int = 0
-    """Of one image."""
+    """This is the size of one image."""
 
 
 NO_IMAGES: Final = HostImages()
@@ -24,7 +24,7 @@ class Launch(Protocol):
         """Wait for the step's end, at most so long; whether it has ended. Raises nothing."""
 
     def result(self) -> StepResult:
-        """What came out, once the step has ended; blocks. Raises what the step raised."""
+        """Return what came out, once the step has ended; blocks. Raises what the step raised."""
 
 
 class Runner(Protocol):
@@ -37,22 +37,24 @@ class Runner(Protocol):
     num_blocks: int
     """Size of the KV pool in blocks, the null block 0 included."""
     windows: tuple[int | None, ...]
-    """Of each KV group, see `KvGroups`: None for the first, then one window for all others."""
+    """These are the windows of each KV group, see `KvGroups`: None for the first, then one window
+    for all others."""
     has_states: bool
-    """Whether rows keep something that the blocks of a shared prefix do not bring."""
+    """It tells whether rows keep something that the blocks of a shared prefix do not bring."""
     has_pages: bool
-    """Whether layers keep something in blocks."""
+    """It tells whether layers keep something in blocks."""
     num_saved_states: int
     """Slots for copies of what rows keep, see `SavedStates`; 0: it cannot be copied."""
     takes_drafts: bool
-    """Whether a plan may have `ScheduledRow.drafts`; the engine checks it once, at its start."""
+    """It tells whether a plan may have `ScheduledRow.drafts`; the engine checks it once, at its
+    start."""
     max_proposed: int
     """Most tokens that its own drafter proposes for a row in a step, see `StepResult.drafts`; 0: it
     has none."""
     images: HostImages
-    """What it can copy blocks to, and from there back."""
+    """It holds what it can copy blocks to, and from there back."""
     has_own_device: bool
-    """Whether steps run on hardware that the engine thread does not need."""
+    """It tells whether steps run on hardware that the engine thread does not need."""
 
     def launch(self, plan: StepPlan) -> Launch:
         """Queue a step behind those in flight and return at once. Raises nothing: `result` does.

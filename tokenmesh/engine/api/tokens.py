@@ -1,4 +1,7 @@
-"""What a step adds to a stream. Fields are positional: append only, new ones with a default."""
+"""Define what a step adds to a stream.
+
+Fields are positional: append only, new ones with a default.
+"""
 
 from typing import Literal
 

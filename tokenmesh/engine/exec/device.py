@@ -18,7 +18,10 @@ _OLDEST: Final = (8, 0)
 
 
 def device_of(settings: WorkerSettings, driver: Path = _DRIVER) -> torch.device:
-    """What the settings say. Raises ConfigError for a GPU that is not there or not to be used."""
+    """Return what the settings say.
+
+    Raises ConfigError for a GPU that is not there or not to be used.
+    """
     if settings.device == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():

@@ -18,7 +18,10 @@ from tokenmesh.engine.ranks.rendezvous import LeaderGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """What a model that generates and one that pools have in common. Implements `Loaded`."""
+    """It holds what a model that generates and one that pools have in common.
+
+    Implements `Loaded`.
+    """
 
     runner: AnyRunner | PoolRunner
     facts: ModelFacts

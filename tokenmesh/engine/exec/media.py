@@ -56,7 +56,7 @@ def positions_of_prompt(
 
 
 class MediaRow(Protocol):
-    """What a row brings besides tokens."""
+    """It holds what a row brings besides tokens."""
 
     @property
     def whole_runs(self) -> tuple[tuple[int, int], ...]:
@@ -70,8 +70,8 @@ class MediaRow(Protocol):
 def step_media(
     entries: Sequence[tuple[MediaRow, int, int]], num_rows: int, patches: Sequence[Patch]
 ) -> StepMedia:
-    """What the rows of a step bring besides tokens: of each, in batch order, the row, its first
-    position and its new tokens; num_rows: of positions."""
+    """Return what the rows of a step bring besides tokens: of each, in batch order, the row, its
+    first position and its new tokens; num_rows: of positions."""
     spans: list[tuple[int, int]] = []
     positions, first = [], 0
     for row, start, count in entries:
@@ -147,7 +147,7 @@ def spans_within(
 def _values_of(
     item: MediaItem, blob: TensorBlob | None, shape: tuple[int, int]
 ) -> tuple[torch.Tensor | None, str | None]:
-    """What an encoder has computed for an item, or what is wrong with it."""
+    """Return what an encoder has computed for an item, or what is wrong with it."""
     problem = _problem(item, blob, shape)
     if blob is None or problem is not None:
         return None, problem

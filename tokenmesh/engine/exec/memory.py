@@ -28,8 +28,8 @@ _HOST_REQUESTS: Final = 4
 """Without a setting, a pool in host memory takes at most this, or what so many requests of
 full length need: a laptop runs other programs, too."""
 _SAVED_SHARE: Final = 0.25
-"""Of the memory for blocks. A saved state may take as much as the keys and values of thousands of
-tokens, and a saved state without blocks is useless."""
+"""Saved states may take this share of the memory for blocks. A saved state may take as much as the
+keys and values of thousands of tokens, and a saved state without blocks is useless."""
 _SAVED_PER_ROW: Final = 2
 _EMPTY_BLOCKS: Final = 1 << 18
 """Most blocks that hold nothing, for more than one request: each still is an entry of the pool."""
@@ -42,13 +42,13 @@ class MemoryBudget:
     num_bytes: int
     """May be negative: so much is missing before the pool holds anything."""
     setting: str
-    """Which setting to raise for more."""
+    """It says which setting to raise for more."""
     account: str
-    """How the number came about."""
+    """It says how the number came about."""
     share: float = math.inf
     """The setting's value where it is a share; infinite: raising it would not help."""
     of_bytes: int = 1
-    """What the share is of."""
+    """It holds what the share is of."""
     also_lower: str = ""
     """Settings other than max_model_len that would leave more."""
 
@@ -57,7 +57,7 @@ class MemoryBudget:
 
 
 class StoreSize(NamedTuple):
-    """What is made once at the start."""
+    """It holds what is made once at the start."""
 
     num_blocks: int
     """The null block included."""
@@ -67,20 +67,20 @@ class StoreSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What the model needs of the pool."""
+    """It holds what the model needs of the pool."""
 
     block_bytes: int
     groups: KvGroups
     max_model_len: int
     row_bytes: int
-    """What all rows together keep besides blocks, and saved states whose number is set."""
+    """It holds what all rows together keep besides blocks, and saved states whose number is set."""
     state_bytes: int = 0
-    """Of one saved state."""
+    """This is the size of one saved state."""
     num_saved: int | None = 0
     """Saved states; None: as many as there is room for, at most `most_saved`."""
     most_saved: int = 0
     may_be_shorter: bool = False
-    """Whether max_model_len may be lowered to what fits."""
+    """It tells whether max_model_len may be lowered to what fits."""
 
     @property
     def num_blocks(self) -> int:
@@ -97,8 +97,8 @@ class Need:
         return min(self.max_model_len, self.groups.longest(num_blocks - 1))
 
     def size_in(self, num_bytes: int, num_free: int) -> StoreSize:
-        """What fits once every row has its own; num_free blocks where they take no memory, since
-        nothing but rows keeps anything.
+        """Return what fits once every row has its own; num_free blocks where they take no memory,
+        since nothing but rows keeps anything.
 
         Where the number of saved states is not set, they get a part of what one request of full
         length leaves.
@@ -202,7 +202,7 @@ def need_of(
 def size_store(
     need: Need, settings: WorkerSettings, measure: Callable[[], MemoryBudget]
 ) -> StoreSize:
-    """What the pool holds; `measure` is called only when no setting says.
+    """Return what the pool holds; `measure` is called only when no setting says.
 
     Raises ConfigError when one request of full length does not fit, or of any length where
     max_model_len may be lowered.

@@ -21,7 +21,10 @@ PARAM: Final = "worker.kv_cache_dtype"
 def page_dtype_of(
     settings: WorkerSettings, dtype: torch.dtype, device: torch.device, raw: RawConfig
 ) -> torch.dtype:
-    """Of pages of a model that computes in `dtype`. Raises ConfigError for what is not served."""
+    """Return the type of pages of a model that computes in `dtype`.
+
+    Raises ConfigError for what is not served.
+    """
     asked = settings.kv_cache_dtype
     if asked == "auto":
         return dtype

@@ -119,7 +119,7 @@ def _read_facts(
 
 
 def _with_head(pooling: PoolingFacts, facts: "HfFacts", head: PoolHead) -> PoolingFacts:
-    """What only the loaded head shows."""
+    """Return what only the loaded head shows."""
     padding: int | None = None
     if pooling.is_causal and "classify" in pooling.tasks and isinstance(head, LabelHead):
         # classifiers of transformers skip it at a prompt's end, even if it is what ends texts
@@ -148,7 +148,7 @@ def _check_gpu(facts: ModelFacts, worker: WorkerSettings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """What the pool of a model is made from."""
+    """It holds what the pool of a model is made from."""
 
     loaded: PoolModel
     worker: WorkerSettings

@@ -51,13 +51,13 @@ class PoolRunner:
         self._rows = rows
         self._params: dict[int, PoolingParams] = {}
         self._types: dict[int, bytes] = {}
-        """Of rows that have any."""
+        """It holds the types of rows that have any."""
         self._left_out: dict[int, int] = {}
-        """Of rows whose embedding leaves out tokens at the beginning, how many."""
+        """It holds, for rows whose embedding leaves out tokens at the beginning, how many."""
         self._kept: dict[int, Kept] = {}
-        """Of rows whose prompt is computed in part."""
+        """It holds what is kept of rows whose prompt is computed in part."""
         self._heads: WeakKeyDictionary[LoraWeights, PoolHead] = WeakKeyDictionary()
-        """Of adapters that change the head."""
+        """It holds the heads of adapters that change the head."""
         self._compute = ComputeThread() if is_async else ComputeHere()
 
     def launch(self, plan: StepPlan) -> Task:

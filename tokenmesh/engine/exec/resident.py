@@ -45,7 +45,7 @@ def give_back(tensor: torch.Tensor) -> None:
 
 
 _OUT_OF_MEMORY: Final = ("can't allocate memory", "out of memory")
-"""What torch says of a host's memory and of a GPU's."""
+"""It holds what torch says of a host's memory and of a GPU's."""
 
 _Weights = Literal["here", "aside", "dropped"]
 

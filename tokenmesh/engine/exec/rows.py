@@ -34,9 +34,9 @@ class Row:
     num_blocks: int
     patches: list[MediaPatch]
     prompt_logprobs: int | None
-    """How many to report for each prompt token; None: none."""
+    """It says how many to report for each prompt token; None: none."""
     states: torch.Tensor | None = None
-    """Of an encoder, until they are written to cross pages."""
+    """These are the states of an encoder, until they are written to cross pages."""
     adapter: LoraWeights | None = None
     error: str | None = None
     """Why this request cannot be computed."""
@@ -55,13 +55,14 @@ class HostRows:
         self.tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int64)
         """[rows, max_blocks]; entries past a row's end are the null block, 0."""
         self.windowed_tables = [torch.zeros_like(self.tables) for _ in range(num_windowed)]
-        """Of each window group. What is behind the window is out of date, and not read."""
+        """These are the tables of each window group. What is behind the window is out of date, and
+        not read."""
         self._entries = self.tables.numpy()
         self._windowed = [_WindowTable(table.numpy()) for table in self.windowed_tables]
         self._facts = facts
         self.position_rows = facts.media.position_rows
         self.has_media_steps = facts.media != MediaFacts(facts.media.kinds)
-        """Whether the model needs a `StepMedia`."""
+        """It tells whether the model needs a `StepMedia`."""
         self._row_by_number: dict[int, Row] = {}
         self.num_adapted = 0
         """Rows that have an adapter."""

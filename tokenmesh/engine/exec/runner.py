@@ -50,7 +50,7 @@ class TorchTrace:
 
 @dataclass(frozen=True, slots=True)
 class StepLogits:
-    """What `forward` leaves for `sample`."""
+    """It holds what `forward` leaves for `sample`."""
 
     sampled: torch.Tensor | None
     """float32 [N + D, vocab] in the order of StepInputs.last_tokens; None when no row samples."""
@@ -100,7 +100,7 @@ class TorchRunner:
         self._rows = rows
         self._sampler = sampler
         self._logits = torch.empty(0, 0)
-        """Of the step that drew for the most rows."""
+        """These are the logits of the step that drew for the most rows."""
         self._compute = ComputeThread() if is_async else ComputeHere()
 
     def launch(self, plan: StepPlan) -> Task:
@@ -133,7 +133,7 @@ class TorchRunner:
         return DraftedStates(self._store, plan) if self.has_states and plan.has_drafts else None
 
     def _is_followed(self, plan: StepPlan) -> bool:
-        """Whether a drafter reads any of the step."""
+        """Return whether a drafter reads any of the step."""
         if self.drafter is None:
             return False
         self.drafter.note_rows(plan)
@@ -147,8 +147,9 @@ class TorchRunner:
     def states(
         self, token_ids: list[int], layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a text, without a request: final states [T, hidden] and those before some layers
-        [T, layers, hidden]. It writes over the first blocks, so nothing else may run."""
+        """Return the states of a text, without a request: final states [T, hidden] and those before
+        some layers [T, layers, hidden]. It writes over the first blocks, so nothing else may
+        run."""
         count, store = len(token_ids), self._store
         tables = torch.arange(1, 2 + count // store.page_size)[None]
         step = HostStep(

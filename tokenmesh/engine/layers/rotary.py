@@ -85,7 +85,7 @@ class Rotary:
 
     @property
     def has_table(self) -> bool:
-        """Whether a position is turned alike in sequences of any length."""
+        """Return whether a position is turned alike in sequences of any length."""
         return self._config.kind not in ("dynamic", "longrope")
 
     def table(self, num_positions: int) -> torch.Tensor:
@@ -115,7 +115,7 @@ class Rotary:
 
 
 def _may_exceed(lengths: torch.Tensor, bound: int) -> bool:
-    """Whether a length is above the bound; always where one had to wait for the answer."""
+    """Return whether a length is above the bound; always where one had to wait for the answer."""
     return uses_triton(lengths) or int(lengths.max()) > bound
 
 

@@ -20,7 +20,7 @@ class Patch(NamedTuple):
     values: torch.Tensor
     """[length, width]; the first hidden size of them is the embedding itself."""
     adds: bool = False
-    """Whether they are added to the tokens' own embeddings instead of replacing them."""
+    """It tells whether they are added to the tokens' own embeddings instead of replacing them."""
 
     def apply(self, hidden: torch.Tensor) -> None:
         """Write to embeddings hidden [T, hidden]."""
@@ -33,7 +33,7 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepMedia:
-    """What a step brings besides tokens, for models with such needs, see `MediaFacts`."""
+    """It holds what a step brings besides tokens, for models with such needs, see `MediaFacts`."""
 
     patches: Sequence[Patch] = ()
     """Those that `embed` was given."""
@@ -133,7 +133,7 @@ class HostStep:
 
     @property
     def is_decode(self) -> bool:
-        """Whether every row has one token."""
+        """Return whether every row has one token."""
         return len(self.counts) == len(self.token_lengths)
 
     def tables(self, group: int) -> torch.Tensor:

@@ -98,7 +98,8 @@ class TrainedHead(nn.Module):
     def losses(
         self, tokens: torch.Tensor, taps: torch.Tensor, wanted: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Of each step [B, T]: the cross entropy of what it guesses at each position.
+        """Return the loss of each step [B, T]: the cross entropy of what it guesses at each
+        position.
 
         tokens [B, T, H] are embeddings of the token after each position, taps [B, T, taps * H] the
         model's states there, wanted the probabilities [B, T, D] of the token two behind, the same

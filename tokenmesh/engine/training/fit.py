@@ -23,7 +23,7 @@ from tokenmesh.shared.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _LATER: Final = 0.8
-"""What a step's loss counts of that of the step before."""
+"""It holds what a step's loss counts of that of the step before."""
 _WARM_UP: Final = 0.05
 _DECAY: Final = 0.01
 _HELD_OUT: Final = 32
@@ -33,7 +33,7 @@ _BATCH_TOKENS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class FitSettings:
-    """How long a head learns, and what it can draft."""
+    """It says how long a head learns, and what it can draft."""
 
     steps: int = 3
     """Tokens ahead that it learns to guess."""
@@ -196,7 +196,9 @@ class Fit:
     def _rates(
         self, head: TrainedHead, table: torch.Tensor, rows: torch.Tensor, held: list[_Sequence]
     ) -> list[float]:
-        """How often each step guesses the model's most likely token, the steps before it too."""
+        """Return how often each step guesses the model's most likely token, the steps before it
+        too.
+        """
         right = torch.zeros(self._settings.steps)
         count = 0.0
         for batch in _batches(held, 0):
@@ -252,7 +254,7 @@ def _batches(sequences: Sequence[_Sequence], seed: int) -> Iterator[list[_Sequen
 
 
 def _rate_at(share: float) -> float:
-    """Of the rate, after that share of the steps."""
+    """Return the value of the rate, after that share of the steps."""
     if share < _WARM_UP:
         return share / _WARM_UP
     return 0.5 * (1 + math.cos(math.pi * (share - _WARM_UP) / (1 - _WARM_UP)))

@@ -43,7 +43,7 @@ class Batch:
     spans: list[DevicePromptSpan] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     adapters: list[LoraWeights | None] = field(default_factory=list)
-    """Of each row; empty where no row has one."""
+    """These are the adapters of each row; empty where no row has one."""
     adapter_rows: DeviceAdapterRows | None = None
     """The same on the device."""
     media: StepMedia = NO_MEDIA

@@ -20,12 +20,12 @@ class DeviceEvent(Protocol):
         """Block until the device has come to the point recorded last."""
 
     def query(self) -> bool:
-        """Whether it has; also when nothing was recorded."""
+        """Return whether it has; also when nothing was recorded."""
 
 
 class Graph(Protocol):
     output: torch.Tensor
-    """What the recorded function returned; every replay overwrites it."""
+    """It holds what the recorded function returned; every replay overwrites it."""
 
     def replay(self) -> None:
         """Launch all of it again, on the same memory."""

@@ -33,7 +33,7 @@ class Forward:
     buffer: StepBuffer
     """The device's."""
     tensors: Sequence[StepTensors]
-    """Of each KV group, for the largest step."""
+    """These are the tensors of each KV group, for the largest step."""
     iota: torch.Tensor
     """int32: 0, 1, 2, ..., as many as the largest step has tokens or rows, and one more."""
 
@@ -125,7 +125,7 @@ class Forward:
         )
 
     def _fill(self, group: int, num_tokens: int, cu_q: torch.Tensor) -> StepTensors:
-        """What a KV group's layers read of the step."""
+        """Return what a KV group's layers read of the step."""
         all_of_it, num_rows = self.tensors[group], len(cu_q) - 1
         out = StepTensors(
             all_of_it.token_ids[:num_tokens],

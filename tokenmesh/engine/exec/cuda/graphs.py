@@ -55,7 +55,7 @@ def graph_bytes(memory: DeviceMemory, record: Callable[[], int], num_graphs: int
 
 
 def _idle(memory: DeviceMemory) -> int:
-    """What the allocator holds unused and does not release."""
+    """Return what the allocator holds unused and does not release."""
     return memory.reserved() - memory.allocated()
 
 
@@ -69,7 +69,7 @@ def silent(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """Which graph fits a batch. Without any, every step is eager."""
+    """It says which graph fits a batch. Without any, every step is eager."""
 
     sizes: Sequence[int] = ()
     """Ascending."""
@@ -113,7 +113,9 @@ def capture(device: Device, steps: DecodeSteps, sizes: Sequence[int], progress: 
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """What the collector frees may call CUDA, and most calls end a recording with an error."""
+    """Collect no garbage: what the collector frees may call CUDA, and most calls end a recording
+    with an error.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

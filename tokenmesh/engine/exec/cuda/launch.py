@@ -29,12 +29,12 @@ class CudaLaunch:
 
     @property
     def is_taken(self) -> bool:
-        """Whether `result` was called."""
+        """Return whether `result` was called."""
         return self._read is None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is known that `result` raises."""
+        """Return whether it is known that `result` raises."""
         return self._event is None or self._error is not None
 
     def wait(self, timeout_s: float) -> bool:

@@ -41,7 +41,7 @@ _BATCHES: Final[tuple[tuple[dict[str, Any], ...], ...]] = (
     (_LIMITS,),
     (_LIMITS, _FILTERS),
 )
-"""What a sampler launches depends on the sampling parameters of a batch's rows."""
+"""It holds what a sampler launches depends on the sampling parameters of a batch's rows."""
 
 
 def warm_up(runner: CudaRunner, settings: WorkerSettings, max_model_len: int) -> None:

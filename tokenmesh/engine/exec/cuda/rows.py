@@ -27,7 +27,7 @@ from tokenmesh.shared.config.worker import WorkerSettings
 class CudaLimits:
     max_num_seqs: int
     max_tokens: int
-    """Of a step."""
+    """It bounds the tokens of a step."""
     max_model_len: int
     steps_in_flight: int
     largest_graph: int
@@ -64,7 +64,7 @@ class DeviceRow:
     """Its tokens when their log-probabilities are wanted, else empty."""
     num_prompt_logprobs: int
     num_blocks: list[int]
-    """Of each KV group."""
+    """It counts the blocks of each KV group."""
     num_computed: int = _UNKNOWN
     """Its value on the device after all that was launched."""
     error: str | None = None

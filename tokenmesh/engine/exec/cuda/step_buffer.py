@@ -72,7 +72,7 @@ class TooManyInFlight(TokenMeshError):
 
 @dataclass(slots=True)
 class Slot:
-    """What one step needs on the host."""
+    """It holds what one step needs on the host."""
 
     upload: StepBuffer
     download: torch.Tensor
