@@ -19,7 +19,7 @@ _DIAGONAL, _NEXT_TOKEN, _NEXT_STATE = 0, 1, 2
 
 @dataclass(slots=True)
 class Alignment:
-    """Of one row, while its prompt is computed."""
+    """It follows the attention of one row, while its prompt is computed."""
 
     first: int
     """The first token of the transcript in the prompt."""
@@ -116,7 +116,7 @@ def first_states(costs: npt.NDArray[numpy.float64]) -> list[int]:
 
 
 def _steps(costs: npt.NDArray[numpy.float64]) -> npt.NDArray[numpy.int8]:
-    """How the cheapest path comes to each place [1 + tokens, 1 + states].
+    """Return how the cheapest path comes to each place [1 + tokens, 1 + states].
 
     Computed by diagonals, whose places do not depend on each other: in a flat array they are
     `states` apart.

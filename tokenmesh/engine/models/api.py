@@ -1,4 +1,5 @@
-"""What every kind of model offers the runner: facts, what its layers keep, embed, forward, logits.
+"""Define what every kind of model offers the runner: facts, what its layers keep, embed, forward,
+logits.
 
 Shapes: T tokens of the step, N rows that need logits, V vocabulary.
 """
@@ -27,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What config.json says of a checkpoint, before its weights are read."""
+    """It holds what config.json says of a checkpoint, before its weights are read."""
 
     architecture: str
     vocab_size: int
@@ -41,20 +42,20 @@ class ModelFacts:
     encoder_states: int = field(default=0, kw_only=True)
     """States [*, hidden] of an encoder that every prompt attends to; 0: none."""
     quantization: Quantization | None = field(default=None, kw_only=True)
-    """How its weights are stored; None: plainly."""
+    """It says how its weights are stored; None: plainly."""
     rounding: Rounding | None = field(default=None, kw_only=True)
-    """What plain weights are rounded to when they are loaded."""
+    """It holds what plain weights are rounded to when they are loaded."""
     media: MediaFacts = field(default=TEXT_ONLY, kw_only=True)
     extra_layers: range = field(default=range(0), kw_only=True)
     """Numbers of layers that predict further tokens, which are not read."""
 
     def is_extra(self, name: str) -> bool:
-        """Whether a tensor is of one of them."""
+        """Return whether a tensor is of one of them."""
         return is_extra(name, self.extra_layers)
 
     @property
     def weight_format(self) -> str:
-        """How its weights are kept: a method of quantization, else the checkpoint's type."""
+        """Return how its weights are kept: a method of quantization, else the checkpoint's type."""
         method = None if self.quantization is None else self.quantization.method
         return self.rounding or method or self.dtype or "float32"
 
@@ -111,7 +112,7 @@ class Taps(NamedTuple):
     """Hidden states within the layers, for a head that reads them."""
 
     layers: tuple[int, ...]
-    """Of whose inputs."""
+    """They are the inputs of these layers."""
     states: torch.Tensor
     """[T, layers, hidden], which `forward` writes."""
 
@@ -125,7 +126,7 @@ class LanguageModel(Protocol):
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
-        """What each layer keeps between steps."""
+        """Return what each layer keeps between steps."""
 
     @property
     def sites(self) -> AdapterSites:
@@ -133,11 +134,11 @@ class LanguageModel(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and pages."""
+        """Return the type of weights, activations and pages."""
 
     @property
     def grouping(self) -> Grouping:
-        """Which layers share a block table."""
+        """Return which layers share a block table."""
 
     @property
     def write_cross(self) -> CrossWriter | None:
@@ -149,7 +150,7 @@ class LanguageModel(Protocol):
 
     @property
     def has_program(self) -> bool:
-        """Whether C kernels run all layers, which makes results independent of the batch."""
+        """Return whether C kernels run all layers, which makes results independent of the batch."""
 
     @property
     def num_tap_layers(self) -> int:
@@ -157,7 +158,9 @@ class LanguageModel(Protocol):
 
     @property
     def takes_graphs(self) -> bool:
-        """Whether its steps can be recorded into CUDA graphs: no step reads from the host."""
+        """Return whether its steps can be recorded into CUDA graphs: no step reads from the
+        host.
+        """
 
     def embed(self, token_ids: torch.Tensor, patches: Sequence[Patch] = ()) -> torch.Tensor:
         """token_ids [T] -> [T, hidden], a new tensor with the patches in it."""

@@ -46,5 +46,5 @@ def layer_of(name: str) -> int | None:
 
 
 def is_extra(name: str, layers: range) -> bool:
-    """Whether a tensor is of one of these extra layers."""
+    """Return whether a tensor is of one of these extra layers."""
     return layer_of(name) in layers or (len(layers) > 0 and _MODULE.search(name) is not None)

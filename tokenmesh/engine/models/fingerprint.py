@@ -11,7 +11,7 @@ _SUFFIXES: Final = frozenset((".safetensors", ".gguf", ".bin"))
 
 
 def fingerprint(directory: Path) -> str:
-    """Of config.json and of the sizes, headers and samples of files with weights."""
+    """Return a hash of config.json and of the sizes, headers and samples of files with weights."""
     found = hashlib.sha256()
     config = directory / "config.json"
     if config.is_file():

@@ -1,4 +1,4 @@
-"""What the layers of a model keep between steps, and what it takes of memory."""
+"""Define what the layers of a model keep between steps, and what it takes of memory."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Pages:
         return max(self.key_dim, self.value_dim)
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Of one token in pages of a type."""
+        """Return the size of one token in pages of a type."""
         return 2 * self.kv_heads * row_elements(self.width, dtype) * dtype.itemsize
 
 
@@ -42,7 +42,7 @@ class Latent:
         return self.rank + self.rope_dim
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Of one token in pages of a type."""
+        """Return the size of one token in pages of a type."""
         return row_elements(self.width, dtype) * dtype.itemsize
 
 
@@ -74,15 +74,18 @@ class Cross:
 
 Kept = Pages | Latent | State | Cross
 LayerKeeps = tuple[Kept, ...]
-"""What one layer keeps: any of them, also several."""
+"""It holds what one layer keeps: any of them, also several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Which layers share a block table. Groups have the same number of layers and one memory."""
+    """It says which layers share a block table.
+
+    Groups have the same number of layers and one memory.
+    """
 
     windows: tuple[int | None, ...]
-    """Of each group: None for the first, then one window for all others."""
+    """These are the windows of each group: None for the first, then one window for all others."""
     group_of: tuple[int, ...]
     """By layer."""
     slot_of: tuple[int, ...]

@@ -25,10 +25,10 @@ _HOST: Final = torch.device("cpu")
 
 
 class KvScale(NamedTuple):
-    """What a layer's stored keys and values are multiplied by when they are read."""
+    """It holds what a layer's stored keys and values are multiplied by when they are read."""
 
     key: float = 1.0
-    """Of latents too."""
+    """It is the scale of latents too."""
     value: float = 1.0
 
 
@@ -36,7 +36,7 @@ NO_SCALE: Final = KvScale()
 
 
 class LayerPages(NamedTuple):
-    """What a layer that attends reads and writes."""
+    """It holds what a layer that attends reads and writes."""
 
     pages: torch.Tensor
     group: int
@@ -70,18 +70,18 @@ class KvStore:
     num_saved: int = 0
     """Slots for saved states."""
     scales: Sequence[KvScale] = ()
-    """Of each layer's pages, where they are 8-bit floats with scales."""
+    """These are the scales of each layer's pages, where they are 8-bit floats with scales."""
     scale_table: torch.Tensor | None = None
     """The same as float32 [layers, 2] on the CPU."""
     home: torch.device = _HOST
-    """Of a model that keeps nothing, and has no tensors here."""
+    """It is the device of a model that keeps nothing, and has no tensors here."""
 
     def scale_of(self, layer: int) -> KvScale:
-        """Of a layer's pages."""
+        """Return the scale of a layer's pages."""
         return self.scales[layer] if self.scales else NO_SCALE
 
     def pages_of(self, layer: int) -> LayerPages:
-        """Of a layer that keeps pages and nothing else."""
+        """Return the pages of a layer that keeps pages and nothing else."""
         (pages,) = self.layers[layer]
         return LayerPages(pages, self.grouping.group_of[layer], self.scale_of(layer))
 
@@ -102,12 +102,12 @@ class KvStore:
 
     @property
     def has_states(self) -> bool:
-        """Whether rows keep something that a shared prefix does not bring."""
+        """Return whether rows keep something that a shared prefix does not bring."""
         return row_bytes(self.keeps) > 0
 
     @property
     def has_pages(self) -> bool:
-        """Whether any layer keeps something in blocks."""
+        """Return whether any layer keeps something in blocks."""
         return any(isinstance(each, Pages | Latent) for layer in self.keeps for each in layer)
 
     @property
@@ -128,8 +128,8 @@ class KvStore:
 
     @property
     def image_bytes(self) -> int:
-        """Of one block in all layers of a group: layer by layer keys, then values, heads outermost,
-        or the latents."""
+        """Return the size of one block in all layers of a group: layer by layer keys, then values,
+        heads outermost, or the latents."""
         return sum(len(each) * each.shape[2] for each in self._planes())
 
     def copy_out(self, blocks: torch.Tensor, images: torch.Tensor, slots: torch.Tensor) -> None:
@@ -176,7 +176,9 @@ class KvStore:
         return (tensor for kept, tensor in self._each() if isinstance(kept, State))
 
     def _planes(self) -> Iterator[torch.Tensor]:
-        """What is kept in blocks as bytes [pieces, blocks, bytes of a piece], each byte once."""
+        """Yield what is kept in blocks as bytes [pieces, blocks, bytes of a piece], each byte
+        once.
+        """
         if self.pool is not None:
             yield self.pool.view(torch.uint8).view(
                 -1, self.num_blocks, _piece_bytes(self.pool[0, 0])

@@ -1,4 +1,4 @@
-"""Which of a model's files the worker reads."""
+"""Know which of a model's files the worker reads."""
 
 from pathlib import Path
 from typing import Final

@@ -70,7 +70,7 @@ class _Placed:
 
 
 def _has_sound(config: Any, token_ids: Sequence[int], item: MediaItem) -> bool:
-    """Whether an item is a video with its sound between the frames."""
+    """Return whether an item is a video with its sound between the frames."""
     ids = token_ids[item.offset : item.end]
     return item.kind == VIDEO and config.audio_token_id in ids
 

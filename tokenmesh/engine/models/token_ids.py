@@ -75,7 +75,9 @@ def check_tokenizer_ids(model: ModelSettings, raw: RawConfig, vocab_size: int) -
 
 
 def vocabulary_problem(model: ModelSettings, draft: ModelSettings) -> str | None:
-    """How the texts of two models' tokens differ; None: they do not, or one has no tokenizer."""
+    """Return how the texts of two models' tokens differ; None: they do not, or one has no
+    tokenizer.
+    """
     try:
         files = locate_tokenizer(model), locate_tokenizer(draft)
     except CheckpointError:

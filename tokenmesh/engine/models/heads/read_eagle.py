@@ -21,7 +21,7 @@ from tokenmesh.shared.errors import CheckpointError
 Kind = Literal["eagle", "eagle3"]
 
 TARGETS: Final = ("llama", "qwen", "minicpm", "hunyuan_vl", "hunyuan_v1_dense")
-"""What the model type of a model with an EAGLE-3 head begins with."""
+"""It holds what the model type of a model with an EAGLE-3 head begins with."""
 _LAYER_KEYS: Final = "eagle_aux_hidden_state_layer_ids"
 _IGNORED: Final = ("t2d",)
 """The other direction of `d2t`."""
@@ -29,11 +29,11 @@ _IGNORED: Final = ("t2d",)
 
 @dataclass(frozen=True, slots=True)
 class EagleFacts:
-    """What a head's config.json says."""
+    """It holds what a head's config.json says."""
 
     kind: Kind
     text: NativeFacts
-    """Of its layers, as those of a decoder."""
+    """These are the facts of its layers, as those of a decoder."""
     taps: tuple[int, ...]
     """See `EagleHead.taps`."""
     draft_vocab_size: int
@@ -203,7 +203,7 @@ class EagleLoader:
 
 
 def directory_kind(raw: RawConfig) -> Kind | None:
-    """What a checkpoint's config says that it is; None: no head."""
+    """Return what a checkpoint's config says that it is; None: no head."""
     names = " ".join(map(str, raw.get("architectures") or [])).lower()
     stated = f"{names} {raw.get('speculators_model_type') or ''} {raw.get('model_type') or ''}"
     if "eagle3" in stated:

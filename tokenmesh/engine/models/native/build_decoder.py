@@ -79,7 +79,7 @@ def build_decoder(
 
 
 def names_in(facts: NativeFacts, checkpoint: Checkpoint) -> Names:
-    """Of the prefixes that a family's checkpoints have, those of this one."""
+    """Return, of the prefixes that a family's checkpoints have, those of this one."""
     found = (each for each in facts.names if f"{each.model}embed_tokens.weight" in checkpoint)
     return next(found, facts.names[0])
 
@@ -90,19 +90,19 @@ class LayerLoader:
 
     facts: NativeFacts
     config: DecoderConfig
-    """Of this rank's part."""
+    """It is the config of this rank's part."""
     names: Names
     checkpoint: Checkpoint
     dtype: torch.dtype
     native: bool
     sites: AdapterSites
     rounding: Grid | None
-    """What plain weights are rounded to."""
+    """It holds what plain weights are rounded to."""
     ranks: Ranks = ALONE
     decoded: dict[str, list[str]] = field(default_factory=dict)
     """Modules that no kernel of the GPU computes with, by the reason."""
     joined: bool = False
-    """Whether the attention reads two hidden states side by side."""
+    """It tells whether the attention reads two hidden states side by side."""
 
     def ends(self, shape: tuple[int, int]) -> tuple[torch.Tensor | Table, Linear]:
         """Embedding and head. A head that the C kernels read serves as the embedding too."""
@@ -290,6 +290,6 @@ class LayerLoader:
         return self.norm(f"{prefix}{name}", self.facts.config.hidden_size)
 
     def norm(self, name: str, size: int) -> torch.Tensor:
-        """What a norm multiplies by."""
+        """Return what a norm multiplies by."""
         weight = self.checkpoint.take(f"{name}.weight", (size,), torch.float32)
         return weight.add_(1.0) if self.facts.family.adds_one else weight

@@ -45,7 +45,7 @@ class _Buffer(IntEnum):
     MIXED = 3
     """The attention's result by head."""
     BLOCK = 4
-    """What an attention or MLP block adds to HIDDEN."""
+    """It holds what an attention or MLP block adds to HIDDEN."""
 
 
 def build_program(
@@ -219,7 +219,7 @@ class _Writer:
         return len(_Buffer) + self._inner.index(key)
 
     def final_norm(self, weight: torch.Tensor) -> None:
-        """What the model returns of each token."""
+        """Add what the model returns of each token."""
         self._norm(_Buffer.HIDDEN, _Buffer.HIDDEN, weight)
 
     def _normed(self, weight: torch.Tensor | None) -> _Buffer:

@@ -45,7 +45,7 @@ QkNorm = Literal["none", "head", "all"]
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What may differ from layer to layer."""
+    """It holds what may differ from layer to layer."""
 
     window: int | None
     """Positions a query sees, its own included; None: all before it."""
@@ -91,7 +91,8 @@ class DecoderConfig:
     """Scores become softcap * tanh(score / softcap)."""
     embedding_multiplier: float = 1.0
     multiplies_patches: bool = False
-    """Whether embeddings that do not come from the table, such as images, are multiplied too."""
+    """It tells whether embeddings that do not come from the table, such as images, are multiplied
+    too."""
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
@@ -100,6 +101,6 @@ class DecoderConfig:
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
-        """What each layer keeps between steps."""
+        """Return what each layer keeps between steps."""
         shape = (self.num_kv_heads, self.head_dim, self.head_dim)
         return tuple((Pages(*shape, layer.window),) for layer in self.layers)

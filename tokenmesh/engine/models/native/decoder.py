@@ -92,7 +92,7 @@ class Decoder:
     embedding: torch.Tensor | Table
     """[V, hidden], or the head's weight, which is the same."""
     dtype: torch.dtype
-    """Of activations."""
+    """It is the type of activations."""
     layers: Sequence[DecoderLayer]
     norm: torch.Tensor
     head: Linear
@@ -101,7 +101,8 @@ class Decoder:
     """The layers as a program of C kernels; None if unavailable for the model or the machine."""
     sites: AdapterSites = field(default_factory=AdapterSites)
     ranks: Ranks = ALONE
-    """Of which this one has a part of the heads, of the MLPs and of the vocabulary."""
+    """These are the ranks of which this one has a part of the heads, of the MLPs and of the
+    vocabulary."""
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:

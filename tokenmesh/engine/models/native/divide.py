@@ -1,4 +1,4 @@
-"""Which part of a decoder a rank has, as a function of its config and its sizes alone."""
+"""Know which part of a decoder a rank has, as a function of its config and its sizes alone."""
 
 from dataclasses import replace
 from typing import Final

@@ -1,4 +1,4 @@
-"""Which layers slide a window and which know positions, by family."""
+"""Know which layers slide a window and which know positions, by family."""
 
 from tokenmesh.engine.models.native.config import LayerConfig
 from tokenmesh.engine.models.raw_config import RawConfig

@@ -51,7 +51,7 @@ class NativeFacts(ModelFacts):
 
 
 def is_native(raw: RawConfig) -> bool:
-    """Whether the architecture is one of ours, with the activation that ours has."""
+    """Return whether the architecture is one of ours, with the activation that ours has."""
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     has_silu = (raw.get("hidden_act") or "silu") in _ACTIVATIONS["silu"]

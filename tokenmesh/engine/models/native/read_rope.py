@@ -41,7 +41,7 @@ _THETA: Final = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class RopeRules:
-    """How a family reads its rope."""
+    """It says how a family reads its rope."""
 
     kinds: Mapping[str, RopeKind] = field(default_factory=lambda: _KINDS)
     """Kind by its name in config.json."""
@@ -84,7 +84,7 @@ def original_length(raw: RawConfig, parameters: RawConfig) -> int:
 
 
 def longest_position(rope: RopeConfig) -> int:
-    """How far the kind stretches the checkpoint's length."""
+    """Return how far the kind stretches the checkpoint's length."""
     return stretched(rope.kind, rope.max_position, rope.factor, rope.original_max_position)
 
 

@@ -29,11 +29,11 @@ class Family:
     """Its checkpoints pair feature 2i with 2i + 1 rather than i with i + half."""
     activation: Activation = "silu"
     adds_one: bool = False
-    """Whether a norm multiplies by 1 plus its weight."""
+    """It tells whether a norm multiplies by 1 plus its weight."""
     states_whole_length: bool = False
-    """Whether max_position_embeddings is the length that scaling has stretched already."""
+    """It tells whether max_position_embeddings is the length that scaling has stretched already."""
     rounds_multiplier: bool = False
-    """Whether the embeddings' multiplier is rounded to their type."""
+    """It tells whether the embeddings' multiplier is rounded to their type."""
 
 
 _FUSED: Final = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
@@ -195,7 +195,7 @@ class TextModel:
 
     architecture: str
     sizes: Mapping[str, int]
-    """What its text_config may leave out."""
+    """It holds what its text_config may leave out."""
 
 
 def _text_model(architecture: str, *sizes: int) -> TextModel:

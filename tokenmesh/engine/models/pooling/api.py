@@ -30,19 +30,21 @@ class PoolModel(Protocol):
 
     @property
     def sites(self) -> AdapterSites:
-        """What adapters may change."""
+        """Return what adapters may change."""
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:
-        """What each layer keeps between steps; nothing where tokens see their whole prompt."""
+        """Return what each layer keeps between steps; nothing where tokens see their whole
+        prompt.
+        """
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Return the type of weights and activations."""
 
     @property
     def grouping(self) -> Grouping:
-        """Which layers share a block table."""
+        """Return which layers share a block table."""
 
     def states(
         self, ids: torch.Tensor, types: torch.Tensor | None, step: Step, store: KvStore

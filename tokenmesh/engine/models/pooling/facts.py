@@ -18,7 +18,7 @@ PER_TOKEN: Final = frozenset({"token_embed", "token_classify"})
 
 @dataclass(frozen=True, slots=True)
 class PoolingFacts:
-    """What a model answers, and from which prompts."""
+    """It holds what a model answers, and from which prompts."""
 
     tasks: tuple[PoolTask, ...]
     size: int
@@ -32,23 +32,27 @@ class PoolingFacts:
     dimensions: tuple[int, ...] = ()
     """Sizes that an embedding was trained to be cut to."""
     any_dimension: bool = False
-    """Whether it was trained to be cut anywhere."""
+    """It tells whether it was trained to be cut anywhere."""
     pooling_type: str | None = None
-    """What an embedding is made of, by a name of vLLM's; None: what the checkpoint says."""
+    """It holds what an embedding is made of, by a name of vLLM's; None: what the checkpoint
+    says."""
     activates: bool | None = None
-    """What holds for requests that leave use_activation out; None: what the checkpoint says."""
+    """It holds what holds for requests that leave use_activation out; None: what the checkpoint
+    says."""
     in_chunks: bool = False
     """`ModelCard.embeds_in_chunks`."""
     max_embed_len: int = 0
     """`ModelCard.max_embed_len`."""
     instruction: InstructionRule | None = None
-    """How the tokens are found that a mean leaves out; None: it takes all."""
+    """It says how the tokens are found that a mean leaves out; None: it takes all."""
     reads_all: bool = True
-    """Whether a prompt's answer needs more than the state of its last token."""
+    """It tells whether a prompt's answer needs more than the state of its last token."""
     labels_tokens: bool = False
-    """Whether the classifier was made for tokens; else it may still be put to each of them."""
+    """It tells whether the classifier was made for tokens; else it may still be put to each of
+    them."""
     padding_id: int | None = None
-    """Of a decoder's classifier, which reads the last token that is not this one."""
+    """This is the id of padding of a decoder's classifier, which reads the last token that is not
+    this one."""
 
     def read_of(self, params: PoolingParams, prompt_ids: list[int]) -> list[int]:
         """A prompt up to the last token that its answer depends on."""
@@ -60,7 +64,7 @@ class PoolingFacts:
         return prompt_ids[:end]
 
     def reads_all_for(self, params: PoolingParams) -> bool:
-        """Whether the answer needs the state of every token."""
+        """Return whether the answer needs the state of every token."""
         return self.reads_all or params.task in PER_TOKEN
 
     def num_left_out(self, params: PoolingParams, prompt_ids: Sequence[int]) -> int:
@@ -70,7 +74,7 @@ class PoolingFacts:
         return self.instruction.length(prompt_ids)
 
     def completed(self, params: PoolingParams) -> PoolingParams:
-        """What a request asks for, with the settings' default for what it leaves out."""
+        """Return what a request asks for, with the settings' default for what it leaves out."""
         if params.use_activation is not None or self.activates is None:
             return params
         return msgspec.structs.replace(params, use_activation=self.activates)

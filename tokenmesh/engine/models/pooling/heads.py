@@ -51,16 +51,18 @@ class VectorHead:
     takes: tuple[str, ...]
     layers: tuple[DenseLayer, ...] = ()
     normalizes: bool = True
-    """Whether the model's embeddings have length 1."""
+    """It tells whether the model's embeddings have length 1."""
 
     def of_states(self, states: torch.Tensor, params: PoolingParams) -> torch.Tensor:
-        """Of whole prompts: float32 [N, n, H] -> [N, size], or [N, n, size] of each token."""
+        """Return the numbers of whole prompts: float32 [N, n, H] -> [N, size], or [N, n, size] of
+        each token.
+        """
         if params.task in PER_TOKEN:
             return self.of_taken(states, params)
         return self.of_taken(taken(self.takes, states), params)
 
     def of_taken(self, vectors: torch.Tensor, params: PoolingParams) -> torch.Tensor:
-        """Of what was taken: [N, takes * H] -> [N, size]."""
+        """Return the numbers of what was taken: [N, takes * H] -> [N, size]."""
         for layer in self.layers:
             vectors = layer(vectors)
         if params.dimensions is not None:
@@ -72,7 +74,7 @@ class VectorHead:
 
 
 class Logits(Protocol):
-    """What a classifier computes of states, and the parameters that it does so with."""
+    """It holds what a classifier computes of states, and the parameters that it does so with."""
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
@@ -131,7 +133,9 @@ class LabelHead:
         return replace(self, logits=self.logits.replacing(values), of_each=each)
 
     def of_states(self, states: torch.Tensor, params: PoolingParams) -> torch.Tensor:
-        """Of whole prompts: float32 [N, n, H] -> [N, labels], or [N, n, labels] of each token."""
+        """Return the logits of whole prompts: float32 [N, n, H] -> [N, labels], or [N, n, labels]
+        of each token.
+        """
         each = self.of_each if params.task in PER_TOKEN else None
         if self.takes and each is None:
             return self.of_taken(taken(self.takes, states), params)
@@ -139,7 +143,7 @@ class LabelHead:
         return logits if params.use_activation is False else ACTIVATIONS[self.activation](logits)
 
     def of_taken(self, vectors: torch.Tensor, params: PoolingParams) -> torch.Tensor:
-        """Of the state [N, H] that the classifier reads -> [N, labels]."""
+        """Return the logits of the state [N, H] that the classifier reads -> [N, labels]."""
         logits = self.logits(vectors[:, None]).float()
         return logits if params.use_activation is False else ACTIVATIONS[self.activation](logits)
 
@@ -148,7 +152,7 @@ PoolHead = VectorHead | LabelHead
 
 
 def head_sites(head: PoolHead) -> dict[str, HeadSite]:
-    """What adapters may change of a head, by the names of its parameters."""
+    """Return what adapters may change of a head, by the names of its parameters."""
     if isinstance(head, VectorHead):
         return {}
     weights = head.logits.linear_weights
@@ -159,7 +163,7 @@ def head_sites(head: PoolHead) -> dict[str, HeadSite]:
 
 
 class Kept:
-    """What is kept of the chunks of a prompt that takes several steps."""
+    """It holds what is kept of the chunks of a prompt that takes several steps."""
 
     def __init__(self, head: PoolHead, params: PoolingParams) -> None:
         self._head = head
@@ -184,7 +188,7 @@ class Kept:
         self._length += states.shape[1]
 
     def numbers(self) -> torch.Tensor:
-        """Of the whole prompt: [1, size] or [1, n, size]."""
+        """Return the numbers of the whole prompt: [1, size] or [1, n, size]."""
         if not self._takes:
             whole = torch.cat(self._parts, dim=1).to(self._device)
             return self._head.of_states(whole, self._params)

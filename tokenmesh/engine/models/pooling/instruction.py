@@ -20,7 +20,9 @@ _EMBED: Final = "<|embed|>\n"
 
 
 def is_gritlm(raw: RawConfig) -> bool:
-    """Whether config.json describes a GritLM of Mistral's shape; others are refused by name."""
+    """Return whether config.json describes a GritLM of Mistral's shape; others are refused by
+    name.
+    """
     names, code = raw.get("architectures"), raw.part("auto_map")
     body = "" if code is None else str(code.values.get("AutoModel", ""))
     if names != [GRITLM] and not body.startswith(_CODE):
@@ -33,16 +35,16 @@ def is_gritlm(raw: RawConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InstructionRule:
-    """How an instruction is found among the ids of a prompt."""
+    """It says how an instruction is found among the ids of a prompt."""
 
     special: tuple[int, ...]
-    """What the tokenizer puts before a text."""
+    """It holds what the tokenizer puts before a text."""
     user: tuple[int, ...]
-    """What an instruction begins with."""
+    """It holds what an instruction begins with."""
     embed: tuple[int, ...]
-    """What a prompt without an instruction begins with."""
+    """It holds what a prompt without an instruction begins with."""
     end: tuple[int, ...]
-    """What an instruction ends with, on its own line."""
+    """It holds what an instruction ends with, on its own line."""
 
     def length(self, ids: Sequence[int]) -> int:
         """Tokens that the mean leaves out; 0 where the prompt has neither mark.

@@ -1,4 +1,4 @@
-"""What a checkpoint is served for, from its files alone: config.json and modules.json.
+"""Define what a checkpoint is served for, from its files alone: config.json and modules.json.
 
 A simulated worker reads the same, so nothing here imports torch.
 """
@@ -45,7 +45,7 @@ _GENERATORS: Final = (
 
 
 def pools(model: ModelSettings, raw: RawConfig, directory: Path) -> bool:
-    """Whether the model is served for pooling; else it generates.
+    """Return whether the model is served for pooling; else it generates.
 
     By its settings, else by what the checkpoint is: one with modules of sentence-transformers, and
     any that is not made for generating text. One that does not say what it is made for generates,
@@ -102,7 +102,7 @@ def _score_by_tokens(raw: RawConfig, directory: Path) -> LogitScore | None:
 
 
 def read_pooling(model: ModelSettings, raw: RawConfig, directory: Path) -> PoolingFacts:
-    """Of a model that `pools`. Raises CheckpointError and ConfigError."""
+    """Return the facts of a model that `pools`. Raises CheckpointError and ConfigError."""
     facts = _read_pooling(model, raw, directory)
     task = model.pooling_task
     tasks = facts.tasks
@@ -208,7 +208,9 @@ def _embeds(
 
 
 def is_bidirectional(raw: RawConfig) -> bool:
-    """Whether tokens depend on later ones: of encoders, and of decoders whose config says so."""
+    """Return whether tokens depend on later ones: of encoders, and of decoders whose config says
+    so.
+    """
     text = text_part(raw)
     if text.get("use_bidirectional_attention") or text.get("is_causal") is False:
         return True

@@ -49,7 +49,7 @@ class LogitScore:
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """What follows the transformer."""
+    """It holds what follows the transformer."""
 
     takes: tuple[str, ...] = ("lasttoken",)
     """Values of TAKES, joined in this order; empty: tokens have embeddings, prompts have none."""

@@ -1,4 +1,5 @@
-"""What is taken of a prompt's states: the first token's, the last one's, a mean, a maximum, all.
+"""Define what is taken of a prompt's states: the first token's, the last one's, a mean, a maximum,
+all.
 
 Each way has a part of every chunk, which are joined and finished at the prompt's end, so that a
 prompt gives the same numbers in one step or in several. Chunks are [N, n, H] float32, of N prompts
@@ -24,7 +25,7 @@ _JOINS: Final[dict[str, Join]] = {
 
 
 def part_of(take: str, chunk: torch.Tensor, start: int) -> torch.Tensor:
-    """Of a chunk whose first token is at position `start`."""
+    """Return the part to be taken of a chunk whose first token is at position `start`."""
     match take:
         case "cls":
             return chunk[:, 0]
@@ -47,7 +48,7 @@ def joined(take: str, before: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 def finished(take: str, part: torch.Tensor, length: int) -> torch.Tensor:
-    """What is taken, from the part of a whole prompt of so many tokens."""
+    """Return what is taken, from the part of a whole prompt of so many tokens."""
     match take:
         case "mean":
             return part / length
@@ -60,6 +61,8 @@ def finished(take: str, part: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def taken(takes: Sequence[str], chunk: torch.Tensor) -> torch.Tensor:
-    """Of whole prompts [N, n, H]: all that is taken, side by side [N, takes * H]."""
+    """Return what is taken of whole prompts [N, n, H]: all that is taken, side by side [N, takes *
+    H].
+    """
     length = chunk.shape[1]
     return torch.cat([finished(each, part_of(each, chunk, 0), length) for each in takes], dim=-1)

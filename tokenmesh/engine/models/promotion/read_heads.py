@@ -1,4 +1,6 @@
-"""How an attention module makes queries and keys, found by trying what the native kind does."""
+"""Tell how an attention module makes queries and keys, found by trying what the native kind
+does.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ class Unread(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """How queries and keys are made."""
+    """It says how queries and keys are made."""
 
     num_heads: int
     num_kv_heads: int

@@ -42,7 +42,7 @@ _HIDDEN: Final = "hidden_states"
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """How a tree calls one of its layers."""
+    """It says how a tree calls one of its layers."""
 
     args: tuple[Any, ...]
     named: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a tree does around its layers, read in float32 with stand-ins for the layers."""
+"""Define what a tree does around its layers, read in float32 with stand-ins for the layers."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,7 +33,7 @@ class Skeleton:
 
     layers: list[torch.nn.Module]
     calls: list[LayerCall]
-    """How each is called, in float32, at `positions`."""
+    """It says how each is called, in float32, at `positions`."""
     positions: torch.Tensor
     rotaries: list[Rotary]
     norm: Norm
@@ -155,7 +155,7 @@ def _fit(scaled: torch.Tensor, given: torch.Tensor) -> float:
 
 
 def _multiplier_of(embedding: Any) -> float:
-    """What a table multiplies its rows by, exactly as they are rounded."""
+    """Return what a table multiplies its rows by, exactly as they are rounded."""
     if not isinstance(embedding, torch.nn.Embedding) or len(list(embedding.parameters())) != 1:
         raise Unread("its embedding is more than a table")
     table = embedding.weight.detach()
@@ -239,7 +239,7 @@ def _candidates(body: torch.nn.Module, width: int, scale: float) -> list[Rotary]
 
 
 def _is_turn(turns: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> bool:
-    """Whether the numbers, or the first or every second of them, are those of the turns."""
+    """Return whether the numbers, or the first or every second of them, are those of the turns."""
     if cosine.shape[-1] not in (turns.shape[-1], 2 * turns.shape[-1]):
         return False
     parts = (slice(None, turns.shape[-1]), slice(None, None, cosine.shape[-1] // turns.shape[-1]))

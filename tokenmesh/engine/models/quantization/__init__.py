@@ -1,4 +1,4 @@
-"""Which modules of a checkpoint are quantized, and how."""
+"""Know which modules of a checkpoint are quantized, and how."""
 
 from tokenmesh.engine.models.quantization.encoded import EncodedWeight, find_encoded
 from tokenmesh.engine.models.quantization.read import read_quantization

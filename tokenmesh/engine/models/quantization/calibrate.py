@@ -42,7 +42,8 @@ from tokenmesh.kernels.linear import Linear, Weight
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 
 _PROMPT_TOKENS: Final = 512
-"""Of the prompts that a text is cut into, where the model has as many positions."""
+"""This is the length of the prompts that a text is cut into, where the model has as many
+positions."""
 _CHARACTERS: Final = 16
 """Read of the text for each token, which bounds what is read of an endless file."""
 _PAGE: Final = 16

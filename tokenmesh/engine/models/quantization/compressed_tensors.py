@@ -171,7 +171,7 @@ def _packed(weights: RawConfig) -> Format:
 
 
 def _strategy(weights: RawConfig) -> tuple[str, int]:
-    """How many weights share a scale, and the size of groups (-1: all inputs)."""
+    """Return how many weights share a scale, and the size of groups (-1: all inputs)."""
     weights.get("block_structure")
     size = weights.integer("group_size", -1, minimum=-1)
     fallback = "group" if size > 0 else "tensor"

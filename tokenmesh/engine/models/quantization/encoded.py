@@ -51,7 +51,8 @@ class EncodedWeight:
             self._fill(target[one], of_one, f", in expert {expert}")
 
     def codes(self) -> Codes | None:
-        """Of a matrix, as kernels compute with them; None where its format has no codes.
+        """Return the codes of a matrix, as kernels compute with them; None where its format has no
+        codes.
 
         Raises CheckpointError for numbers that are not finite.
         """

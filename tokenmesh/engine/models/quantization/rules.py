@@ -27,7 +27,7 @@ class Paths:
     names: tuple[str, ...]
 
     def match(self, module: str, /) -> object:
-        """Whether a module is one of them; fast, as lists often have hundreds of names."""
+        """Return whether a module is one of them; fast, as lists often have hundreds of names."""
         ending = module.endswith(self.names)
         return ending or module.startswith(tuple(f"{name}." for name in self.names))
 
@@ -39,7 +39,7 @@ class Named:
     names: frozenset[str]
 
     def match(self, module: str, /) -> object:
-        """Whether a module is one of them."""
+        """Return whether a module is one of them."""
         return module in self.names
 
 
@@ -49,7 +49,7 @@ Rule = tuple[Modules, Format | None]
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What a checkpoint's configuration says of its weights."""
+    """It holds what a checkpoint's configuration says of its weights."""
 
     origin: str
     """File and key that say so."""
@@ -60,7 +60,7 @@ class Quantization:
     stacks: Format | None = None
     """Format of experts in one tensor, whose parts have names such as `down_proj_blocks`."""
     method: str = ""
-    """What the configuration calls it."""
+    """It holds what the configuration calls it."""
 
     def format_of(self, module: str) -> Format | None:
         """The format of a module; None: not quantized."""

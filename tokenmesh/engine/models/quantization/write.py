@@ -34,24 +34,24 @@ from tokenmesh.shared.model_files import SERVED_FILES, locate_model
 from tokenmesh.shared.tensor_file import INDEX_FILE, SINGLE_FILE
 
 _ENDINGS: Final = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
-"""Of the weights that are rounded."""
+"""These end the names of the weights that are rounded."""
 _OTHERS: Final = ("vision", "visual", "audio", "multi_modal", "mm_projector", "encoder.")
 """In names of modules that other services run, or that stay plain."""
 _FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 _GROUPS_OF: Final = 16
-"""What a group size of int4 is a multiple of."""
+"""It holds what a group size of int4 is a multiple of."""
 
 
 MOST_BYTES: Final = 1 << 30
 """A larger file of the checkpoint becomes several, which are written one after the other."""
 DEFAULT_TOKENS: Final = 16384
 DEFAULT_GROUP: Final = 128
-"""Of GPTQ's int4."""
+"""This is the size of a group of GPTQ's int4."""
 
 _File = tuple[str, dict[str, torch.Tensor], int]
 """Its name, its tensors, and how many of them were rounded."""
 _Parts = tuple[dict[str, torch.Tensor], bool]
-"""What a tensor of the source becomes, and whether it was rounded."""
+"""It holds what a tensor of the source becomes, and whether it was rounded."""
 
 
 def write_quantized(

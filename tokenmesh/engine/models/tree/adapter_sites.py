@@ -64,7 +64,8 @@ def add_sites(
 
 
 def former_names(start: str) -> dict[str, str]:
-    """How the names of a language model began before it was part of a shell: those of an adapter.
+    """Return how the names of a language model began before it was part of a shell: those of an
+    adapter.
 
     start: how they begin now, such as `model.language_model.`.
     """
@@ -74,7 +75,7 @@ def former_names(start: str) -> dict[str, str]:
 
 
 def prefixes_of(shell: torch.nn.Module, body: torch.nn.Module, name: str) -> tuple[str, ...]:
-    """What may stand before the names of the body's modules in those of an adapter.
+    """Return what may stand before the names of the body's modules in those of an adapter.
 
     Adapters of a model with a head have the name that the shell has in it, those of the shell alone
     do not.
@@ -104,7 +105,7 @@ def _problem(
 
 
 def _is_by_token(x: torch.Tensor | None, width: int, shape: Shape) -> bool:
-    """Whether x holds the tokens of a pass in their order."""
+    """Return whether x holds the tokens of a pass in their order."""
     rows, length = shape
     if x is None or x.numel() != rows * length * width:
         return False

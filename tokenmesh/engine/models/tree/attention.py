@@ -71,7 +71,7 @@ class Port:
     def _runs_in_c(
         self, query: torch.Tensor, key: torch.Tensor, pages: torch.Tensor, step: HostStep
     ) -> bool:
-        """Whether the C kernels have been started and do all that this layer does."""
+        """Return whether the C kernels have been started and do all that this layer does."""
         is_plain = not self.has_sinks and not step.media.spans
         return has_started() and is_plain and fits_pages(query, key, pages, self.value_dim)
 

@@ -19,7 +19,7 @@ _SAME: Final = 1e-6
 """Largest relative distance between two runs of the same code; it holds for all dtypes, as nothing
 but tables, products of single numbers and norms is in front of the first layer."""
 _NEAR: Final = 1e-2
-"""How far a factor may be from the fitted one, which is rounded as the embeddings are."""
+"""It says how far a factor may be from the fitted one, which is rounded as the embeddings are."""
 
 
 class _Reached(BaseException):

@@ -60,7 +60,7 @@ def prepare(module: Any, native: bool) -> None:
 
 
 def spec_of(module: Any) -> ExpertsSpec:
-    """What an experts module computes. Raises ValueError."""
+    """Return what an experts module computes. Raises ValueError."""
     name = type(module).__name__
     if module.has_post_expert_norm:
         raise ValueError(f"{name}: experts with a norm after each of them are not supported")

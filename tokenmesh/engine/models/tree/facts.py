@@ -56,7 +56,7 @@ class HfFacts(ModelFacts):
     mixers: tuple[type[torch.nn.Module], ...] = ()
     """Kinds of modules that keep a state."""
     left_out: tuple[str, ...] = ()
-    """What the names of tensors begin with that another service loads, or none."""
+    """It holds what the names of tensors begin with that another service loads, or none."""
 
     def is_extra(self, name: str) -> bool:
         """Layers of towers have numbers of their own."""
@@ -202,7 +202,7 @@ def hf_facts_of(
     tree: PreTrainedModel,
     quantization: Quantization | None,
 ) -> HfFacts:
-    """What config.json says of it. Raises CheckpointError."""
+    """Return what config.json says of it. Raises CheckpointError."""
     text: Any = config.get_text_config()
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     return HfFacts(

@@ -33,7 +33,7 @@ from tokenmesh.kernels.mamba2 import mamba2
 from tokenmesh.kernels.state_rows import StateRows
 
 FORMS: Final = ("all rows at once", "row by row", "token by token")
-"""How mixers run, fastest first."""
+"""It says how mixers run, fastest first."""
 _CONVOLUTION: Final = "causal_conv1d_fn"
 _DELTA_RULES: Final = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 _SCAN: Final = "mamba2_chunk_scan"
@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 
 def calls(module: torch.nn.Module, name: str) -> bool:
-    """Whether a method of a module's own class names a method of the cache."""
+    """Return whether a method of a module's own class names a method of the cache."""
     own = vars(type(module))
     methods = [inspect.unwrap(method) for method in own.values() if inspect.isfunction(method)]
     return "forward" in own and any(name in method.__code__.co_names for method in methods)
 
 
 def has_flat_form(kind: type[torch.nn.Module]) -> bool:
-    """Whether all that `kind` does with its states is what the kernels do.
+    """Return whether all that `kind` does with its states is what the kernels do.
 
     Not so for mixers of the first Mamba: their recurrence is another one.
     """
@@ -82,7 +82,7 @@ class MixerPort:
     probed: dict[StateKey, torch.Tensor] = field(default_factory=dict)
     """States that the probe saw."""
     takes_chunks: bool = True
-    """Whether the module goes on from a state with several tokens at once."""
+    """It tells whether the module goes on from a state with several tokens at once."""
     _flat: Callable[..., torch.Tensor] | None = None
     """Its forward with kernels; None: row by row through its own."""
 
@@ -233,7 +233,7 @@ def wrap(module: torch.nn.Module, run: Run, cache: RunCache) -> MixerPort:
 def in_fastest_form(
     ports: Sequence[MixerPort], forms: Sequence[str], check: Callable[[], Result]
 ) -> Result:
-    """What `check` returns for the first form that it accepts. Raises UnservedModel."""
+    """Return what `check` returns for the first form that it accepts. Raises UnservedModel."""
     for form in forms:
         for port in ports:
             port.take_form(form)

@@ -26,7 +26,7 @@ _TAKES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AnyMask:
-    """What an attention module slices for its indexer, which does not look at it here."""
+    """It holds what an attention module slices for its indexer, which does not look at it here."""
 
     mask: object
     """As the module got it."""
@@ -111,7 +111,7 @@ def wrap_indexer(module: torch.nn.Module, run: Run, cache: RunCache) -> IndexerP
 
 
 def is_latent(module: torch.nn.Module) -> bool:
-    """Whether a module attends over latents."""
+    """Return whether a module attends over latents."""
     return hasattr(module, "expand_kv")
 
 

@@ -1,4 +1,6 @@
-"""What the modules of one tree see of the step at work: `Run`, places in the store, the cache."""
+"""Define what the modules of one tree see of the step at work: `Run`, places in the store, the
+cache.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -44,12 +46,14 @@ class Run:
     rows: StateRows | None = None
     """The rows that a mixer computes now by kernels, which read and write states themselves."""
     index: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Of the indexer at work: keys [1, n, D] of its tokens -> those they are scored against."""
+    """This is the function of the indexer at work: keys [1, n, D] of its tokens -> those they are
+    scored against."""
     cached_layers: set[int] = field(default_factory=set)
     """Layers that gave keys and values to the cache."""
     attention: PagedAttention = field(default_factory=PagedAttention)
     alignments: RowAlignments | None = None
-    """Of rows whose transcripts are aligned; None: the model has no heads for it."""
+    """These are the alignments of rows whose transcripts are aligned; None: the model has no heads
+    for it."""
 
     def begin(self, step: Step, store: KvStore) -> None:
         """Before a forward pass."""
@@ -81,7 +85,7 @@ class ModulePlace:
 
     @property
     def scale(self) -> KvScale:
-        """Of the layer's pages."""
+        """Return the scale of the layer's pages."""
         return self.store.scale_of(self.layer)
 
     @property
@@ -116,7 +120,7 @@ class RunCache(Cache):  # type: ignore[misc]
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_args: Any, **_named: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was given: the new tokens' keys and values alone."""
+        """Return what was given: the new tokens' keys and values alone."""
         self._run.cached_layers.add(layer_idx)
         return key, value
 
@@ -125,7 +129,7 @@ class RunCache(Cache):  # type: ignore[misc]
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Of a mask over the step alone; only the probe makes masks."""
+        """Return the sizes of a mask over the step alone; only the probe makes masks."""
         return query_length, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:

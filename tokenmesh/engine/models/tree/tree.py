@@ -132,7 +132,8 @@ class Tree:
     indexers: list[IndexerPort]
     crosses: list[CrossPort]
     embedding_factor: float = 1.0
-    """What its own code multiplies embeddings by where it makes them; see `embedding_factor`."""
+    """It holds what its own code multiplies embeddings by where it makes them; see
+    `embedding_factor`."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids [T] -> embeddings [T, H], as its own code gives them to the first layer."""

@@ -18,7 +18,7 @@ _READS: Final = frozenset(
 _INDEXED: Final = frozenset({"index", "index_put", "index_put_", "_unsafe_index"})
 _MASKS: Final = (torch.bool, torch.uint8)
 _SYNCHRONIZING: Final = "synchronizing CUDA operation"
-"""What torch warns of."""
+"""It holds what torch warns of."""
 
 
 class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]

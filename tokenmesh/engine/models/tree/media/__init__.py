@@ -1,1 +1,1 @@
-"""What trees hold next to a language model: towers, positions of media, cross attention."""
+"""Define what trees hold next to a language model: towers, positions of media, cross attention."""

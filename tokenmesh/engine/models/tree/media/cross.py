@@ -19,11 +19,11 @@ from tokenmesh.engine.models.tree.run import ModulePlace, Run
 DECODERS: Final = {"WhisperForConditionalGeneration": "WhisperForCausalLM"}
 """Encoder-decoder architectures: transformers' class of the decoder with its head."""
 ENCODERS: Final = {"WhisperForConditionalGeneration": "model.encoder."}
-"""What the names of tensors begin with that another service loads."""
+"""It holds what the names of tensors begin with that another service loads."""
 
 
 NUM_PROMPTS: Final = 2
-"""Of the check."""
+"""This is the number of prompts of the check."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,9 @@ def take_alignment_heads(ports: list[CrossPort], run: Run, directory: Path, conf
 def states_for_check(
     facts: ModelFacts, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """What an encoder could have computed for each prompt of the check; empty without one."""
+    """Return what an encoder could have computed for each prompt of the check; empty without
+    one.
+    """
     generator = torch.Generator().manual_seed(1)
     shape = (facts.encoder_states, facts.hidden_size)
     prompts = range(NUM_PROMPTS if facts.encoder_states else 0)

@@ -45,7 +45,7 @@ def language_body(model: PreTrainedModel) -> torch.nn.Module:
 
 
 def has_towers(config: Any) -> bool:
-    """Whether a config describes more than a language model."""
+    """Return whether a config describes more than a language model."""
     return config.get_text_config() is not config and not getattr(
         config, "is_encoder_decoder", False
     )
@@ -130,7 +130,9 @@ def _towers(module: torch.nn.Module, path: str, body: torch.nn.Module) -> Iterat
 
 
 def is_of_tower(kind: Any, name: str) -> bool:
-    """Whether a tensor of a checkpoint is a tower's; older checkpoints leave out `model.`."""
+    """Return whether a tensor of a checkpoint is a tower's; older checkpoints leave out
+    `model.`.
+    """
     towers: tuple[str, ...] = getattr(kind, "tokenmesh_towers", ())
     plain = name.removeprefix("model.")
     return any(plain.startswith(f"{tower.removeprefix('model.')}.") for tower in towers)
@@ -152,7 +154,7 @@ def stand_in(model: PreTrainedModel, body: torch.nn.Module, other: torch.nn.Modu
 
 
 def media_facts(model: PreTrainedModel) -> MediaFacts:
-    """What a tree takes besides text, by its config and methods."""
+    """Return what a tree takes besides text, by its config and methods."""
     config = model.config
     if not has_towers(config):
         return TEXT_ONLY
@@ -177,7 +179,7 @@ def media_facts(model: PreTrainedModel) -> MediaFacts:
 
 
 def _has_tower(model: Any, kind: str, method: str) -> bool:
-    """Whether the class computes embeddings of a kind."""
+    """Return whether the class computes embeddings of a kind."""
     has_method = hasattr(model.base_model, method) or hasattr(model, method)
     return has_method or (kind == AUDIO and model.config.model_type == _READS_TOWER)
 

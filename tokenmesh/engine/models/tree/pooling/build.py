@@ -58,7 +58,7 @@ TOLERANCE: Final = 1e-3
 """Largest relative error of states in float32."""
 _HALF_TOLERANCE: Final = 0.05
 _LENGTHS: Final = (5, 14, 14, 23)
-"""Of the prompts of the check."""
+"""These are the lengths of the prompts of the check."""
 
 
 def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> HfFacts:
@@ -96,7 +96,7 @@ def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> H
 
 
 def _media_of(architecture: str, body: Any) -> MediaFacts:
-    """What prompts may hold besides text. Recordings are not pooled."""
+    """Return what prompts may hold besides text. Recordings are not pooled."""
     media = media_facts(body) if has_towers(body.config) else TEXT_ONLY
     kinds = {IMAGE} if architecture == COLQWEN2 else {IMAGE, VIDEO}
     return replace(media, kinds=media.kinds & kinds)
@@ -245,7 +245,9 @@ def _encoder(
 
 
 def _prompts(vocab_size: int) -> list[torch.Tensor]:
-    """Of random tokens, sorted by length; no special ones, which some trees number differently."""
+    """Return prompts of random tokens, sorted by length; no special ones, which some trees number
+    differently.
+    """
     generator = torch.Generator().manual_seed(0)
     first = min(16, vocab_size // 2)
     return [torch.randint(first, vocab_size, (length,), generator=generator) for length in _LENGTHS]
@@ -271,14 +273,14 @@ class _Ignored:
     """Prefixes of the body's own that no task here reads."""
 
     def __call__(self, name: str, problem: str) -> bool:
-        """Whether a tensor may be missing or unexpected."""
+        """Return whether a tensor may be missing or unexpected."""
         if problem == "missing":
             return name.startswith(self.missing)
         return name in self.unexpected or name.startswith(self.missing)
 
 
 def _heads_of(facts: HfFacts) -> _Ignored:
-    """What the checkpoint's own architecture has besides the body."""
+    """Return what the checkpoint's own architecture has besides the body."""
     if facts.architecture == COLBERT:
         return _Ignored(frozenset({PROJECTION}), ("pooler.", "bert.pooler."))
     kind: Any = getattr(transformers, facts.architecture)

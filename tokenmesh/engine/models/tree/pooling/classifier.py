@@ -63,7 +63,10 @@ class TreeClassifier:
 
 
 def label_head(facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel) -> LabelHead:
-    """Of a tree with a classifier, whose body is taken out. Raises UnservedModel."""
+    """Return the head of a tree with a classifier, whose body is taken out.
+
+    Raises UnservedModel.
+    """
     classifier = TreeClassifier.of(model)
     per_token = pooling.labels_tokens
     states = torch.randn(
@@ -93,7 +96,7 @@ def _takes(
 
 
 def activation_of(config: Any, pooling: PoolingFacts) -> str:
-    """What makes scores of logits: as the checkpoint says, else by the number of labels.
+    """Return what makes scores of logits: as the checkpoint says, else by the number of labels.
 
     Raises UnservedModel for an activation that is not known.
     """

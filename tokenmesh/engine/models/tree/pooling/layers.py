@@ -31,7 +31,8 @@ _SAME: Final = 1e-4
 """Largest relative difference of two float32 forms of a layer."""
 _SAME_HALF: Final = 0.03
 _NUM_LINEAR: Final = 6
-"""Of queries, keys, values, attention's output, and the two of the MLP."""
+"""It counts the linear layers of queries, keys, values, attention's output, and the two of the
+MLP."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +206,7 @@ def _have_order(parts: Sequence[torch.nn.Module]) -> bool:
 
 
 def _is_same(found: _Found, module: torch.nn.Module, calls: Calls) -> bool:
-    """Whether the formula gives what the module gave."""
+    """Return whether the formula gives what the module gave."""
     call = calls.only(module)
     assert call is not None
     assert call.x is not None

@@ -36,7 +36,7 @@ def _norm(module: torch.nn.LayerNorm) -> Forward:
 
 
 def is_gelu(module: Any) -> bool:
-    """Whether it computes GELU by the error function, not by tanh."""
+    """Return whether it computes GELU by the error function, not by tanh."""
     if isinstance(module, torch.nn.GELU):
         return module.approximate == "none"
     return type(module) is GELUActivation and module.act is torch.nn.functional.gelu

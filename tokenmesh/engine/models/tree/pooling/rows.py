@@ -22,13 +22,14 @@ ROWS: Final = "tokenmesh_rows"
 """No mask function has this name, so that transformers makes no masks."""
 ROWS_PROBE: Final = "tokenmesh_rows_probe"
 PASS_TOKENS: Final = 2048
-"""Of one pass, if they are of several prompts: what a layer makes of more leaves the caches."""
+"""It bounds the tokens of one pass, if they are of several prompts: what a layer makes of more
+leaves the caches."""
 PORT: Final = "tokenmesh_rows_port"
 """The attribute of a module."""
 _HARMLESS: Final = frozenset(
     {"dropout", "use_cache", "output_attentions", "return_dict", "is_causal", "sliding_window"}
 )
-"""What a call may pass besides the mask; the window is the mask's."""
+"""It holds what a call may pass besides the mask; the window is the mask's."""
 _BAND: Final = 8
 _SHORT: Final = 64
 """Rows up to this length whose lengths are in one band of _BAND are padded to the longest."""
@@ -53,7 +54,7 @@ class Padded:
     """Short rows of about one length, which cost less as one batch with padding than each alone."""
 
     first: int
-    """Of its batch tokens."""
+    """This is the first of its batch tokens."""
     gather: torch.Tensor
     """[rows * longest] batch tokens; padding is the row's own last token."""
     valid: torch.Tensor
@@ -118,7 +119,7 @@ class RowsRun:
     firsts: torch.Tensor | None = None
     """For the C kernels: int64 [rows + 1], the first token of each row, and the end of the last."""
     fits: bool = True
-    """Whether the C kernels take what was attended to so far."""
+    """It tells whether the C kernels take what was attended to so far."""
     _rooms: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def room(self, name: str, like: torch.Tensor, width: int) -> torch.Tensor:
@@ -138,11 +139,11 @@ class RowsRun:
 
 @dataclass(frozen=True, slots=True)
 class RowsPort:
-    """What an attention module needs to attend within rows."""
+    """It holds what an attention module needs to attend within rows."""
 
     run: RowsRun
     window: int | None
-    """How far a token sees to either side; None: the whole row."""
+    """It says how far a token sees to either side; None: the whole row."""
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -179,7 +180,7 @@ def _split(heads: torch.Tensor, batch: Group | Padded) -> torch.Tensor:
 def _mask_of(
     window: int | None, batch: Group | Padded, device: torch.device
 ) -> torch.Tensor | None:
-    """Which keys each query sees; None: all."""
+    """Return which keys each query sees; None: all."""
     padding, length = None, batch.length if isinstance(batch, Group) else batch.shape[1]
     if isinstance(batch, Padded):
         padding = batch.mask
@@ -215,7 +216,8 @@ class SeenMask:
 
 _ports: list[torch.nn.Module] = []
 _run: RowsRun | None = None
-"""Of the probe at work: transformers calls functions, not objects. One model loads at a time."""
+"""This is the run of the probe at work: transformers calls functions, not objects. One model loads
+at a time."""
 
 
 def probe(run: RowsRun, forward: Callable[[], object]) -> int:

@@ -44,9 +44,9 @@ class EncoderTree:
     takes_positions: bool
     takes_cache: bool
     is_flat: bool = True
-    """Whether all prompts of a step are one row."""
+    """It tells whether all prompts of a step are one row."""
     is_native: bool = False
-    """Whether the C kernels compute attention."""
+    """It tells whether the C kernels compute attention."""
     sites: AdapterSites = field(default_factory=AdapterSites)
 
     @classmethod
@@ -67,7 +67,7 @@ class EncoderTree:
         return tree
 
     def _probe(self) -> int:
-        """How many modules attend through transformers' interface; each is given a port."""
+        """Return how many modules attend through transformers' interface; each is given a port."""
         if not self.body._supports_attention_backend:
             return 0
         self._attend_by(ROWS_PROBE)
@@ -201,7 +201,7 @@ class EncoderTree:
 
 
 def _parts_of(counts: Sequence[int]) -> Iterator[int]:
-    """How many prompts each pass computes."""
+    """Yield how many prompts each pass computes."""
     rows, tokens = 0, 0
     for count in counts:
         if rows and tokens + count > PASS_TOKENS:

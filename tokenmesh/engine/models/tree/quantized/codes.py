@@ -66,7 +66,7 @@ def stored_codes(checkpoint: Checkpoint, name: str, shape: Sequence[int]) -> Cod
 
 
 def has_numbers_of(codes: Codes, weight: torch.Tensor) -> bool:
-    """Whether codes stand for a plain weight, as it is rounded to its type."""
+    """Return whether codes stand for a plain weight, as it is rounded to its type."""
     if codes.shape != tuple(weight.shape):
         return False
     # row by row: a large table in float32 would take more than the model
@@ -98,8 +98,8 @@ def round_weights(tree: torch.nn.Module, head: torch.nn.Module | None, rounding:
 
 
 def codes_of(group: list[torch.nn.Linear]) -> Codes | None:
-    """Of layers that read the same input; None where one has none, they do not go together, or
-    their GPU has no kernel for them.
+    """Return the codes of layers that read the same input; None where one has none, they do not go
+    together, or their GPU has no kernel for them.
     """
     offers: list[Offer | None] = [vars(each).pop(_CODES, None) for each in group]
     offered = [each for each in offers if each is not None]

@@ -30,7 +30,8 @@ from tokenmesh.kernels.moe import ExpertsSpec
 _DEFERRED: Final = "tokenmesh_deferred"
 """Attribute of an experts module."""
 _SHARE: Final = 0.5
-"""Of the memory that is available: plain experts beyond it are deferred."""
+"""Plain experts may take this share of the memory that is available: plain experts beyond it are
+deferred."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class DeferredExperts:
         self.kind = kind
         self._stored = stored
         self.rounding: tuple[Rounding, ExpertsSpec] | None = None
-        """What plain weights are rounded to whenever they are read."""
+        """It holds what plain weights are rounded to whenever they are read."""
 
     def __deepcopy__(self, _memo: object) -> "DeferredExperts":
         return self
@@ -118,7 +119,7 @@ def find_deferred(
 
 
 def _available_bytes(device: torch.device) -> int:
-    """Of the memories that a tree for this device passes through."""
+    """Return the available bytes of the memories that a tree for this device passes through."""
     host = available_host_bytes()
     return host if device.type == "cpu" else min(host, CudaMemory(device).free())
 
@@ -161,7 +162,7 @@ def settle(module: torch.nn.Module) -> None:
 
 
 def _is_running(module: Any) -> bool:
-    """Whether the call computes with the weights; a probe does not."""
+    """Return whether the call computes with the weights; a probe does not."""
     return getattr(module.config, "_experts_implementation", None) != PROBE
 
 

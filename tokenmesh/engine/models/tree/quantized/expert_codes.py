@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_experts(module: torch.nn.Module) -> bool:
-    """Whether transformers' experts interface runs a module."""
+    """Return whether transformers' experts interface runs a module."""
     return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
 
 
@@ -148,7 +148,7 @@ class StoredExperts:
         return read
 
     def _of_stack(self, name: str, spec: ExpertsSpec) -> "Reader":
-        """Of a weight that is the whole parameter."""
+        """Return the reader of a weight that is the whole parameter."""
         codes_of = self.checkpoint.take_stack(name)
 
         def read(expert: int, weights: Sequence[torch.Tensor]) -> Sequence[Codes] | None:
@@ -195,7 +195,7 @@ def round_numbers(module: Any, spec: ExpertsSpec, rounding: Rounding) -> None:
 def expert_codes(
     module: Any, w13: torch.Tensor, w2: torch.Tensor, spec: ExpertsSpec
 ) -> tuple[ExpertCodes | None, ExpertCodes | None]:
-    """What was offered to a module with these weights; it is offered once."""
+    """Return what was offered to a module with these weights; it is offered once."""
     offered: StoredExperts | Rounding | None = vars(module).pop(_CODES, None)
     if offered is None:
         return None, None

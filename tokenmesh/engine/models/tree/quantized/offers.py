@@ -1,4 +1,4 @@
-"""What a tree's weights are multiplied as, where that is not as plain weights."""
+"""Define what a tree's weights are multiplied as, where that is not as plain weights."""
 
 import logging
 
