@@ -24,7 +24,7 @@ class Message(_Part):
 
 
 class ToolChoice(_Part):
-    """Whether the model calls tools, and which."""
+    """It tells whether the model calls tools, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -33,7 +33,7 @@ class ToolChoice(_Part):
 
 
 class Thinking(_Part):
-    """Whether the model reasons, and for how many tokens."""
+    """It tells whether the model reasons, and for how many tokens."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     """With the last two the model decides when and for how long it reasons."""

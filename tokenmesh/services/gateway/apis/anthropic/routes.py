@@ -59,7 +59,9 @@ def messages_router(core: Core, builder: RequestBuilder) -> APIRouter:
 
     @router.post(f"{PATH}/count_tokens", openapi_extra=body_schema(CountTokensRequest))
     async def count_tokens(request: Request) -> Response:
-        """How many tokens a message's prompt has, system prompt, tools and images included."""
+        """Return how many tokens a message's prompt has, system prompt, tools and images
+        included.
+        """
         context = context_of(request.scope)
         body = await read_json(request, CountTokensRequest, core.settings)
         translation = await translate_body(body, context)

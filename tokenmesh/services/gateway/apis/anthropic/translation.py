@@ -65,7 +65,7 @@ class MessagesTool(Bounded, extra="allow", strict=True):
 
 
 def is_long(body: CountTokensRequest) -> bool:
-    """Whether `translate` takes more than a few milliseconds."""
+    """Return whether `translate` takes more than a few milliseconds."""
     contents = [each.content for each in body.messages]
     lists = (contents, body.tools or (), body.system or (), *contents)
     return any(len(each) > _FEW_BLOCKS for each in lists if not isinstance(each, str))

@@ -50,16 +50,17 @@ class Recording:
     task: SpeechTask
     source: BlobKey
     rate: int = 0
-    """Of raw samples; 0: the source is a file."""
+    """This is the rate of raw samples; 0: the source is a file."""
     temperatures: tuple[float, ...] = (0.0,)
-    """Of a clip, one after another until its transcript is plausible."""
+    """These are the temperatures of a clip, one after another until its transcript is plausible."""
     needs_logprobs: bool = False
     needs_words: bool = False
-    """Whether the time of each token is wanted."""
+    """It tells whether the time of each token is wanted."""
     needs_no_speech: bool = False
-    """Whether each clip's probability of no speech is wanted."""
+    """It tells whether each clip's probability of no speech is wanted."""
     drops_silence: bool = False
-    """Whether the text of a clip is dropped where it is implausible and nothing is said."""
+    """It tells whether the text of a clip is dropped where it is implausible and nothing is
+    said."""
     detects_language: bool = False
     duration_s: float = 0.0
     """Known with the first clips."""
@@ -83,7 +84,7 @@ class RecordingCharges:
 
 @dataclass(slots=True)
 class ClipPasses:
-    """Of one recording; `charges` grow with each pass but that of `align`."""
+    """It makes the passes of one recording; `charges` grow with each pass but that of `align`."""
 
     recording: Recording
     pipeline: PromptRunner
@@ -91,7 +92,7 @@ class ClipPasses:
     charges: RecordingCharges = field(default_factory=RecordingCharges)
 
     async def first_tokens(self, transcripts: Sequence[Transcript]) -> list[int | None]:
-        """What is drawn after the start token: a language."""
+        """Return what is drawn after the start token: a language."""
         facts = self.recording.task.facts
         sampling = SamplingParams(
             seed=0,
@@ -179,7 +180,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True)
 class RecordingRun:
-    """What turns one recording, or one speech, into text."""
+    """It holds what turns one recording, or one speech, into text."""
 
     recording: Recording
     passes: ClipPasses
@@ -220,7 +221,8 @@ class RecordingRun:
 
 
 def _ends_of(alignment: list[int] | None, count: int) -> list[int]:
-    """Of all tokens; those that no longer fit the prompt end with the last one that does.
+    """Return the ends of all tokens; those that no longer fit the prompt end with the last one that
+    does.
 
     Raises ProtocolError for a worker that has not aligned them.
     """

@@ -15,13 +15,13 @@ _FALLBACK: str = "en"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechTask:
-    """What is wanted of every clip."""
+    """It holds what is wanted of every clip."""
 
     facts: SpeechFacts
     translates: bool = False
     has_timestamps: bool = False
     previous_ids: tuple[int, ...] = ()
-    """Of the text before the recording."""
+    """These are the ids of the text before the recording."""
     language: str | None = None
     """None: not detected yet, or a model of one language."""
     ask: SpeechAsk | None = None
@@ -57,7 +57,9 @@ class SpeechTask:
         return SpeechRule(align_from=len(self.prompt()), align_states=max(1, frames // 2))
 
     def max_tokens(self, clip: AudioClip, wanted: int | None) -> int | None:
-        """Of the output: the model hears something with every token, where it hears them so."""
+        """Return the most tokens of the output: the model hears something with every token, where
+        it hears them so.
+        """
         facts = self.facts
         if not facts.prompt_ids:
             return wanted
@@ -65,7 +67,7 @@ class SpeechTask:
         return most if wanted is None else min(wanted, most)
 
     def rule(self) -> SpeechRule | None:
-        """Which tokens may be drawn; None: all."""
+        """Return which tokens may be drawn; None: all."""
         facts = self.facts
         if facts.prompt_ids or self.ask is not None:
             return None
@@ -150,7 +152,7 @@ def _named_language(code: str, given: str, facts: SpeechFacts) -> str:
 
 
 def previous_text(prompt: str, facts: SpeechFacts) -> str:
-    """What a model reads as the text before a recording; empty for none."""
+    """Return what a model reads as the text before a recording; empty for none."""
     return f" {prompt.strip()}" if prompt.strip() and facts.previous_id >= 0 else ""
 
 

@@ -37,7 +37,7 @@ _SAMPLED: Final = (
 
 
 class SpeechFields(Bounded, extra="allow", use_attribute_docstrings=True, allow_inf_nan=False):
-    """What both routes take, besides the file."""
+    """It holds what both routes take, besides the file."""
 
     model: str | None = None
     """One of the served models; may be left out where there is only one."""
@@ -46,8 +46,8 @@ class SpeechFields(Bounded, extra="allow", use_attribute_docstrings=True, allow_
     response_format: ResponseFormat = "json"
     """`srt`, `vtt` and `verbose_json` have segments with times."""
     stream: Flag = False
-    """Whether text is sent while it is made, as transcript.text.delta events; with `json` and
-    `text`."""
+    """It tells whether text is sent while it is made, as transcript.text.delta events; with `json`
+    and `text`."""
     stream_include_usage: Flag = False
     """Accepted: the last event of a stream always has the usage."""
     stream_continuous_usage_stats: Flag = False
@@ -58,8 +58,8 @@ class SpeechFields(Bounded, extra="allow", use_attribute_docstrings=True, allow_
     temperatures: list[Temperature] | None = Field(
         default=None, min_length=1, max_length=_MAX_TEMPERATURES
     )
-    """Of each clip, one after another until its transcript is plausible; in place of
-    `temperature`."""
+    """These are the temperatures of each clip, one after another until its transcript is plausible;
+    in place of `temperature`."""
     top_p: TopP | None = None
     """Only the most likely tokens with this probability in total."""
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -99,7 +99,7 @@ class SpeechFields(Bounded, extra="allow", use_attribute_docstrings=True, allow_
 
     @property
     def granularities(self) -> frozenset[str]:
-        """What verbose_json has the times of."""
+        """Return what verbose_json has the times of."""
         given = getattr(self, "timestamp_granularities", None)
         return frozenset(given or ("segment",))
 

@@ -109,12 +109,12 @@ class TextStream:
     _clip: Transcript | None = None
     _said: SpokenText | None = None
     _has_text: bool = False
-    """Whether text of the clip has been sent."""
+    """It tells whether text of the clip has been sent."""
     language: str | None = None
     """Code of the language that the model names first."""
 
     def push(self, transcript: Transcript, is_done: bool) -> str:
-        """What is new; without white space before the first word."""
+        """Return what is new; without white space before the first word."""
         recording = self.recording
         if transcript is not self._clip or self._detokenizer is None or self._said is None:
             self._clip, self._num_read, self._has_text = transcript, 0, False

@@ -16,7 +16,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(slots=True)
 class Transcript:
-    """What the model wrote about one clip."""
+    """It holds what the model wrote about one clip."""
 
     clip: AudioClip
     token_ids: list[int] = field(default_factory=list)
@@ -88,7 +88,7 @@ def segments_of(transcript: Transcript, facts: SpeechFacts) -> list[Segment]:
 
 
 def compression_ratio(text: str) -> float:
-    """How much shorter a text can be made: repetitions make it large."""
+    """Return how much shorter a text can be made: repetitions make it large."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 

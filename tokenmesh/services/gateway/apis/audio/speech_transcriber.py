@@ -88,7 +88,8 @@ def wav_of(audio: bytes, rate: int) -> bytes:
 
 
 _MAX_RESTARTS: Final = 2
-"""Of a clip some of whose parts are gone: it is encoded again from its beginning."""
+"""It bounds the restarts of a clip some of whose parts are gone: it is encoded again from its
+beginning."""
 
 
 @dataclass(slots=True)

@@ -12,16 +12,17 @@ from tokenmesh.shared.messages.audio import SpeechFacts
 
 _LANGUAGE: Final = "language "
 _MAX_HEAD_CHARS: Final = 64
-"""Of what stands before a marker. A longer text is a transcript."""
+"""It bounds the characters of what stands before a marker. A longer text is a transcript."""
 _FRAMES: Final = (
     "The spoken content of the audio is",
     "The transcription of the audio is",
     "The content of the input audio is",
 )
-"""What transformers' processors strip of answers, with the quotes behind it."""
+"""It holds what transformers' processors strip of answers, with the quotes behind it."""
 _QUOTES: Final = "'\""
 _END_CHARS: Final = 3
-"""Of a quoted transcript, held back: a quote, a full stop, and white space."""
+"""This is the number of characters of a quoted transcript, held back: a quote, a full stop, and
+white space."""
 
 
 @dataclass(slots=True)
@@ -33,12 +34,12 @@ class SpokenText:
     """Code of the language that the model names; None: none, or not one of its languages."""
     _held: str = ""
     _is_open: bool = False
-    """Whether the transcript has begun."""
+    """It tells whether the transcript has begun."""
     _is_framed: bool = False
     _quote: str = ""
 
     def push(self, delta: str) -> str:
-        """What is certainly said by now, beyond what was returned before."""
+        """Return what is certainly said by now, beyond what was returned before."""
         if not (self.facts.marker or self.facts.is_framed):
             return delta
         self._held += delta
@@ -50,7 +51,7 @@ class SpokenText:
         return said
 
     def finish(self) -> str:
-        """What is left when the answer has ended."""
+        """Return what is left when the answer has ended."""
         if not self._is_open:
             self._open(is_whole=True)
         rest, self._held = self._held, ""
@@ -60,7 +61,7 @@ class SpokenText:
         return rest.removesuffix(self._quote) if self._quote else rest
 
     def _open(self, *, is_whole: bool = False) -> bool:
-        """Whether the transcript begins; what is held begins with it then."""
+        """Return whether the transcript begins; what is held begins with it then."""
         text = self._held.lstrip()
         if self.facts.marker:
             self._is_open = self._after_marker(text, is_whole)
@@ -95,20 +96,20 @@ class SpokenText:
 
 
 def spoken(text: str, facts: SpeechFacts) -> str:
-    """What was said, of a whole answer."""
+    """Return what was said, of a whole answer."""
     said = SpokenText(facts)
     return said.push(text) + said.finish()
 
 
 def gap_between(before: str, after: str) -> str:
-    """What stands between the texts of two clips: a space, if the script has spaces."""
+    """Return what stands between the texts of two clips: a space, if the script has spaces."""
     if not before or not after or before[-1].isspace() or after[0].isspace():
         return ""
     return "" if _is_unspaced(before[-1]) and _is_unspaced(after[0]) else " "
 
 
 def _is_unspaced(char: str) -> bool:
-    """Whether a character is of a script without spaces between words; Korean has them."""
+    """Return whether a character is of a script without spaces between words; Korean has them."""
     name = unicodedata.name(char, "").split(" ")[0]
     if name in ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "FULLWIDTH"):
         return True

@@ -48,7 +48,7 @@ class Transcriber(RecordingRun):
     """Runs one recording; `audio_tokens` grow meanwhile, and the charges of its passes."""
 
     audio_s: float = 0.0
-    """Of all clips so far."""
+    """This is the length of all clips so far."""
     audio_tokens: int = 0
     """States of the encoder, of all clips so far."""
 
@@ -261,7 +261,7 @@ class Transcriber(RecordingRun):
 
 
 def stored_s(settings: GatewaySettings) -> int:
-    """How long a recording stays in Redis while its next part is transcribed."""
+    """Return how long a recording stays in Redis while its next part is transcribed."""
     return int(settings.request_timeout_s) + _MARGIN_S
 
 

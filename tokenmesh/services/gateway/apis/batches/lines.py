@@ -96,7 +96,7 @@ class LineChecker:
         self._seen: set[int] = set()
 
     def check(self, line: InputLine) -> LineRequest | BadLine:
-        """What the line is."""
+        """Return what the line is."""
         if line.data is None:
             return BadLine(
                 None,

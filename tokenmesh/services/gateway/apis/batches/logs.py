@@ -42,7 +42,7 @@ _READ_ENTRIES: Final = 4
 _DROPPED: Final = 16
 """Old batches that are deleted for a new one at most."""
 _ROOM_BYTES: Final = 64 * 1024
-"""Of an entry, for all but its lines."""
+"""This is the part of an entry, for all but its lines."""
 _FULL_PAUSE_S: Final = 1.0
 """Also how long it counts how full the disk was."""
 
@@ -144,7 +144,7 @@ class BatchLogs:
         return sorted((key.rsplit(".", 1)[1] for key in keys), reverse=True)
 
     async def is_full(self) -> bool:
-        """Whether there is no room for answers; asked of the store once a second."""
+        """Return whether there is no room for answers; asked of the store once a second."""
         if monotonic_s() - self._looked_s >= _FULL_PAUSE_S:
             self._looked_s = monotonic_s()
             self._is_full = await self.journal.num_bytes() >= self.settings.max_total_bytes
@@ -163,7 +163,7 @@ class BatchLogs:
         await self.journal.add(batch_cancel(batch_id), b"1")
 
     async def is_cancelled(self, batch_id: str) -> bool:
-        """Whether a cancellation was requested."""
+        """Return whether a cancellation was requested."""
         return await self.journal.last(batch_cancel(batch_id)) is not None
 
     async def answered(self, batch_id: str) -> set[int]:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _PURPOSE: Final = "batch_output"
 _ROOM_BYTES: Final = 64 * 1024
-"""Of a quota, for what is counted besides the bytes."""
+"""This is the part of a quota, for what is counted besides the bytes."""
 _PAUSE_S: Final = 5.0
 
 
@@ -34,7 +34,7 @@ class OutputFiles:
 
     @property
     def max_bytes(self) -> int:
-        """What the output may have."""
+        """Return what the output may have."""
         quota = self._uploads.quota.of(self._tenant)
         return max(0, min(self._settings.max_output_bytes, quota - _ROOM_BYTES))
 

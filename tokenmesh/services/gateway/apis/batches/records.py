@@ -26,7 +26,7 @@ ENDED: Final = ("completed", "failed", "expired", "cancelled")
 
 
 class BatchBegun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What does not change in a batch."""
+    """It holds what does not change in a batch."""
 
     id: str
     tenant: str
@@ -50,7 +50,7 @@ class BatchProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchState(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What changes. Each entry holds the state after it; times are Unix seconds."""
+    """It holds what changes. Each entry holds the state after it; times are Unix seconds."""
 
     status: Status = "validating"
     total: int = 0
@@ -80,7 +80,7 @@ class AnsweredLine(msgspec.Struct, frozen=True, array_like=True):
     """One line of the output or of the errors."""
 
     index: int
-    """Of the request's line in the input, from 0."""
+    """This is the index of the request's line in the input, from 0."""
     is_error: bool
     data: bytes
     """JSON with its newline."""

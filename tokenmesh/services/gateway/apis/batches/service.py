@@ -38,7 +38,7 @@ from tokenmesh.shared.subjects import response_cancels
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING_PER_TENANT: Final = 2
-"""Of these, of one tenant; others wait in their order."""
+"""This is the most, of these, of one tenant; others wait in their order."""
 
 _RETRY_AFTER_S: Final = 60.0
 _POLL_S: Final = 0.05
@@ -48,7 +48,7 @@ JOURNAL: Final = "batches"
 
 
 class BatchService:
-    """What the routes need; all state is in the logs."""
+    """It holds what the routes need; all state is in the logs."""
 
     def __init__(self, core: Core) -> None:
         """Without a journal there are no batches."""

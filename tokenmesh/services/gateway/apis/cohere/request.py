@@ -60,14 +60,14 @@ class CohereMessage(_Part):
 
 
 class CohereFormat(_Part):
-    """What the answer must be."""
+    """It holds what the answer must be."""
 
     type: Literal["text", "json_object"]
     json_schema: dict[str, Any] | None = None
 
 
 class CohereThinking(_Part):
-    """Whether the model reasons, and for how many tokens."""
+    """It tells whether the model reasons, and for how many tokens."""
 
     type: Literal["enabled", "disabled"]
     token_budget: Positive | None = None

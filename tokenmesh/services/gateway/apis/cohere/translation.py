@@ -47,7 +47,7 @@ _BLOCKS: Final = {
 
 
 def is_long(body: CohereChatRequest) -> bool:
-    """Whether `translate` takes more than a few milliseconds."""
+    """Return whether `translate` takes more than a few milliseconds."""
     contents = [each.content for each in body.messages if isinstance(each.content, list)]
     lists: list[list[Any]] = [body.tools or [], body.documents or [], body.messages, *contents]
     return any(len(each) > _FEW_BLOCKS for each in lists)
@@ -162,7 +162,7 @@ def _format(body: CohereChatRequest) -> Json:
 
 
 def _template(body: CohereChatRequest) -> Json:
-    """What the chat template gets; the client's `chat_template_kwargs` win."""
+    """Return what the chat template gets; the client's `chat_template_kwargs` win."""
     kwargs: Json = {}
     fields: Json = {}
     if body.safety_mode is not None:

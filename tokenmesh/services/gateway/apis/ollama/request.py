@@ -11,7 +11,7 @@ Think = Flag | Literal["low", "medium", "high", "max"]
 
 
 class OllamaModel(Bounded, extra="allow", strict=True):
-    """What all bodies share."""
+    """It holds what all bodies share."""
 
     model: str = Field(min_length=1, description="The model; the tag `:latest` may be left out.")
     keep_alive: str | float | None = Field(
@@ -41,7 +41,7 @@ class OllamaModel(Bounded, extra="allow", strict=True):
 
 
 class OllamaGeneration(OllamaModel):
-    """What `/api/chat` and `/api/generate` share."""
+    """It holds what `/api/chat` and `/api/generate` share."""
 
     stream: Flag | None = Field(default=True, description="Lines of JSON as they are made.")
     format: str | dict[str, Any] | None = Field(

@@ -212,7 +212,7 @@ def _fitting(
 
 
 def _keep_alive_s(body: OllamaModel, card: ModelCard, context: RequestContext) -> float | None:
-    """What the request says of a model on demand; where it may not, only a warning."""
+    """Return what the request says of a model on demand; where it may not, only a warning."""
     if body.keep_alive is None:
         return None
     if not card.on_demand:
@@ -247,14 +247,14 @@ def models_router(core: Core) -> APIRouter:
         return json_response({"models": running((card, s) for card, s in found if s is not None)})
 
     def awake_for_s(card: ModelCard) -> float | None:
-        """How long the model stays awake without requests; None: it sleeps."""
+        """Return how long the model stays awake without requests; None: it sleeps."""
         loads = (each.beat.load for each in core.members.workers(card.name))
         awake = [load.sleeps_in_s for load in loads if load is not None and not load.sleep_level]
         return max((inf if each is None else each for each in awake), default=None)
 
     @router.post(f"{PREFIX}show", openapi_extra=body_schema(OllamaShowRequest))
     async def ollama_show(request: Request) -> Response:
-        """What a model can do, and its sizes."""
+        """Return what a model can do, and its sizes."""
         body = await read_json(request, OllamaShowRequest, core.settings, any_type=True)
         name = body.model or body.name
         if name is None:

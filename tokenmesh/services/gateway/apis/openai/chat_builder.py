@@ -180,7 +180,7 @@ def _clear_formats(body: ChatRequest, tools: ToolUse, context: RequestContext) -
 
 
 def family_of(own: FormatFamily, tools: ToolUse) -> FormatFamily:
-    """How the answer is written: in the model's own format, unless a call is forced."""
+    """Return how the answer is written: in the model's own format, unless a call is forced."""
     if tools.mode == "none" or not tools.is_forced:
         return own if tools.schemas else FormatFamily(own.reasoning)
     make_ids = None if own.tools is None else own.tools.make_ids

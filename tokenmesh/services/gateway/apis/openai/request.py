@@ -24,7 +24,7 @@ from tokenmesh.services.gateway.core.http.fields import (
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""Of a completion."""
+"""This is the limit of a completion."""
 _THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """Names of the switch in chat templates: Qwen's and similar ones; DeepSeek's and Granite's."""
 
@@ -55,7 +55,7 @@ class PredictedPart(Bounded, extra="allow", strict=True):
 
 
 class PredictedOutput(Bounded, extra="allow", strict=True):
-    """What a client expects the answer to be close to."""
+    """It holds what a client expects the answer to be close to."""
 
     type: Literal["content"]
     content: str | list[PredictedPart]
@@ -97,15 +97,15 @@ class ChatRequest(SamplingFields):
     mm_processor_kwargs: dict[str, Any] | None = None
     """Options of the model's image processor, such as `max_pixels`, for this request."""
     add_generation_prompt: On = True
-    """Whether the prompt ends with the beginning of the assistant's message."""
+    """It tells whether the prompt ends with the beginning of the assistant's message."""
     continue_final_message: Off = False
-    """Whether the answer continues the last message."""
+    """It tells whether the answer continues the last message."""
     add_special_tokens: Off = False
-    """Whether the tokenizer adds special tokens to those of the template."""
+    """It tells whether the tokenizer adds special tokens to those of the template."""
     reasoning_effort: ReasoningEffort | None = None
     """Passed to the chat template; `none` turns reasoning off."""
     include_reasoning: On = True
-    """Whether the answer contains the model's reasoning."""
+    """It tells whether the answer contains the model's reasoning."""
     return_prompt_text: Flag | None = None
     """Adds `prompt_text`, the prompt as the model gets it."""
     prediction: PredictedOutput | None = None
@@ -153,7 +153,7 @@ class CompletionRequest(SamplingFields):
     """Returns the log-probabilities of each token and of so many of the most likely ones, at most
     `max_logprobs`; -1: of the whole vocabulary, where `max_logprobs` allows it (-1: always)."""
     add_special_tokens: On = True
-    """Whether the tokenizer adds special tokens."""
+    """It tells whether the tokenizer adds special tokens."""
     suffix: str | None = None
     """Fills in the middle, where the vocabulary has markers for it (Qwen coder, StarCoder,
     CodeGemma, DeepSeek coder, Code Llama, GLM); not with `echo`."""
@@ -212,7 +212,7 @@ def switch_thinking(is_on: bool) -> dict[str, bool]:
 
 
 def thinking_switch(kwargs: dict[str, Any] | None) -> bool | None:
-    """Whether the template's arguments turn reasoning on or off; None: neither."""
+    """Return whether the template's arguments turn reasoning on or off; None: neither."""
     for name in _THINKING_SWITCHES:
         value = (kwargs or {}).get(name)
         if isinstance(value, bool):

@@ -204,7 +204,10 @@ def head_of(body: SamplingFields, context: RequestContext, card: ModelCard) -> H
 def text_options(
     body: SamplingFields, *, drops_output: bool = False, shows_special: bool = False
 ) -> TextOptions:
-    """How the text is made. `shows_special`: with special tokens in any case, for a parser."""
+    """Return how the text is made.
+
+    `shows_special`: with special tokens in any case, for a parser.
+    """
     return TextOptions(
         stops=StopStrings(body.stops) if body.stop else None,
         include_stop=body.include_stop_str_in_output,
@@ -217,7 +220,7 @@ def text_options(
 
 
 def chunk_options(body: SamplingFields, logprobs: bool, defaults: AnswerSettings) -> ChunkOptions:
-    """What chunks contain besides text."""
+    """Return what chunks contain besides text."""
     options = body.stream_options or StreamOptions()
     is_forced = defaults.force_include_usage
     return ChunkOptions(
@@ -229,6 +232,6 @@ def chunk_options(body: SamplingFields, logprobs: bool, defaults: AnswerSettings
 
 
 def shows_tokens_as_ids(body: SamplingFields, defaults: AnswerSettings) -> bool:
-    """Whether log-probabilities show tokens as their ids."""
+    """Return whether log-probabilities show tokens as their ids."""
     given = body.return_tokens_as_token_ids
     return defaults.return_tokens_as_token_ids if given is None else given

@@ -150,7 +150,7 @@ def read_budget(given: int | None, parsing: Parsing) -> ReasoningBudget | None:
 def beam_options(
     body: SamplingFields, card: ModelCard, limits: GatewaySettings
 ) -> BeamOptions | None:
-    """How to search; None without `use_beam_search`. Raises InvalidInput."""
+    """Return how to search; None without `use_beam_search`. Raises InvalidInput."""
     if not body.use_beam_search:
         if body.length_penalty != 1.0:
             raise invalid("length_penalty", "needs use_beam_search to be true")

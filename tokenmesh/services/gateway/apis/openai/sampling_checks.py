@@ -30,12 +30,12 @@ _MAX_KEY_CHARS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class SamplingScope:
-    """What the fields of a request are checked against."""
+    """It holds what the fields of a request are checked against."""
 
     vocab_size: int
     settings: GatewaySettings
     has_logprobs: bool
-    """Whether the request has the field `logprobs`."""
+    """It tells whether the request has the field `logprobs`."""
 
 
 class RepetitionDetection(Bounded, extra="forbid", strict=True):
@@ -127,7 +127,7 @@ def check_named_ids(ids: list[int], scope: SamplingScope) -> list[int]:
 
 
 def count_logprobs(name: str, given: int | None, scope: SamplingScope) -> int | None:
-    """How many log-probabilities; -1 is the whole vocabulary's. Raises InvalidInput."""
+    """Return how many log-probabilities; -1 is the whole vocabulary's. Raises InvalidInput."""
     if given is None:
         return None
     count, limit = scope.vocab_size if given == -1 else given, scope.settings.max_logprobs

@@ -90,7 +90,7 @@ class NotServed(_Allowed):
     """
 
     def allows(self, value: object) -> bool:
-        """Whether the value has no effect."""
+        """Return whether the value has no effect."""
         return value in self.values if self.values else not value
 
 
@@ -98,7 +98,7 @@ _Marker = TypeVar("_Marker", Sampled, NotWithBeams, NotServed)
 
 
 class StreamOptions(Bounded, extra="allow", strict=True):
-    """What a stream contains besides text."""
+    """It holds what a stream contains besides text."""
 
     include_usage: Off = False
     continuous_usage_stats: Off = False
@@ -138,7 +138,7 @@ class SamplingFields(Bounded):
     stop_token_ids: Annotated[list[TokenId] | None, Sampled(check_stop_ids)] = None
     """Tokens that end the output, at most `max_stop_token_ids`."""
     include_stop_str_in_output: Off = False
-    """Whether the output contains the stop text."""
+    """It tells whether the output contains the stop text."""
     ignore_eos: Annotated[Off, Sampled()] = False
     """Continue after the model's end token."""
     min_tokens: Annotated[
@@ -183,15 +183,15 @@ class SamplingFields(Bounded):
     choice whose last tokens are one pattern so many times in a row, with `finish_reason`
     `repetition`, `stop_reason` `repetition_detected`."""
     skip_special_tokens: On = True
-    """Whether special tokens are left out of the text."""
+    """It tells whether special tokens are left out of the text."""
     spaces_between_special_tokens: On = True
-    """Whether special tokens that are shown have spaces between them."""
+    """It tells whether special tokens that are shown have spaces between them."""
     truncate_prompt_tokens: MinusOneOrMore | None = None
     """Cuts the prompt to so many tokens; -1 leaves room for `max_tokens`, or for one token."""
     truncation_side: Literal["left", "right"] | None = None
     """Where the prompt is cut. Default left."""
     stream: Flag | None = False
-    """Whether the answer comes in chunks."""
+    """It tells whether the answer comes in chunks."""
     stream_options: StreamOptions | None = None
     """`include_usage`, `continuous_usage_stats`: usage at the end of a stream, in every chunk."""
     stream_interval: Positive | None = None

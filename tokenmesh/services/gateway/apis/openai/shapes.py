@@ -123,7 +123,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class ModelPermission(msgspec.Struct, kw_only=True):
-    """What clients may do with a model; old OpenAI clients read it."""
+    """It holds what clients may do with a model; old OpenAI clients read it."""
 
     id: str
     object: str = "model_permission"

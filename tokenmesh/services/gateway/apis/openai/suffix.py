@@ -42,7 +42,7 @@ FORMATS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """What follows the text to be generated, in the format of one model."""
+    """It holds what follows the text to be generated, in the format of one model."""
 
     text: str
     markers: SuffixMarkers
@@ -62,7 +62,7 @@ class Suffix:
 
     @property
     def num_ids(self) -> int:
-        """How many it adds to a prompt that is given as ids."""
+        """Return how many it adds to a prompt that is given as ids."""
         return 2 + count_ids(self.end)
 
 

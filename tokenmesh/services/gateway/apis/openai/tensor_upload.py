@@ -15,7 +15,7 @@ _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 16 * 1024
 _PICKLES: Final = (b"PK\x03\x04", b"\x80")
-"""What torch.save begins a file with: a zip of a pickle, or formerly the pickle itself."""
+"""It holds what torch.save begins a file with: a zip of a pickle, or formerly the pickle itself."""
 _TORCH: Final = (
     "it is a torch.save file, a pickle, which is never read: send the bytes of "
     'safetensors.torch.save({"x": tensor.contiguous()})'

@@ -47,18 +47,18 @@ _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 class ToolUse:
     mode: Mode = "none"
     shown: tuple[Tool, ...] = ()
-    """What the chat template gets."""
+    """It holds what the chat template gets."""
     schemas: tuple[ToolSchema, ...] = ()
     """Functions that may be called; with mode `named` the one that must be."""
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer has to be a call."""
+        """Return whether the answer has to be a call."""
         return self.mode in ("required", "named")
 
     @property
     def has_strict(self) -> bool:
-        """Whether a call that the model may make has to follow its schema."""
+        """Return whether a call that the model may make has to follow its schema."""
         return self.mode == "auto" and any(schema.strict for schema in self.schemas)
 
 
@@ -215,7 +215,7 @@ def call_constraint(
     context: RequestContext,
     limits: StructuredLimits,
 ) -> Structured | None:
-    """What constrains the calls of the answer, or None."""
+    """Return what constrains the calls of the answer, or None."""
     if tools.mode == "named":
         return named_call(tools.schemas[0])
     if tools.mode == "required":
@@ -365,7 +365,7 @@ def _move_references(value: Any, root: str) -> Any:
 
 
 def _is_text(text: ModelText, frame: CallFrame) -> bool:
-    """Whether the frame has no special tokens."""
+    """Return whether the frame has no special tokens."""
     vocabulary = text.vocabulary
     written = (vocabulary.marker_ids(mark) for mark in frame.marks if mark)
     return all(map(vocabulary.special_ids.isdisjoint, written))

@@ -1,1 +1,1 @@
-"""What operators of a mesh ask: health, metrics, traces, the console, commands."""
+"""Define what operators of a mesh ask: health, metrics, traces, the console, commands."""

@@ -136,7 +136,7 @@ def admin_router(core: Core) -> APIRouter:
 
     @router.get("/is_sleeping")
     async def is_sleeping(model: _Model = None) -> Response:
-        """Whether all workers of a model sleep, and the level of each; 0 is awake."""
+        """Return whether all workers of a model sleep, and the level of each; 0 is awake."""
         levels = admin.sleep_levels(model)
         workers = [{"worker_id": worker, "level": level} for worker, level in levels.items()]
         return json_response({"is_sleeping": all(levels.values()), "workers": workers})

@@ -1,4 +1,4 @@
-"""What operators ask of a gateway, as the table of APIs has it."""
+"""Define what operators ask of a gateway, as the table of APIs has it."""
 
 from typing import Final
 

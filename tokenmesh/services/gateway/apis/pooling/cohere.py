@@ -45,7 +45,7 @@ def cohere_job(job: PoolJob, body: CohereEmbedRequest) -> PoolJob:
 
 
 def cohere_side(body: CohereEmbedRequest) -> Side:
-    """What is embedded: the one of `texts`, `images` and `inputs` that is given.
+    """Return what is embedded: the one of `texts`, `images` and `inputs` that is given.
 
     Raises InvalidInput.
     """
@@ -83,7 +83,7 @@ def check_takes_images(side: Side, job: PoolJob) -> None:
 
 
 async def prompt_of(body: CohereEmbedRequest, job: PoolJob, tokenizer: PoolTokenizer) -> str:
-    """What the model has before a text for this purpose. Raises InvalidInput."""
+    """Return what the model has before a text for this purpose. Raises InvalidInput."""
     purpose = body.input_type
     if purpose is None or purpose == _IMAGE:
         return ""

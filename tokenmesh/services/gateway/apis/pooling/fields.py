@@ -29,7 +29,7 @@ _Count = Annotated[NotNegative, default_for_null(NotNegative, 0)]
 
 
 class PoolingFields(Bounded):
-    """What all routes share."""
+    """It holds what all routes share."""
 
     model_config = ConfigDict(
         extra="allow", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -47,7 +47,7 @@ class PoolingFields(Bounded):
 
 
 class PromptFields(PoolingFields):
-    """What all routes but Cohere's share."""
+    """It holds what all routes but Cohere's share."""
 
     truncate_prompt_tokens: MinusOneOrMore | None = None
     """Cuts each prompt to so many tokens; -1: to the model's length. Without it a longer prompt is
@@ -74,28 +74,29 @@ class PromptFields(PoolingFields):
 
 
 class InputFields(PromptFields):
-    """What has prompts of any kind: `input` or `messages`."""
+    """It holds what has prompts of any kind: `input` or `messages`."""
 
     input: str | list[TokenId] | list[str] | list[list[TokenId]] | None = None
     """A text, a list of texts, token ids, or a list of such lists."""
     messages: list[ChatMessage] | list[list[ChatMessage]] | None = Field(default=None, min_length=1)
     """In place of `input`: a conversation, or a list of conversations, for the chat template."""
     add_special_tokens: Flag | None = None
-    """Whether the tokenizer adds special tokens. Default: to texts, not to conversations."""
+    """It tells whether the tokenizer adds special tokens. Default: to texts, not to
+    conversations."""
     chat_template: str | None = None
     """In place of the model's own, where `tokenizer.trust_request_chat_template` allows it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further arguments of the chat template."""
     add_generation_prompt: Off = False
-    """Whether the prompt ends with the beginning of the assistant's message."""
+    """It tells whether the prompt ends with the beginning of the assistant's message."""
     continue_final_message: Off = False
-    """Whether the prompt ends within the last message."""
+    """It tells whether the prompt ends within the last message."""
 
     media_io_kwargs: Annotated[dict[str, Any] | None, NotServed()] = None
 
 
 class NumberFields(InputFields):
-    """How numbers are written."""
+    """It says how numbers are written."""
 
     encoding_format: Annotated[EncodingFormat, default_for_null(EncodingFormat, "float")] = "float"
     """`float`: JSON numbers; `base64`: text of the bytes; `bytes`: the bytes of all inputs as the
@@ -125,7 +126,7 @@ class ClassificationRequest(InputFields):
 
 
 class ScoreFields(PromptFields):
-    """What scores and reranking share."""
+    """It holds what scores and reranking share."""
 
     max_tokens_per_query: _Count = 0
     """Cuts the query to so many tokens; 0: not at all."""
@@ -181,9 +182,9 @@ class RerankRequest(ScoreFields):
     documents: list[_Scored]
     """The same, one for each document."""
     top_n: _Count = 0
-    """How many of the best documents are returned; 0: all."""
+    """It says how many of the best documents are returned; 0: all."""
     return_documents: Flag | None = None
-    """Whether results hold their documents. Default: yes."""
+    """It tells whether results hold their documents. Default: yes."""
 
     rank_fields: Annotated[list[str] | None, NotServed(None, [], ["text"])] = None
 
@@ -209,7 +210,8 @@ class CohereEmbedRequest(PoolingFields):
     truncate: Annotated[
         Literal["NONE", "START", "END"], default_for_null(Literal["NONE", "START", "END"], "END")
     ] = "END"
-    """Which end of a text that is too long is cut; NONE: it is a 400. What holds images is not cut.
+    """It says which end of a text that is too long is cut; NONE: it is a 400. What holds images is
+    not cut.
     """
     max_tokens: Positive | None = None
     """Cuts each text to so many tokens."""

@@ -35,7 +35,7 @@ from tokenmesh.shared.messages.tokens import TokenLogprobs
 from tokenmesh.shared.tokens import unpack_ids
 
 NAMES: Final = FieldNames({"prompt": "items", "logprob_token_ids": "label_token_ids"}, {})
-"""Of the fields of the completion that a request becomes."""
+"""These are the names of the fields of the completion that a request becomes."""
 _GENERATED: Final = 1
 
 
@@ -52,7 +52,7 @@ class GenerativeScoringRequest(Bounded, extra="allow", strict=True, allow_inf_na
     item_first: Off = False
     """Each item stands before the query."""
     add_special_tokens: On = True
-    """Whether the query has special tokens; items never have any."""
+    """It tells whether the query has special tokens; items never have any."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     priority: Priority = 0
     request_id: str | None = Field(default=None, min_length=1)
@@ -109,7 +109,7 @@ async def build_scoring(
 
 
 def _job(builder: RequestBuilder, card: ModelCard, context: RequestContext) -> PoolJob:
-    """What tokenizers need to know; a prompt is cut below."""
+    """Return what tokenizers need to know; a prompt is cut below."""
     return PoolJob(
         request_id=context.request_id,
         created=0,

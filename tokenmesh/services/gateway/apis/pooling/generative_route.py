@@ -28,7 +28,7 @@ def scoring_endpoint(core: Core) -> Endpoint:
     builder = RequestBuilder(core)
 
     async def generative_scoring(request: Request) -> Response:
-        """How likely a label follows the query and each item, by a model that generates."""
+        """Return how likely a label follows the query and each item, by a model that generates."""
         context = context_of(request.scope)
         context.rename_error = NAMES.rename
         with span("validate"):

@@ -133,7 +133,7 @@ class Side:
         are_second: bool = False,
         cuts_media: bool = True,
     ) -> list[PoolItem]:
-        """Of all of them, in their order.
+        """Return the items of all of them, in their order.
 
         options: `ChatPrompt.mm_processor_kwargs_json`. prompt: put before each text. are_second: as
         in `PoolTokenizer.texts`. cuts_media: what holds media is cut as texts are, else it is an
@@ -190,7 +190,7 @@ class Side:
 
 
 def _has_media(given: dict[str, Any]) -> bool:
-    """Whether the content has parts besides text."""
+    """Return whether the content has parts besides text."""
     content = given.get("content")
     return isinstance(content, list) and any(
         isinstance(part, dict) and part.get("type") in _MEDIA_PARTS for part in content

@@ -38,7 +38,7 @@ CATEGORIES: Final = (
 SAFE: Final = "safe"
 """Stands for a label without a category."""
 _ROW_VALUES: Final = 128
-"""What a result counts as: many are written in a thread."""
+"""It holds what a result counts as: many are written in a thread."""
 _OPENAI_MODELS: Final = ("omni-moderation", "text-moderation")
 _CATEGORY_BY_LABEL: Final[Mapping[str, str]] = {
     **{re.sub(r"[^a-z0-9]", "", each): each for each in CATEGORIES},

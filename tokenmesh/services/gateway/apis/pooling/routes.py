@@ -123,7 +123,7 @@ class _PoolingRoutes:
         return self._pool(job, partial(moderate, texts))
 
     async def create_score(self, request: Request) -> Response:
-        """How well pairs of texts fit together."""
+        """Return how well pairs of texts fit together."""
         context = context_of(request.scope)
         with span("validate"):
             body = await read_json(request, ScoreRequest, self._settings)

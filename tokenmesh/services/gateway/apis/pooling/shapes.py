@@ -96,7 +96,7 @@ class ApiVersion(msgspec.Struct):
 
 
 class BilledUnits(msgspec.Struct, omit_defaults=True):
-    """What Cohere's clients read usage from."""
+    """It holds what Cohere's clients read usage from."""
 
     input_tokens: int | None = None
     image_tokens: int | None = None

@@ -66,10 +66,10 @@ class InputBuffer:
 
     rate: int
     max_s: float
-    """Of audio that is not committed; speech that goes on longer is cut."""
+    """It bounds the length of audio that is not committed; speech that goes on longer is cut."""
     detection: TurnDetection | None
     keeps_silence: bool = False
-    """Whether what is before speech belongs to the item."""
+    """It tells whether what is before speech belongs to the item."""
     cuts_at_pauses: bool = True
     """Unset: detected speech goes on after a pause."""
     _data: bytearray = field(default_factory=bytearray)
@@ -85,7 +85,7 @@ class InputBuffer:
     is_speech: bool = False
 
     def append(self, data: bytes) -> Iterator[SpeechStarted | SpeechStopped | None]:
-        """What happens in the audio; None after each measured frame. Raises InvalidInput."""
+        """Yield what happens in the audio; None after each measured frame. Raises InvalidInput."""
         if len(data) % BYTES_PER_SAMPLE:
             raise invalid("audio", "ends within a sample of 16 bits")
         most = int(self.max_s * self.rate) * BYTES_PER_SAMPLE
@@ -137,7 +137,7 @@ class InputBuffer:
         return SpeechStopped(at_ms, self._taken(self._num_seen))
 
     def read(self) -> bytes:
-        """What has arrived since the last call of the audio that the next item will hold."""
+        """Return what has arrived since the last call of the audio that the next item will hold."""
         start, all_of_it = self._num_read, len(self._data) // BYTES_PER_SAMPLE
         self._num_read = all_of_it if self.detection is None else max(start, self._num_seen)
         return bytes(self._data[start * BYTES_PER_SAMPLE : self._num_read * BYTES_PER_SAMPLE])
@@ -228,7 +228,7 @@ class AudioFields(_Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioConfig:
-    """How a session's input audio is read."""
+    """It says how a session's input audio is read."""
 
     rate: int = DEFAULT_RATE
     transcription: InputTranscription | None = None

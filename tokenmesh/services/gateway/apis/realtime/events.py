@@ -193,7 +193,7 @@ class AudioAppend(ClientEvent):
 
 
 class AudioCommit(ClientEvent):
-    """What was appended becomes an item."""
+    """It holds what was appended becomes an item."""
 
 
 class AudioClear(ClientEvent):

@@ -29,7 +29,7 @@ _COUNTED: Final = ("prompt_tokens", "completion_tokens")
 class FinishedTranscript:
     text: str
     seconds: float
-    """Of audio."""
+    """This is the length of audio."""
     tokens: dict[str, int]
     """Charged for it: `prompt_tokens` and `completion_tokens`."""
 
@@ -141,7 +141,7 @@ class LiveTranscript:
         self._speech.end(audio)
 
     async def result(self) -> FinishedTranscript | None:
-        """What `ItemTranscripts.live` returns, or raises."""
+        """Return what `ItemTranscripts.live` returns, or raises."""
         return await self._task
 
     async def cancel(self) -> None:

@@ -176,12 +176,12 @@ class RealtimeResponse:
 
     @property
     def is_active(self) -> bool:
-        """Whether response.done has not been sent yet."""
+        """Return whether response.done has not been sent yet."""
         return self._task is not None and not self._task.done()
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether `cancel` has ended it, or is about to."""
+        """Return whether `cancel` has ended it, or is about to."""
         return self._is_cancelled
 
     async def start(self, group: asyncio.TaskGroup) -> None:

@@ -55,11 +55,11 @@ class SessionConfig:
     reasoning: Json | None = None
     audio: AudioConfig = DEFAULT_AUDIO
     is_transcription: bool = False
-    """Whether the session only transcribes."""
+    """It tells whether the session only transcribes."""
     is_vllm: bool = False
-    """Whether it does so for a client of vLLM."""
+    """It tells whether it does so for a client of vLLM."""
     names_model: bool = True
-    """Whether the client has named a model, or a transcription, before the session."""
+    """It tells whether the client has named a model, or a transcription, before the session."""
 
     def updated(self, fields: SessionFields) -> "SessionConfig":
         """The configuration after a session.update. Raises NotSupported."""

@@ -36,7 +36,7 @@ from tokenmesh.shared.errors import Cancelled, Overloaded, TokenMeshError
 from tokenmesh.shared.ids import new_request_id
 
 _LONG_CHARS: Final = 256 * 1024
-"""Of base64 that is decoded in a thread."""
+"""It bounds the length of base64 that is decoded in a thread."""
 _MAX_WAITING: Final = 8
 """Items of a session that wait to be transcribed."""
 
@@ -50,12 +50,12 @@ class _Turn:
     config: AudioConfig
     is_answered: bool
     live: LiveTranscript | None = None
-    """What has transcribed it while it arrived."""
+    """It holds what has transcribed it while it arrived."""
     event: ResponseCreate | None = None
     """The client's, which waits for the transcript."""
     is_done: bool = False
     is_last: bool = False
-    """Whether vLLM's client gets the whole text after it."""
+    """It tells whether vLLM's client gets the whole text after it."""
 
 
 class SpeechInput:
@@ -85,7 +85,7 @@ class SpeechInput:
         self._newest: _Turn | None = None
         self._transcripts = ItemTranscripts(services, channel, access)
         self._live: LiveTranscript | None = None
-        """Of the next item."""
+        """This is the transcript of the next item."""
         self._lives: set[LiveTranscript] = set()
         """That and those of items that wait."""
         self._usage: Counter[str] = Counter()
@@ -133,7 +133,9 @@ class SpeechInput:
 
     @property
     def _takes_item(self) -> bool:
-        """Whether an item may begin: in vLLM's dialect one at a time, as its texts name no item."""
+        """Return whether an item may begin: in vLLM's dialect one at a time, as its texts name no
+        item.
+        """
         is_idle = self._newest is None or self._newest.is_done
         return is_idle or not self._session.is_vllm
 
@@ -243,7 +245,7 @@ class SpeechInput:
                 await self._services.core.uploads.remove(each.file_id, self._access)
 
     def holds(self, event: ResponseCreate) -> bool:
-        """Whether a response waits for the newest item's transcript, and `run` starts it.
+        """Return whether a response waits for the newest item's transcript, and `run` starts it.
 
         Raises ResponseActive where another one does.
         """

@@ -43,7 +43,7 @@ _MODEL_BY_TYPE: Final[dict[str, type[ClientEvent]]] = {
 
 
 def begins_dialect(value: Json) -> bool:
-    """Whether a session's first event is one of vLLM's clients."""
+    """Return whether a session's first event is one of vLLM's clients."""
     return value.get("type") == "session.update" and "model" in value and "session" not in value
 
 

@@ -49,7 +49,7 @@ class Feed:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the feed does not have all frames of the response."""
+        """Return whether the feed does not have all frames of the response."""
         return self._is_full or self.ended is None
 
     def leave(self) -> None:

@@ -257,7 +257,7 @@ def _input_item(item: Json, index: int, response_id: str) -> Json:
 
 
 def item_prefix(item: Json) -> str:
-    """What the id of an item begins with."""
+    """Return what the id of an item begins with."""
     return _PREFIXES.get(item.get("type") or "message", "item")
 
 

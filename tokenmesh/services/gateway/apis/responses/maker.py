@@ -76,7 +76,7 @@ def _chain_too_long(limit: str) -> PayloadTooLarge:
 
 
 def has_references(body: ResponsesRequest) -> bool:
-    """Whether the input refers to stored items."""
+    """Return whether the input refers to stored items."""
     return any(_reference(item) is not None for item in body.items)
 
 
@@ -153,7 +153,7 @@ class ResponseMaker:
         return body.model_copy(update={"store": bool(is_stored and self.logs is not None)})
 
     def needs_run(self, body: ResponsesRequest) -> bool:
-        """Whether a request needs `make`: it is stored, has references or MCP tools."""
+        """Return whether a request needs `make`: it is stored, has references or MCP tools."""
         has_servers = any(tool.get("type") == "mcp" for tool in body.tools or ())
         given = (body.previous_response_id, body.conversation)
         refers = any(each is not None for each in given) or has_references(body)

@@ -43,7 +43,7 @@ class RequestedServer:
     """Names of allowed tools; None: all tools of the server."""
 
     def allows(self, name: str) -> bool:
-        """Whether both the operator and the request allow the tool."""
+        """Return whether both the operator and the request allow the tool."""
         by_operator = self.settings.allowed_tools
         is_wanted = self.allowed is None or name in self.allowed
         return is_wanted and (by_operator is None or name in by_operator)

@@ -9,7 +9,9 @@ from tokenmesh.shared.tokens import unpack_ids
 
 
 class RawMessages:
-    """Of `enable_response_messages`: the tokens into and out of the model, by turn."""
+    """It keeps the messages of `enable_response_messages`: the tokens into and out of the model, by
+    turn.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -149,7 +149,7 @@ class ResponsesRequest(Bounded, extra="allow", strict=True, allow_inf_nan=False)
 
     @property
     def shows_logprobs(self) -> bool:
-        """Whether the text has the log-probabilities of its tokens."""
+        """Return whether the text has the log-probabilities of its tokens."""
         return LOGPROBS in (self.include or ())
 
     @property

@@ -77,7 +77,7 @@ class ResponseLogs:
         self.shares = StoredShares(redis, journal, settings)
         self.conversations = Conversations(journal, settings, self.shares)
         self.marks = OwnerMarks(journal, response_open)
-        """Which gateway generates which response."""
+        """It says which gateway generates which response."""
 
     async def ends(self, given: str, access: Access, param: str = "response_id") -> Ends:
         """Raises NotFound if it does not exist, has expired, or belongs to another tenant."""

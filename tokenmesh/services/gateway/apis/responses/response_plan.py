@@ -132,7 +132,7 @@ class ResponseSpec:
 
     @property
     def is_background(self) -> bool:
-        """Whether it is generated independently of the client's connection."""
+        """Return whether it is generated independently of the client's connection."""
         return bool(self.body.background)
 
 

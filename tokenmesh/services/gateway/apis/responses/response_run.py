@@ -180,7 +180,7 @@ class ResponseRun:
         await self._end(status, events, flush)
 
     def _has_no_next_turn(self) -> bool:
-        """Whether the response ends although MCP tools were called."""
+        """Return whether the response ends although MCP tools were called."""
         return self._awaits_client() or self._tokens_left() == 0
 
     def _tokens_left(self) -> int | None:
@@ -191,7 +191,7 @@ class ResponseRun:
         return max(0, limit - sum(each.completion_tokens for each in self._usages))
 
     def _awaits_client(self) -> bool:
-        """Whether the client has calls to execute before the next turn."""
+        """Return whether the client has calls to execute before the next turn."""
         return any(each["type"] in _CLIENT_CALLS for each in self._events.response["output"])
 
     async def _next_turn(self) -> GenerationRequest:

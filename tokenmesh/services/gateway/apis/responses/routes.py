@@ -74,7 +74,9 @@ def input_tokens_router(core: Core, responses: Responses) -> APIRouter:
 
     @router.post(f"{PATH}/input_tokens", openapi_extra=body_schema(ResponsesRequest))
     async def count_input_tokens(request: Request) -> Response:
-        """How many tokens a response's prompt would have, those of earlier responses included."""
+        """Return how many tokens a response's prompt would have, those of earlier responses
+        included.
+        """
         context = context_of(request.scope)
         body = await read_json(request, ResponsesRequest, core.settings)
         body, previous = await responses.maker.load_history(body, context.access)
@@ -157,7 +159,7 @@ def _json(body: bytes | Json) -> Response:
 
 
 _MAX_ITEMS: Final = 20
-"""Of one request, as OpenAI has it."""
+"""It bounds the items of one request, as OpenAI has it."""
 
 
 class ConversationRequest(Bounded, extra="allow", strict=True):

@@ -97,7 +97,9 @@ class Runs:
         return self._stored_logs
 
     def __contains__(self, response_id: ResponseId) -> bool:
-        """Whether it is generated here or about to be deleted, so that nothing may adopt it."""
+        """Return whether it is generated here or about to be deleted, so that nothing may
+        adopt it.
+        """
         is_orphan = self._orphans is not None and response_id in self._orphans
         return is_orphan or response_id in self._run_by_id
 
@@ -264,7 +266,7 @@ class Runs:
             await admission.charge_for_another(tenant, begun.model, tokens, begun.id)
 
     def is_closing(self, response_id: ResponseId) -> bool:
-        """Whether a response has ended here and its usage is not in Redis yet."""
+        """Return whether a response has ended here and its usage is not in Redis yet."""
         return self._context.services.admission.is_charge_pending(response_id)
 
     async def give_up(self, response_id: ResponseId, error: TokenMeshError) -> None:

@@ -43,7 +43,8 @@ _MAX_DEFINITION: Final = 16_384
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_CHARS: Final = 64
 _MAX_OWN_NAME_CHARS: Final = 256
-"""Of a namespace, and of a tool in one: both are joined for each tool, and for each call."""
+"""It bounds the name of a namespace, and of a tool in one: both are joined for each tool, and for
+each call."""
 _DIGEST_CHARS: Final = 8
 
 

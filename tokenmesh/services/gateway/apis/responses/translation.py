@@ -94,7 +94,7 @@ def translate(
 
 
 def is_long(body: ResponsesRequest, previous: Sequence[Json] = ()) -> bool:
-    """Whether `translate` takes more than a few milliseconds."""
+    """Return whether `translate` takes more than a few milliseconds."""
     tools = body.tools or ()
     nested = [each for tool in tools if isinstance(each := tool.get("tools"), list)]
     return sum(map(len, (body.items, previous, tools, *nested))) > _FEW_ITEMS or any(

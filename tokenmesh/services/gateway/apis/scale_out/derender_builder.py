@@ -50,7 +50,7 @@ class Rendering:
     request_id: str
     """The id of the request; of several prompts, each has this id and its number."""
     returns_offsets: bool = False
-    """Whether places of tokens are wanted."""
+    """It tells whether places of tokens are wanted."""
 
     def request(self, job: PromptJob, prompt: Prompt) -> RenderedRequest:
         """The body for one prompt. Raises NotSupported for a prompt with media."""
@@ -109,7 +109,7 @@ class Rendering:
         )
 
     def _has_ended(self, structured: Structured) -> bool:
-        """What vLLM says; here `rendered` decides, since hidden reasoning is not content."""
+        """Return what vLLM says; here `rendered` decides, since hidden reasoning is not content."""
         is_hidden = isinstance(self.body, ChatRequest) and not self.body.include_reasoning
         return is_hidden or not structured.after
 
@@ -249,7 +249,9 @@ class DerenderBuilder:
             )
 
     async def _has_parser(self, model: str | None) -> bool:
-        """Whether the operator has chosen one; one that is found in the template counts as none."""
+        """Return whether the operator has chosen one; one that is found in the template counts as
+        none.
+        """
         card = await self.catalog.find_soon(model)
         text = await self.vocabularies.get(card.name)
         has_any = text.family.reasoning is not None or text.family.tools is not None

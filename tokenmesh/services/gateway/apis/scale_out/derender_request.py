@@ -94,7 +94,7 @@ class TokensResponse(TokensChunk):
 
 
 class StreamState(BaseModel, extra="forbid", strict=True):
-    """What the client sends back between the chunks of one choice.
+    """It holds what the client sends back between the chunks of one choice.
 
     It contains only what the client has received: a forged state misleads only its client. It is
     bounded by the model's length.
@@ -102,7 +102,7 @@ class StreamState(BaseModel, extra="forbid", strict=True):
 
     created: NotNegative
     role_sent: bool = False
-    """Whether the first chunk of the choice was written."""
+    """It tells whether the first chunk of the choice was written."""
     output_token_ids: list[TokenId] = []
 
 

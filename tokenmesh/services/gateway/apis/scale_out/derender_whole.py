@@ -42,11 +42,11 @@ class OutputReader:
     """Reads the choices of one request."""
 
     sampling: SamplingParams | None
-    """Of the generate request; None: unknown."""
+    """These are the parameters of the generate request; None: unknown."""
     end_ids: Set[int]
     """Tokens that end an answer and are not part of its text."""
     needs_each: bool = True
-    """Whether log-probabilities must be those of the tokens, one for each."""
+    """It tells whether log-probabilities must be those of the tokens, one for each."""
 
     def outputs(self, choice: TokensChoice, *, is_whole: bool) -> Iterator[Output]:
         """In order. `is_whole`: the choice has ended even without a finish reason."""
@@ -103,7 +103,7 @@ class OutputReader:
         return self.shown(content)
 
     def are_of_tokens(self, choice: TokensChoice) -> bool:
-        """Whether the choice has a log-probability of each of its tokens."""
+        """Return whether the choice has a log-probability of each of its tokens."""
         content = None if choice.logprobs is None else choice.logprobs.content
         return [each.token_id for each in content or ()] == (choice.token_ids or [])
 
@@ -116,7 +116,7 @@ class OutputReader:
         ]
 
     def _ends_with_stop(self, ids: Sequence[int], stop: int | str | None) -> bool:
-        """Whether the last token ended the choice."""
+        """Return whether the last token ended the choice."""
         if not ids or isinstance(stop, str):
             return False
         return ids[-1] == stop if stop is not None else ids[-1] in self.end_ids

@@ -92,7 +92,7 @@ class ThinkingRule(BaseModel, extra="forbid", strict=True):
 
 
 class RenderedPrompt(BaseModel, extra="forbid", strict=True):
-    """What the renderer derived with the tokenizer, so that generate works without one."""
+    """It holds what the renderer derived with the tokenizer, so that generate works without one."""
 
     bad_words_token_ids: list[_Sequence] | None = Field(default=None, max_length=_MAX_SEQUENCES)
     reasoning_end_token_ids: list[_Sequence] | None = Field(default=None, max_length=64)

@@ -45,7 +45,7 @@ class GenerateWriter:
         self._counts = [0] * request.num_choices
         self._begun: set[int] = set()
         self.is_aborted = False
-        """Whether the request was aborted before it was placed on a worker."""
+        """It tells whether the request was aborted before it was placed on a worker."""
         self._held: list[OutputChunk] = []
         """Waits for the prompt's log-probabilities, which the first chunks contain."""
 

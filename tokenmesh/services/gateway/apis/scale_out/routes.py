@@ -220,7 +220,7 @@ class _ScaleOutRoutes:
 
 
 def _take_offsets(body: SamplingFields) -> bool:
-    """Whether places of tokens are wanted; the field has no effect on generation."""
+    """Return whether places of tokens are wanted; the field has no effect on generation."""
     wanted, body.return_token_offsets = bool(body.return_token_offsets), None
     return wanted
 

@@ -170,7 +170,7 @@ def _needs_tokenizer(name: str) -> InvalidInput:
 
 
 def _may_reason_first(body: GenerateRequest, fields: GenerateSampling) -> bool:
-    """Whether the model's parser is needed to find where a constraint begins."""
+    """Return whether the model's parser is needed to find where a constraint begins."""
     rendered = body.rendered or RenderedPrompt()
     is_known = bool(body.reasoning_ended) or rendered.reasoning_end_token_ids is not None
     return fields.structured_outputs is not None and not is_known
