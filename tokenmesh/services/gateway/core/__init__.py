@@ -1,1 +1,1 @@
-"""What every API of a gateway is built from; it names none of them."""
+"""Define what every API of a gateway is built from; it names none of them."""

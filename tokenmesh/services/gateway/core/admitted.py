@@ -23,7 +23,7 @@ from tokenmesh.shared.errors import TokenMeshError
 REQUESTS_PER_TURN: Final = 16
 """Requests of a burst that are begun before the event loop looks around."""
 Exempt = Callable[[str, str], bool]
-"""Whether a request of a method and path does not count against its tenant's limits."""
+"""It tells whether a request of a method and path does not count against its tenant's limits."""
 _READING: Final = ("GET", "DELETE")
 """Methods whose number at a time is bounded; ending something may take long and costs nothing."""
 
@@ -84,7 +84,7 @@ class AdmittedRoutes:
             context.hand_on()
 
     def _is_read(self, scope: Scope, post: Post | None) -> bool:
-        """Whether it is exempt; OPTIONS is answered without a route."""
+        """Return whether it is exempt; OPTIONS is answered without a route."""
         if scope["type"] != "http":
             return True
         method = scope["method"]

@@ -18,10 +18,10 @@ from tokenmesh.shared.journal import Journal
 
 
 class AnswerKind(NamedTuple):
-    """What a route answers with."""
+    """It holds what a route answers with."""
 
     id_prefix: str
-    """What ids of its answers begin with."""
+    """It holds what ids of its answers begin with."""
     operation: str | None = None
     """The name of OpenTelemetry's conventions; they have three, for other routes there is none."""
 
@@ -37,16 +37,16 @@ class AnswerShape(NamedTuple):
     kinds: Sequence[type[msgspec.Struct]] = ()
     """The struct of the JSON body; of several it is one. None: any JSON."""
     is_list: bool = False
-    """Whether the body is a list of them."""
+    """It tells whether the body is a list of them."""
     streams: bool = False
-    """Whether it may also be a stream of events."""
+    """It tells whether it may also be a stream of events."""
     media_type: str | None = None
-    """Of a body that is not JSON."""
+    """This is the type of a body that is not JSON."""
     is_empty: bool = False
 
 
 class Background:
-    """What an API does besides its routes."""
+    """It holds what an API does besides its routes."""
 
     async def start(self) -> None:
         """Called before the first request."""
@@ -60,14 +60,14 @@ class Background:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """What an API serves."""
+    """It holds what an API serves."""
 
     posts: Mapping[str, Post] = field(default_factory=dict)
     """By path."""
     routers: Sequence[APIRouter] = ()
     """All other routes."""
     bodies: Sequence[type[BaseModel]] = ()
-    """Of their requests, for the OpenAPI document."""
+    """These are the bodies of their requests, for the OpenAPI document."""
     background: Sequence[Background] = ()
 
 
@@ -77,14 +77,15 @@ class Api:
 
     name: str
     open_journal: Callable[[MessageBus, Settings], Journal] | None = None
-    """What outlives the process: `Core.journals` has it by the API's name."""
+    """It holds what outlives the process: `Core.journals` has it by the API's name."""
     build: Callable[[Core], Routes]
     """Called once, at the start of a gateway."""
     prefixes: tuple[str, ...] = ()
-    """Of paths whose errors it writes, also those of requests that do not reach a route."""
+    """These are the beginnings of paths whose errors it writes, also those of requests that do not
+    reach a route."""
     write_error: ErrorWriter = errors.write_error
     error_body: type[msgspec.Struct] = errors.ErrorBody
-    """What `write_error` writes, for the OpenAPI document."""
+    """It holds what `write_error` writes, for the OpenAPI document."""
     answer_kinds: Mapping[str, AnswerKind] = field(default_factory=dict)
     """By path."""
     exempt: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -18,7 +18,7 @@ class ApiTable:
     def __init__(self, apis: Sequence[Api]) -> None:
         self.apis = apis
         self.kinds: dict[str, AnswerKind] = {}
-        """What a path is answered with; others are of `OTHER_KIND`."""
+        """It holds what a path is answered with; others are of `OTHER_KIND`."""
         for api in apis:
             for path, kind in api.answer_kinds.items():
                 assert path not in self.kinds, path
@@ -29,7 +29,7 @@ class ApiTable:
         }
 
     def hint(self, path: str) -> str | None:
-        """What to do instead of calling a path that is not served."""
+        """Return what to do instead of calling a path that is not served."""
         return next((api.hints[path] for api in self.apis if path in api.hints), None)
 
     def find(self, path: str) -> Api | None:
@@ -42,7 +42,7 @@ class ApiTable:
         return (write_error if api is None else api.write_error)(error, context)
 
     def is_exempt(self, method: str, path: str) -> bool:
-        """Whether a request does not count against its tenant's limits."""
+        """Return whether a request does not count against its tenant's limits."""
         exempt = self._exempt.get(method)
         return exempt is not None and exempt.fullmatch(path) is not None
 

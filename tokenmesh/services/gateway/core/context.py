@@ -35,7 +35,7 @@ class RequestContext:
     request_id: RequestId
     """Returned as X-Request-Id; a body's `request_id` may replace it."""
     is_own_id: bool
-    """Whether the client chose it."""
+    """It tells whether the client chose it."""
     started_s: float
     """Monotonic."""
     access: Access = DEFAULT_ACCESS
@@ -43,14 +43,14 @@ class RequestContext:
     method: str = ""
     path: str = ""
     kind: str = ""
-    """What ids of its answer begin with, such as `chatcmpl`."""
+    """It holds what ids of its answer begin with, such as `chatcmpl`."""
     write_error: ErrorWriter = write_error
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     """Those of the request; of several with one name the last."""
     standing: RateLimitStatus | None = None
     """The tenant's rate limits, once they are known."""
     lease: Lease | None = None
-    """What the request counts for in its tenant's limits while it runs."""
+    """It holds what the request counts for in its tenant's limits while it runs."""
     body: Body | None = None
     """The body, where the route counts against limits."""
     warnings: list[str] = field(default_factory=list)
@@ -60,14 +60,15 @@ class RequestContext:
     asked_model: str | None = None
     """The model's name in the request."""
     has_large_body: bool = False
-    """Whether reading the body further takes more than a few milliseconds."""
+    """It tells whether reading the body further takes more than a few milliseconds."""
     session_id: str | None = None
     """The client's name for related requests; an attribute of the trace."""
     status: int = 0
     response_bytes: int = 0
-    """Of the body, sent so far."""
+    """This is the size of the body, sent so far."""
     input_tokens: int = 0
-    """Of all prompts that were answered; this and the next three are attributes of the trace."""
+    """It counts the tokens of all prompts that were answered; this and the next three are
+    attributes of the trace."""
     output_tokens: int = 0
     max_tokens: int = 0
     """The most output tokens that a prompt could have."""

@@ -65,13 +65,13 @@ class Core:
         self.metrics = metrics
         self.redis = redis
         self.config = config
-        """Of all services."""
+        """These are the settings of all services."""
         self.journals = journals or {}
-        """What outlives the process, by names; what has none is not stored."""
+        """It holds what outlives the process, by names; what has none is not stored."""
         self.draining = asyncio.Event()
         """Set while the gateway finishes its requests and starts no background work."""
         self.posts: dict[str, Post] = {}
-        """Of all APIs by path; complete when the first request arrives."""
+        """These are the endpoints of all APIs by path; complete when the first request arrives."""
         self.requests = OpenRequests(metrics)
         self.tenancy = Tenancy(gateway_id, redis, limits, metrics)
         self._sweeper = FileSweeper.of(redis, blobs, self.journals.get(JOURNAL), limits, metrics)

@@ -1,4 +1,4 @@
-"""Whether a gateway can serve requests, as probes of load balancers ask."""
+"""Tell whether a gateway can serve requests, as probes of load balancers ask."""
 
 from typing import Final
 
@@ -33,7 +33,7 @@ def readiness(core: Core) -> Response:
 
 
 def _lacks_encoder(core: Core) -> bool:
-    """Whether no model can be served in full, because no encoder is alive."""
+    """Return whether no model can be served in full, because no encoder is alive."""
     models = core.mesh.catalog.all()
     needs_one = bool(models) and all(card.needs_encoder for card in models)
     return needs_one and not core.members.service(ENCODER)

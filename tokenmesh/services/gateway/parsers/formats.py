@@ -80,7 +80,9 @@ class CallFrame:
 
     @property
     def marks(self) -> tuple[str, str]:
-        """What is always written as it is: before the function's name, and behind the call."""
+        """Return what is always written as it is: before the function's name, and behind the
+        call.
+        """
         return self.marker + self.before, self.end
 
 
@@ -94,7 +96,7 @@ class BareCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How a family of models writes tool calls."""
+    """It says how a family of models writes tool calls."""
 
     make: Callable[[ParseContext], Parser]
     """Makes the parser of one choice; it reads the content that the reasoning parser leaves."""
@@ -115,12 +117,12 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """How a family of models writes reasoning."""
+    """It says how a family of models writes reasoning."""
 
     make: Callable[[ParseContext], Parser]
     """Makes the parser of one choice, which reads its text from the first character."""
     begins: Callable[[ParseContext], bool]
-    """Whether the answer will begin with reasoning, as far as the prompt shows."""
+    """It tells whether the answer will begin with reasoning, as far as the prompt shows."""
     start: str = ""
     """The marker before reasoning; empty: the format has none."""
     end: str = ""
@@ -142,11 +144,12 @@ class FormatFamily:
     reasoning: ReasoningFormat | None = None
     tools: ToolFormat | None = None
     budget_end: str = ""
-    """What the model writes when a budget of reasoning is spent; empty: the end marker alone."""
+    """It holds what the model writes when a budget of reasoning is spent; empty: the end marker
+    alone."""
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """What a spent budget writes, then all that ends reasoning by itself."""
+        """Return what a spent budget writes, then all that ends reasoning by itself."""
         ends = self.reasoning_ends
         if not ends or not self.budget_end:
             return ends
@@ -171,12 +174,16 @@ class FormatFamily:
 
     @property
     def can_cut_reasoning(self) -> bool:
-        """Whether the end marker ends reasoning wherever it stands; in channels it does not."""
+        """Return whether the end marker ends reasoning wherever it stands; in channels it
+        does not.
+        """
         found = self.reasoning
         return found is not None and bool(found.end) and found.tools is None
 
     def begins_reasoning(self, context: ParseContext) -> bool:
-        """Whether the answer to this prompt will begin with reasoning, as far as it shows."""
+        """Return whether the answer to this prompt will begin with reasoning, as far as it
+        shows.
+        """
         return self.reasoning is not None and self.reasoning.begins(context)
 
     def make(self, context: ParseContext) -> Parser | None:

@@ -55,7 +55,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseContext:
-    """What a parser may know of the request before the first token."""
+    """It holds what a parser may know of the request before the first token."""
 
     prompt_tail: str = ""
     """The end of the rendered prompt with special tokens: shows whether it opens a block of
@@ -79,7 +79,9 @@ class Parser(Protocol):
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the last character pushed belongs to reasoning (for counting its tokens)."""
+        """Return whether the last character pushed belongs to reasoning (for counting its
+        tokens).
+        """
 
     def push(self, text: str) -> list[Event]:
         """The events that this text completes."""

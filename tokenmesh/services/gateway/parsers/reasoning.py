@@ -19,7 +19,7 @@ Unmarked = Literal["answer", "reasoning", "reasoning_unless_off"]
 
 
 def _is_open(context: ParseContext, starts: Iterable[str], ends: Iterable[str]) -> bool | None:
-    """Whether the prompt leaves a block of reasoning open; None if it does not show.
+    """Return whether the prompt leaves a block of reasoning open; None if it does not show.
 
     Only a marker at the very end of the prompt counts, since a user may have written others. If the
     prompt ends with the model's unfinished message, the last marker in it counts.

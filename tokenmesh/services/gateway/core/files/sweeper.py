@@ -23,7 +23,7 @@ from tokenmesh.shared.redis import Redis
 logger = logging.getLogger(__name__)
 
 FILE_SWEEP_S: Final = 300.0
-"""How often a gateway looks for content of uploads that has no description; longer than
+"""It says how often a gateway looks for content of uploads that has no description; longer than
 body_timeout_s. Found twice, it is deleted."""
 
 _AT_A_TIME: Final = 256

@@ -42,7 +42,7 @@ class BodyWriter(Protocol):
 
     @property
     def keep_alive(self) -> bytes:
-        """What clients of a stream skip; also sent before `begin`."""
+        """Return what clients of a stream skip; also sent before `begin`."""
 
     def begin(self, delivery: Delivery) -> bytes:
         """The start of a stream."""
@@ -62,7 +62,7 @@ class BodyWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationServices:
-    """What every generation of a gateway runs with."""
+    """It holds what every generation of a gateway runs with."""
 
     pipeline: PromptRunner
     admission: Admission
@@ -70,7 +70,7 @@ class GenerationServices:
     meters: Meters
     read_load: LoadHeaders
     seeds: SeedSource
-    """Of requests without a seed of their own."""
+    """It makes the seeds of requests without a seed of their own."""
 
     def load_headers(self, context: RequestContext, model: ModelName) -> Headers:
         """Further headers of a response, where its client asks for them."""

@@ -24,7 +24,7 @@ _LOOP_REASON: Final = "repetition_detected"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """How token ids become text."""
+    """It says how token ids become text."""
 
     stops: StopStrings | None = None
     include_stop: bool = False
@@ -35,7 +35,7 @@ class TextOptions:
     stream_interval: int = 1
     """Tokens that a chunk waits for; the first and the last chunk do not wait."""
     drops_output: bool = False
-    """Whether max_tokens was 0: only the prompt is returned."""
+    """It tells whether max_tokens was 0: only the prompt is returned."""
 
 
 class Choice:
@@ -75,7 +75,7 @@ class Choice:
         )
         self._pending: OutputChunk | None = None
         self._has_begun = False
-        """Whether a chunk was returned."""
+        """It tells whether a chunk was returned."""
 
     @property
     def reasoning_tokens(self) -> int | None:

@@ -23,7 +23,7 @@ class Output:
     finish: FinishReason | None = None
     stop_token: int | None = None
     stop_text: str | None = None
-    """What ended it, where another server has read the stream."""
+    """It holds what ended it, where another server has read the stream."""
     cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: TokenMeshError | None = None
@@ -46,7 +46,8 @@ class OutputChunk:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     events: list[Event] | None = None
-    """What the parser made of the text, neighbors of a kind joined; None: there is no parser."""
+    """It holds what the parser made of the text, neighbors of a kind joined; None: there is no
+    parser."""
     content_bytes: list[int | None] = field(default_factory=list)
     """With a parser, for each entry of `logprobs`: bytes of content that the parser released with
     that token; 0: it released something else, None: it released nothing."""

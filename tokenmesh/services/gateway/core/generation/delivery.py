@@ -133,7 +133,7 @@ class Delivery:
         self._detokenizing = detokenizing
         self._num_open = len(choices)
         self.is_complete = not choices
-        """Whether every choice has ended."""
+        """It tells whether every choice has ended."""
 
     def usage(self) -> Usage:
         """Tokens so far; final when `is_complete`."""

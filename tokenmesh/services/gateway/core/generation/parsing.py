@@ -28,7 +28,7 @@ _CONTINUED_TAIL_TOKENS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """How a model's text is written and read."""
+    """It says how a model's text is written and read."""
 
     described: Described
     vocabulary: Vocabulary
@@ -40,7 +40,7 @@ class ModelText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsing:
-    """How the output of one request is parsed."""
+    """It says how the output of one request is parsed."""
 
     family: FormatFamily
     vocabulary: Vocabulary
@@ -48,14 +48,14 @@ class Parsing:
     thinking: bool | None = None
     """The chat template's thinking option, if the request sets it."""
     continues: bool = False
-    """Whether the prompt ends with an unfinished message."""
+    """It tells whether the prompt ends with an unfinished message."""
     shows_reasoning: bool = True
     shows_many_calls: bool = True
     """False: only the first tool call is kept."""
 
     @property
     def shows_special(self) -> bool:
-        """Whether the detokenizer must write special tokens because a parser needs them."""
+        """Return whether the detokenizer must write special tokens because a parser needs them."""
         reasoning, tools = self.family.reasoning, self.family.tools
         if tools is not None and tools.needs_special_tokens and (self.tools or tools.reads_all):
             return True

@@ -47,7 +47,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOptions:
-    """What the chunks of a response hold besides text."""
+    """It holds what the chunks of a response hold besides text."""
 
     logprobs: bool = False
     token_ids: bool = False
@@ -59,7 +59,7 @@ class ChunkOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamOptions:
-    """How a beam search runs."""
+    """It says how a beam search runs."""
 
     width: int
     """Beams that are kept, and choices that are returned."""
@@ -87,7 +87,7 @@ class PromptJob:
     max_tokens: int | None
     """None: as many as the context has room for."""
     cuts_max_tokens: bool = False
-    """Whether a `max_tokens` over the context's room is cut instead of refused."""
+    """It tells whether a `max_tokens` over the context's room is cut instead of refused."""
     n: int = 1
     first_choice: int = 0
     """Index of this prompt's first choice in the response."""
@@ -106,7 +106,7 @@ class PromptJob:
     path: FieldPath = ()
     """Path of the prompt in the client's body if there are several."""
     parsing: Parsing | None = None
-    """How the output is parsed; None: all of it is content."""
+    """It says how the output is parsed; None: all of it is content."""
     budget: ReasoningBudget | None = None
     """Limit of reasoning tokens; None: no limit."""
     tokenized: Tokenized | None = None
@@ -116,7 +116,8 @@ class PromptJob:
     deadline_s: float
     """Absolute, wall clock."""
     keep_alive_s: float | None = None
-    """How long a model on demand stays awake afterwards; negative: for ever; None: as before."""
+    """It says how long a model on demand stays awake afterwards; negative: for ever; None: as
+    before."""
     on_prepared: Callable[[], None] | None = None
     """Called when all text of the request is tokenized."""
 
@@ -169,7 +170,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What to generate and how to show it."""
+    """It holds what to generate and how to show it."""
 
     head: Head
     jobs: tuple[PromptJob, ...]
@@ -183,11 +184,11 @@ class GenerationRequest:
     echo: str = ""
     """Text that a chat's message begins with."""
     echoes_prompt: bool = False
-    """Whether a text completion begins with its prompt."""
+    """It tells whether a text completion begins with its prompt."""
     shows_prompt_logprobs: bool = False
     shows_prompt_text: bool = False
     names_tool: bool = False
-    """Whether the client named the function that a chat must call."""
+    """It tells whether the client named the function that a chat must call."""
 
     @property
     def num_choices(self) -> int:

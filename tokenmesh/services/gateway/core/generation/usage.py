@@ -241,6 +241,6 @@ class Meter:
 
 
 def _exemplar() -> dict[str, str] | None:
-    """What links an observation to its trace; None where the trace is not recorded."""
+    """Return what links an observation to its trace; None where the trace is not recorded."""
     trace_id = sampled_trace_id()
     return None if trace_id is None else {"trace_id": trace_id}

@@ -85,7 +85,7 @@ class HttpConnection(HttpToolsProtocol):
         """The rest is parsed in the next turn of the event loop."""
         self._is_in_header = True
         self._num_header_bytes = 0
-        """Of an incomplete header, except its first portion."""
+        """This is the size of an incomplete header, except its first portion."""
         self._ignores_upgrade = False
         """The request names an unknown protocol: `_parse_again` reads it without the upgrade."""
         self._was_parsed_again = False
@@ -150,7 +150,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_done(self) -> bool:
-        """Whether no further request is read."""
+        """Return whether no further request is read."""
         return self._is_lingering or self.transport.is_closing() or self.parser is None
 
     @property

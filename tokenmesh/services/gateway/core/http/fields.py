@@ -76,7 +76,7 @@ def _wrap(schema: dict[str, Any], function: Any) -> None:
 
 
 def _cannot_fail(schema: dict[str, Any]) -> bool:
-    """Whether every JSON object is valid: its keys are always strings."""
+    """Return whether every JSON object is valid: its keys are always strings."""
     is_any_key = schema.get("keys_schema") in _ALWAYS_VALID
     return is_any_key and schema.get("values_schema") in _ALWAYS_VALID[:2]
 

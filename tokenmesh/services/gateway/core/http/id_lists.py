@@ -213,7 +213,9 @@ async def _holders(body: BaseModel) -> AsyncIterator[tuple[Any, Any]]:
 
 @lru_cache(_CACHED_FIELDS)
 def _takes_any_length(model: type[BaseModel], name: str) -> bool:
-    """Whether a field's lists have no bound of their length, which validation would check."""
+    """Return whether a field's lists have no bound of their length, which validation would
+    check.
+    """
     field = model.model_fields.get(name)
     return field is not None and not _is_bounded(field.annotation, field.metadata)
 

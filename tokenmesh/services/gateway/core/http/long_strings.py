@@ -19,7 +19,7 @@ _MIN_BYTES: Final = _PORTION_BYTES // 2
 _LONGEST_CHAR: Final = 12
 """Two escapes of six bytes: a character outside of the basic plane."""
 _MOST_MORE_BYTES: Final = 3
-"""Of a character in UTF-8, after its first byte."""
+"""It bounds the bytes of a character in UTF-8, after its first byte."""
 _STEP: Final = 512
 """Values between two looks at the clock."""
 _FIRST_HALF: Final = re.compile(rb"\\u[dD][89abAB]")
@@ -41,7 +41,7 @@ class LongStrings:
         turns = Turns()
         kept, done, position = [], 0, 0
         start = -1
-        """Of the string that goes on beyond the portion, without its quote."""
+        """This is the start of the string that goes on beyond the portion, without its quote."""
         for portion in portions(data, _PORTION_BYTES):
             plain = without_escapes(portion)
             num_quotes = plain.count(b'"')
@@ -125,7 +125,7 @@ def portions(data: bytes, num_bytes: int) -> Iterator[bytes]:
 
 
 def without_escapes(portion: bytes) -> bytes:
-    """Of the same length, without escaped backslashes and quotes."""
+    """Return bytes of the same length, without escaped backslashes and quotes."""
     if b"\\" not in portion:
         return portion
     # Escaped backslashes first: in pairs from the left, as a parser reads them.

@@ -27,7 +27,7 @@ class ClientWatch:
         self._receive = receive
         self._patience_s = patience_s
         self.has_left = False
-        """Whether the block was cancelled for this reason."""
+        """It tells whether the block was cancelled for this reason."""
         self.is_writing = False
         """Set by the writer during each write."""
         self.num_writes = 0
@@ -154,7 +154,7 @@ class ResponseSender:
         self._keep_alive: KeepAlive | None = None
         self._is_whole = False
         self.has_begun = False
-        """Whether the status was sent."""
+        """It tells whether the status was sent."""
 
     @contextmanager
     def until_draining(self) -> Iterator[None]:

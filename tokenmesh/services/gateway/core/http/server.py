@@ -31,7 +31,8 @@ REFUSAL_LOG_INTERVAL_S: Final = 60.0
 _SPARE_FILES: Final = 64
 """Open files for NATS, Redis, logs and libraries."""
 _MAX_FRAGMENTS: Final = 4096
-"""Of one websocket message: empty fragments use memory but do not count towards its size."""
+"""It bounds the fragments of one websocket message: empty fragments use memory but do not count
+towards its size."""
 _MAX_UNREAD_BYTES: Final = 1024 * 1024
 """Answers to pings that a client does not read."""
 _TOO_BIG: Final = 1009

@@ -15,7 +15,7 @@ _MAX_WORKERS: Final = 4096
 
 @dataclass(slots=True)
 class _Held:
-    """What one worker has said last."""
+    """It holds what one worker has said last."""
 
     model: ModelName
     cards: list[AdapterCard]

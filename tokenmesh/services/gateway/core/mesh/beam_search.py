@@ -64,7 +64,7 @@ class BeamSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further token can change the answers."""
+        """Return whether no further token can change the answers."""
         if not self.open or len(self.open[0].token_ids) >= self._max_tokens:
             return True
         if len(self._complete) < self._options.width:

@@ -216,7 +216,9 @@ class ServiceCalls:
                 first_answer_s = min(first_answer_s * 2, self._settings.place_idle_s)
 
     def _may_wake(self, model: ModelName, asleep_s: float) -> bool:
-        """Whether to wake a model that a scheduler saw asleep first at `asleep_s`, monotonic."""
+        """Return whether to wake a model that a scheduler saw asleep first at `asleep_s`,
+        monotonic.
+        """
         is_in_time = monotonic_s() - asleep_s < self._settings.wake_timeout_s
         return is_in_time and self.wakes.is_on_demand(model)
 
@@ -263,7 +265,9 @@ def place_of(job: PromptJob, prompt: Prompt, num_output: int) -> Place:
 
 
 def card_attributes(card: ModelCard) -> dict[str, str]:
-    """What spans say of a model: how its weights are kept, and the adapter that a request names."""
+    """Return what spans say of a model: how its weights are kept, and the adapter that a request
+    names.
+    """
     found = {"tokenmesh.weight_format": card.weight_format} if card.weight_format else {}
     if card.ranks > 1:
         found["tokenmesh.ranks"] = str(card.ranks)

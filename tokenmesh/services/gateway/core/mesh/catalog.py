@@ -109,7 +109,7 @@ class Catalog:
             await asyncio.sleep(_POLL_S)
 
     def _is_new(self) -> bool:
-        """Whether there may be workers whose first heartbeat has not arrived yet."""
+        """Return whether there may be workers whose first heartbeat has not arrived yet."""
         if self._first_heard_s is None:
             return self._clock() - self._started_s < self._startup_s
         return self._clock() - self._first_heard_s < self._beat_interval_s
@@ -172,7 +172,7 @@ class Catalog:
         raise InvalidInput(f"model is missing; there are: {names}", param="model")
 
     def has_tokenizer(self, model: ModelName) -> bool:
-        """Whether a live tokenizer knows the model."""
+        """Return whether a live tokenizer knows the model."""
         return any(card.name == model for card in self._tokenized())
 
     def _tokenized(self) -> Iterable[ModelCard]:

@@ -1,5 +1,5 @@
-"""What this gateway has observed of workers: LivenessTracker whether one responds, Breaker which
-ones fail streams repeatedly. No I/O.
+"""Define what this gateway has observed of workers: LivenessTracker whether one responds, Breaker
+which ones fail streams repeatedly. No I/O.
 """
 
 from collections import OrderedDict
@@ -37,7 +37,7 @@ class LivenessTracker:
         self._is_pinged = False
 
     def ping_timeout_s(self, now: float, lag_s: float) -> float:
-        """How long a ping may stay unanswered.
+        """Return how long a ping may stay unanswered.
 
         `lag_s`: how late this process's own timers were recently. On a machine short of CPU all
         workers are slow and none is dead.
@@ -64,12 +64,12 @@ class LivenessTracker:
         self._heard_s = max(self._heard_s, until_s)
 
     def was_heard_after(self, time_s: float) -> bool:
-        """Whether the worker has responded after that time."""
+        """Return whether the worker has responded after that time."""
         return self._heard_s > time_s
 
     @property
     def is_pinged(self) -> bool:
-        """Whether it was silent for too long and has not responded since."""
+        """Return whether it was silent for too long and has not responded since."""
         return self._is_pinged
 
     @property
@@ -80,7 +80,7 @@ class LivenessTracker:
         return self._heard_s + min(usual_s, settings.silence_max_s)
 
     def needs_ping(self, now: float) -> bool:
-        """Whether it is silent for too long. True once for each silence."""
+        """Return whether it is silent for too long. True once for each silence."""
         if self._is_pinged:
             return False
         self._is_pinged = now >= self.due_s

@@ -1,4 +1,4 @@
-"""Which gateway works on what, and the watch that continues the work of dead ones.
+"""Know which gateway works on what, and the watch that continues the work of dead ones.
 
 A mark is an entry of a journal. Every gateway looks for marks of dead owners; the fence of the
 work's log admits one of them. A gateway that was only suspended gets a Conflict at its next append,
@@ -89,5 +89,5 @@ class OrphanWatch:
                 logger.info("cannot adopt %s %s yet: %s", self._what, name, error.message)
 
     def is_live_peer(self, owner: GatewayId) -> bool:
-        """Whether it is another gateway, and alive."""
+        """Return whether it is another gateway, and alive."""
         return owner != self._owner and self._is_alive(owner)

@@ -43,7 +43,7 @@ _LATE_S = 1.0
 _IDLE_S = 0.25
 """Interval of checking the bus while no worker runs a stream."""
 _TIMER_S = 0.001
-"""How early a timer may fire; a check would find nothing then."""
+"""It says how early a timer may fire; a check would find nothing then."""
 _STREAM_INTERVALS = 4
 """Intervals between checks of the streams: there are many of them, and it is less urgent."""
 
@@ -277,7 +277,7 @@ class StreamRecovery:
         self._launcher.recover(stream)
 
     def _probe_bus(self, timeout_s: float) -> asyncio.Future[bool]:
-        """Whether NATS answers, within half of a ping's timeout; all pings share one probe.
+        """Return whether NATS answers, within half of a ping's timeout; all pings share one probe.
 
         A server that hangs makes every worker look hung. The other half is left for the worker.
         """
@@ -294,7 +294,9 @@ class StreamRecovery:
         return True
 
     def _is_in_grace(self) -> bool:
-        """Whether the bus was lost recently, so that missing answers do not prove anything."""
+        """Return whether the bus was lost recently, so that missing answers do not prove
+        anything.
+        """
         now = monotonic_s()
         self._note_losses(now)
         return now < self._grace_until_s

@@ -103,7 +103,7 @@ class _Asks:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """What was sent before counts as lost."""
+        """Begin again: what was sent before counts as lost."""
         self._num_sent = 0
         self._pause_s = 0.0
 
@@ -212,10 +212,10 @@ class RetryPolicy:
 
 
 def is_refusal(error: TokenMeshError) -> bool:
-    """Whether a service answered that it cannot, as opposed to not being reached."""
+    """Return whether a service answered that it cannot, as opposed to not being reached."""
     return isinstance(error, Unavailable) and not is_unreachable(error)
 
 
 def is_unreachable(error: BaseException | None) -> bool:
-    """Whether no process handled the request."""
+    """Return whether no process handled the request."""
     return isinstance(error, _UNREACHABLE)

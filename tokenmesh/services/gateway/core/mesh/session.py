@@ -161,7 +161,8 @@ class Session:
         )
 
     def needs_resend(self, now: float) -> bool:
-        """Whether to request all tokens from position `len(token_ids)` on from the worker again.
+        """Return whether to request all tokens from position `len(token_ids)` on from the worker
+        again.
 
         After a gap True at once and then every `resend_interval_s`; in silence after `stall_s`,
         then at doubled intervals.

@@ -30,7 +30,7 @@ from tokenmesh.shared.telemetry import span
 logger = logging.getLogger(__name__)
 
 _SHARED_ASKS: Final = 2
-"""Of processes that have other requests, too; each may cost one of them."""
+"""It bounds the asks of processes that have other requests, too; each may cost one of them."""
 _MOST_DEATHS: Final = 2
 _MOST_LOST: Final = 16
 """Turns that may be lost for any reason: a bound where no request can be blamed, as where
@@ -51,7 +51,9 @@ class _Turn:
 
 
 class SoleTurns:
-    """Of one request to one service; an object is cheap, as hardly any request needs it."""
+    """It arranges the sole turns of one request to one service; an object is cheap, as hardly any
+    request needs it.
+    """
 
     def __init__(
         self, bus: Bus, members: Members, subject: str, metrics: Metrics, most_wait_s: float
@@ -74,7 +76,7 @@ class SoleTurns:
 
     @property
     def are_due(self) -> bool:
-        """Whether the next request should be one for a sole turn."""
+        """Return whether the next request should be one for a sole turn."""
         return bool(self._num_lost) or (
             self.num_shared >= _SHARED_ASKS
             and self._members.misses_any(self._service, self._began_s)
@@ -140,7 +142,7 @@ class SoleTurns:
             self._lost.append(turn)
 
     async def _is_gone(self, instance: InstanceId) -> bool:
-        """Whether a process has left NATS, or counts as dead by its silence."""
+        """Return whether a process has left NATS, or counts as dead by its silence."""
         return await self._has_left(instance) or self._members.get(instance) is None
 
     async def _has_left(self, instance: InstanceId) -> bool:
@@ -198,7 +200,7 @@ class SoleTurns:
             )
 
     async def _has_died(self, turn: _Turn) -> bool | None:
-        """Whether a process died in its turn; None: that is not known yet."""
+        """Return whether a process died in its turn; None: that is not known yet."""
         last = self._members.lost(turn.instance, turn.epoch)
         if last is not None:
             # one that stands still or is cut off has not left

@@ -206,7 +206,7 @@ def check_fits(num_logprobs: int | None, num_tokens: int, max_bytes: int) -> Non
 
 
 def _room(job: PromptJob, num_tokens: int) -> int:
-    """How many tokens may be generated. Raises PromptTooLong."""
+    """Return how many tokens may be generated. Raises PromptTooLong."""
     limit = job.card.max_model_len
     room, wanted = limit - num_tokens, job.max_tokens
     is_too_much = wanted is not None and wanted > room and not job.cuts_max_tokens

@@ -60,7 +60,7 @@ class Stream:
     kv: KvOrigin | None = None
     """Where its worker gets KV, by the same."""
     is_driven: bool = False
-    """Whether the launcher is placing it now."""
+    """It tells whether the launcher is placing it now."""
     driver: "asyncio.Task[None] | None" = None
     """The task that does so in the background."""
     acceptance: asyncio.Timeout | None = None
@@ -86,7 +86,7 @@ class Streams:
         self._answers: OrderedDict[WorkerId, RecentMost] = OrderedDict()
         """Times of answers, also of workers that are idle; the oldest go first."""
         self.trackers: dict[WorkerId, LivenessTracker] = {}
-        """Of workers that run a stream or an open call."""
+        """These are the trackers of workers that run a stream or an open call."""
         self.has_workers = asyncio.Event()
         """Set while `trackers` is not empty."""
 

@@ -41,7 +41,7 @@ class ModelWakes:
         self._wakes: dict[ModelName, asyncio.Task[None]] = {}
 
     def is_on_demand(self, model: ModelName) -> bool:
-        """Whether a live worker of the model is woken by requests."""
+        """Return whether a live worker of the model is woken by requests."""
         members = self._members.workers(model)
         return any(card.on_demand for each in members for card in each.beat.models)
 

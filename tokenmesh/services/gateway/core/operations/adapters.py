@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_UNKNOWN: Final = 1024
 _UNKNOWN_S: Final = 5.0
-"""How long a name that no worker could resolve is not tried again."""
+"""It says how long a name that no worker could resolve is not tried again."""
 _MAX_RESOLVING: Final = 4
 _NOT_RECORDED: Final = (
     "the adapter is loaded, but Redis is away: workers that join before it is back will not have it"

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.01
 _LOOK_S: Final = 0.05
-"""How often a worker that has not answered is looked for among the members."""
+"""It says how often a worker that has not answered is looked for among the members."""
 
 _Answer = TypeVar("_Answer")
 Answers = Mapping[WorkerId, Message | TokenMeshError]

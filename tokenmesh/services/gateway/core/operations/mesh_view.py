@@ -192,7 +192,7 @@ class EngineMetrics:
                 self._read_at_s = monotonic_s()
 
     def render(self, prefix: str, is_open: bool) -> bytes:
-        """What was read, as text; `is_open`: in OpenMetrics."""
+        """Return what was read, as text; `is_open`: in OpenMetrics."""
         return join_samples(ENGINE_METRICS, self._lines.values(), prefix, is_open)
 
     async def _read_all(self) -> None:

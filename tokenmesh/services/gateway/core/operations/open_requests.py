@@ -43,7 +43,10 @@ class _Handler:
 
 
 class OpenRequests:
-    """Of one gateway process. The server bounds open requests, the routes bound the metrics."""
+    """It counts the open requests of one gateway process.
+
+    The server bounds open requests, the routes bound the metrics.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

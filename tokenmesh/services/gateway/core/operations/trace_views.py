@@ -93,7 +93,7 @@ class TraceSummary(msgspec.Struct, frozen=True):
     trace_id: str
     request_id: str | None
     name: str
-    """Of the first span, and its attributes."""
+    """This is the name of the first span, and its attributes."""
     attributes: dict[str, object]
     start_ns: int
     end_ns: int
@@ -103,14 +103,14 @@ class TraceSummary(msgspec.Struct, frozen=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a span has an error, or the client got one."""
+        """Return whether a span has an error, or the client got one."""
         status = self.attributes.get(_STATUS)
         return self.has_error or (isinstance(status, int) and status >= _FIRST_FAILURE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFilter:
-    """What a trace must have; a field that is None is not compared."""
+    """It holds what a trace must have; a field that is None is not compared."""
 
     status: str | None = None
     """ok, failed, or an HTTP status in digits."""
@@ -122,10 +122,10 @@ class TraceFilter:
     """Both are compared with the beginning of a trace; wall clock."""
     min_ns: int = 0
     requests_only: bool = False
-    """Whether traces without a request are left out."""
+    """It tells whether traces without a request are left out."""
 
     def accepts(self, trace: TraceSummary, tenants: Set[str]) -> bool:
-        """Whether a trace is to be shown; `tenants` are those whose requests it holds."""
+        """Return whether a trace is to be shown; `tenants` are those whose requests it holds."""
         return (
             self._has_status(trace)
             and (self.model is None or self.model in (trace.attributes.get(k) for k in _MODELS))

@@ -39,7 +39,7 @@ _NESTED: Final = 2
 _TRACE_ID_HEAD: Final = b"\x0a\x10"
 """A span begins with its trace id: field 1, 16 bytes."""
 _MAX_REQUEST_IDS: Final = 1024
-"""Of one trace: a client may send all its requests under one trace id."""
+"""It bounds the request ids of one trace: a client may send all its requests under one trace id."""
 
 
 class TraceView(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ _SMALLEST: Final = 8
 _LONGEST_PAUSE_S: Final = 2.0
 """Before a further placement."""
 _DOUBLINGS: Final = 16
-"""Of the pause; more would only overflow."""
+"""It bounds the doublings of the pause; more would only overflow."""
 _MAX_REFUSALS: Final = 2
 """After further ones the client gets a 429."""
 _HUGE: Final = b"\x7f", b"\xff"

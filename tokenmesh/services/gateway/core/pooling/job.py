@@ -23,14 +23,14 @@ from tokenmesh.shared.tokens import count_ids
 
 Side = Literal["left", "right"]
 FLOAT_BYTES: Final = 4
-"""Of one number in an answer."""
+"""This is the size of one number in an answer."""
 PER_TOKEN: frozenset[PoolTask] = frozenset(("token_embed", "token_classify"))
 """Tasks that answer with a row of numbers for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolJob:
-    """What holds for all prompts of a request."""
+    """It holds what holds for all prompts of a request."""
 
     request_id: RequestId
     created: int
@@ -48,7 +48,7 @@ class PoolJob:
     max_pair_tokens: int | None = None
     """The same of a second text."""
     pair_template: str | None = None
-    """Of the request, for pairs that are scored."""
+    """This is the template of the request, for pairs that are scored."""
     pair_kwargs: bytes | None = None
     """Variables of the template for pairs, as JSON."""
     deadline_s: float
@@ -60,7 +60,7 @@ class PoolJob:
     chunk_tokens: int | None = None
     """A longer prompt is embedded in parts of so many tokens."""
     pads: bool = False
-    """Whether prompts are filled up with padding tokens to the longest length."""
+    """It tells whether prompts are filled up with padding tokens to the longest length."""
 
     @property
     def max_tokens(self) -> int:
@@ -129,7 +129,7 @@ class PoolBatch:
     num_bytes: int = 0
     """Numbers of the answer."""
     num_inline: int = 0
-    """Of these, bytes in the message itself."""
+    """This is the number, of these, bytes in the message itself."""
     media_tokens: Counter[str] = field(default_factory=Counter)
     """Tokens of the prompts that stand for media, by modality."""
     cached_tokens: int = 0

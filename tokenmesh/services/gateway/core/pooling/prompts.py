@@ -234,7 +234,7 @@ class PoolTokenizer:
             )
 
     def _check_texts(self, texts: Sequence[str], pairs: Sequence[str], path_of: PathOf) -> None:
-        """What is too much before a tokenizer gets it."""
+        """Refuse what is too much before a tokenizer gets it."""
         limit = self._settings.max_pool_text_chars
         self._check_number(len(texts), path_of)
         if pairs:

@@ -37,7 +37,7 @@ INLINE_POOL_VALUES: Final = 16_384
 
 
 def answer_budget(limits: GatewaySettings, metrics: Metrics) -> BodyBudget:
-    """Of the numbers that a gateway holds at a time."""
+    """Return the budget of the numbers that a gateway holds at a time."""
     budget = BodyBudget(
         limits.model_copy(update={"body_budget_bytes": limits.pool_budget_bytes}),
         "too many large answers are being computed",
@@ -48,12 +48,12 @@ def answer_budget(limits: GatewaySettings, metrics: Metrics) -> BodyBudget:
 
 @dataclass(frozen=True, slots=True)
 class PoolServices:
-    """What every request for numbers uses."""
+    """It holds what every request for numbers uses."""
 
     tokenizer: PoolTokenizer
     runner: PoolDispatcher
     budget: BodyBudget
-    """Of the numbers that are held at a time."""
+    """This is the budget of the numbers that are held at a time."""
     uploads: Uploads
     generation: GenerationServices
 
@@ -78,7 +78,7 @@ class PoolRun:
 
     @property
     def usage(self) -> Usage:
-        """What has been computed so far."""
+        """Return what has been computed so far."""
         return usage_of(self.prompt_tokens, 0, self.cached_tokens, media_tokens=self.media_tokens)
 
     async def reserve(self, items: Sequence[PoolItem]) -> None:
@@ -203,8 +203,8 @@ class NumbersBody:
     """The numbers that a part writes, and what makes its bytes."""
     headers: Sequence[tuple[bytes, bytes]] = JSON_HEADERS
     needs_numpy: bool = False
-    """Whether the parts are made in a thread, however few numbers there are: numpy is imported when
-    it is first needed."""
+    """It tells whether the parts are made in a thread, however few numbers there are: numpy is
+    imported when it is first needed."""
 
     def add(self, data: bytes) -> None:
         """Append bytes as they are."""

@@ -154,7 +154,7 @@ class Admission:
             await self._ledger.wait_written(name)
 
     def is_charge_pending(self, name: str) -> bool:
-        """Whether the usage charged under a name is not in Redis yet."""
+        """Return whether the usage charged under a name is not in Redis yet."""
         return self._ledger is not None and self._ledger.is_pending(name)
 
     async def charge_for_another(

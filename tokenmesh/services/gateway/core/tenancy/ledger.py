@@ -36,8 +36,8 @@ _USAGE_KEPT_DAYS: Final = 400
 MAX_UNTOLD_LEASES: Final = 65536
 """Ended requests of a tenant that wait for Redis at most."""
 COUNTED_RESPONSES_S: Final = 3600.0
-"""How long Redis knows which kept responses are counted: a dead gateway's response that is found
-later is counted again."""
+"""It says how long Redis knows which kept responses are counted: a dead gateway's response that is
+found later is counted again."""
 
 _OTHER: Final = "other"
 _HOUR_S: Final = 3600
@@ -91,7 +91,9 @@ class TokenCounts:
 
 @dataclass(slots=True)
 class UsageBatch:
-    """What has ended for one tenant in one month since the last batch was written to Redis."""
+    """It holds what has ended for one tenant in one month since the last batch was written to
+    Redis.
+    """
 
     tenant: Tenant
     month: str
@@ -164,7 +166,7 @@ logger = logging.getLogger(__name__)
 
 _DAY_S: Final = 24 * 3600
 _GATHER_S: Final = 0.02
-"""How long usage of tenants without limits is gathered before it is written."""
+"""It says how long usage of tenants without limits is gathered before it is written."""
 _MAX_NAMED: Final = 1024
 """Responses in one batch that are counted by their ids; further ones are counted without."""
 
@@ -211,7 +213,7 @@ class Ledger:
         self._note(is_urgent=bool(name) or tenant.has_limits)
 
     def is_pending(self, name: str) -> bool:
-        """Whether what was charged under a name is not written yet."""
+        """Return whether what was charged under a name is not written yet."""
         return any(name in batch.named for batch in self._batches())
 
     async def wait_written(self, name: str) -> None:

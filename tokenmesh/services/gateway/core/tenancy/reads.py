@@ -14,7 +14,7 @@ from tokenmesh.shared.errors import Overloaded
 from tokenmesh.shared.fair_queue import FairSlots, Grant
 
 _MAX_READING: Final = 1024
-"""Of all tenants together."""
+"""It bounds the reads of all tenants together."""
 _MAX_WAITING: Final = 4096
 """Beyond it the tenant with the most of them gets a 429."""
 _WAIT_S: Final = 30.0

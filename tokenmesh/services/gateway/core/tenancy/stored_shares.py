@@ -23,9 +23,10 @@ from tokenmesh.shared.redis import Redis
 logger = logging.getLogger(__name__)
 
 OVERHEAD_BYTES: Final = 256
-"""Of an entry in JetStream: its subject, headers and checksum."""
+"""This is the overhead of an entry in JetStream: its subject, headers and checksum."""
 _SHARE: Final = 0.9
-"""Of `max_total_bytes`: beyond all of it JetStream deletes the oldest ones of any tenant."""
+"""Tenants may fill this share of `max_total_bytes`: beyond all of it JetStream deletes the oldest
+ones of any tenant."""
 
 
 class StoredShares:

@@ -33,7 +33,7 @@ class Tenant:
 
     @property
     def has_limits(self) -> bool:
-        """Whether Redis must be queried before a request starts."""
+        """Return whether Redis must be queried before a request starts."""
         limits = (
             self.requests_per_minute,
             self.tokens_per_minute,
@@ -49,10 +49,10 @@ class Access:
 
     tenant: Tenant
     is_admin: bool = False
-    """Whether it may see the objects of all tenants and manage the mesh."""
+    """It tells whether it may see the objects of all tenants and manage the mesh."""
 
     def may_see(self, owner: str) -> bool:
-        """Whether it may read, use and delete the objects of the tenant of that name."""
+        """Return whether it may read, use and delete the objects of the tenant of that name."""
         return self.is_admin or owner == self.tenant.name
 
 
@@ -95,7 +95,9 @@ def refusal(tenant: Tenant, reason: str, wait_s: float) -> Overloaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitStatus:
-    """What is left of a tenant's limits; sent in every response as x-ratelimit-* headers."""
+    """It holds what is left of a tenant's limits; sent in every response as x-ratelimit-*
+    headers.
+    """
 
     tenant: Tenant
     requests: float
@@ -201,7 +203,7 @@ class LocalLimits:
             state.leases.difference_update(names)
 
     def status(self, tenant: Tenant, now: float, month: str) -> RateLimitStatus:
-        """What is left by this gateway's counts."""
+        """Return what is left by this gateway's counts."""
         state = self._refilled(tenant, now, month)
         return RateLimitStatus(tenant=tenant, requests=state.requests, tokens=state.tokens)
 

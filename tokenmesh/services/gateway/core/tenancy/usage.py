@@ -35,7 +35,7 @@ class ModelUsage(msgspec.Struct, kw_only=True):
     cached_tokens: int
     completion_tokens: int
     image_tokens: int = 0
-    """Of the prompt tokens, as the next two."""
+    """It is a part of the prompt tokens, as the next two."""
     audio_tokens: int = 0
     video_tokens: int = 0
 
@@ -132,13 +132,15 @@ def usage_router(usage: UsageReader) -> APIRouter:
 
     @router.get("/v1/usage")
     async def read_usage(request: Request, month: Month = None) -> Response:
-        """What the tenant of the key has used in a month (such as 2026-11; the current one)."""
+        """Return what the tenant of the key has used in a month (such as 2026-11; the current
+        one).
+        """
         tenant = access_of(request).tenant
         return json_response(await usage.one(tenant, _checked(month)))
 
     @router.get("/v1/usage/tenants")
     async def list_usage(request: Request, month: Month = None) -> Response:
-        """What each tenant has used; for admin keys."""
+        """Return what each tenant has used; for admin keys."""
         if not access_of(request).is_admin:
             raise Forbidden("the usage of all tenants requires an admin key")
         return json_response(UsageList(data=await usage.all(_checked(month))))

@@ -41,7 +41,7 @@ class CallHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadedFormat:
-    """How a family writes such calls."""
+    """It says how a family writes such calls."""
 
     layout: Layout
     separator: str

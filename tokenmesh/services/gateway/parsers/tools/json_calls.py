@@ -31,7 +31,7 @@ ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """How a family writes calls as objects."""
+    """It says how a family writes calls as objects."""
 
     ends: Markers | None = None
     """Markers after the calls, at which a broken object ends. None: the JSON ends them."""

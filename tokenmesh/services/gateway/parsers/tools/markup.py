@@ -27,7 +27,10 @@ _ANY: Final = frozenset({"any"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkupFormat:
-    """How a family writes such calls. Tags are given up to their attributes, as in `<function=`."""
+    """It says how a family writes such calls.
+
+    Tags are given up to their attributes, as in `<function=`.
+    """
 
     call: str
     call_end: str

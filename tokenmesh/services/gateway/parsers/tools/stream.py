@@ -45,7 +45,7 @@ class CharStream:
         self._pos = 0
         self._kept: list[str] | None = None
         self.is_whole = False
-        """Whether the text has ended."""
+        """It tells whether the text has ended."""
         self.num_calls = 0
         self._events: list[Event] = []
         self._pieces: list[str] = []
@@ -59,12 +59,12 @@ class CharStream:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all text so far is taken."""
+        """Return whether all text so far is taken."""
         return self._pos >= len(self._text)
 
     @property
     def is_over(self) -> bool:
-        """Whether the text has ended and is taken."""
+        """Return whether the text has ended and is taken."""
         return self.is_whole and self.is_empty
 
     def window(self) -> tuple[str, int]:
@@ -81,7 +81,7 @@ class CharStream:
 
     @property
     def is_keeping(self) -> bool:
-        """Whether taken text is kept."""
+        """Return whether taken text is kept."""
         return self._kept is not None
 
     def keep(self) -> None:
@@ -99,7 +99,7 @@ class CharStream:
         return "".join(kept) if kept is not None else ""
 
     def drop_cut(self, *markers: str) -> bool:
-        """Whether the text ends here or within one of the markers, which is then taken."""
+        """Return whether the text ends here or within one of the markers, which is then taken."""
         tail = self._text[self._pos :]
         if not self.is_whole or not any(marker.startswith(tail) for marker in markers):
             return False

@@ -131,7 +131,7 @@ def _number(text: str) -> str | None:
 
 
 def is_json(text: str) -> bool:
-    """Whether the text is valid JSON; Infinity and NaN, which Python accepts, are not."""
+    """Return whether the text is valid JSON; Infinity and NaN, which Python accepts, are not."""
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

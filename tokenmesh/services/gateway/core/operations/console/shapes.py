@@ -1,4 +1,4 @@
-"""What a message to a page of the console holds.
+"""Define what a message to a page of the console holds.
 
 TokenRates are those of the mesh, RequestProgress is how far a running request has come.
 """
@@ -42,7 +42,7 @@ class ProcessState(msgspec.Struct, frozen=True):
     version: str
     draining: bool
     late: bool
-    """Whether a heartbeat is overdue."""
+    """It tells whether a heartbeat is overdue."""
     queued: int
     models: list[str]
     load: WorkerState | None
@@ -104,7 +104,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class MeshState(msgspec.Struct, frozen=True):
-    """What only admins see."""
+    """It holds what only admins see."""
 
     health: Health
     num_processes: int
@@ -123,7 +123,7 @@ class ConsoleState(msgspec.Struct, frozen=True):
     tenant: str
     is_admin: bool
     can_manage: bool
-    """Whether the admin routes are on and the key may use them."""
+    """It tells whether the admin routes are on and the key may use them."""
     models: list[ModelState]
     requests: RunningRequests
     mesh: MeshState | None
@@ -183,7 +183,7 @@ def _counts(load: WorkerLoad) -> Counts:
 
 
 _MAX_WORKERS: Final = 16
-"""Of one request, in its line."""
+"""It bounds the workers of one request, in its line."""
 
 
 @dataclass(slots=True)

@@ -96,7 +96,7 @@ class StateReader:
         self._progress = progress
 
     async def read(self, access: Access) -> ConsoleState:
-        """What the owner of a key may see."""
+        """Return what the owner of a key may see."""
         turns = Turns()
         return ConsoleState(
             gateway=self.gateway_id,
