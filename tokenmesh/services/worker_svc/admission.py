@@ -93,7 +93,7 @@ def _prediction_of(message: Generate, loaded: Loaded) -> list[int]:
 
 
 def _check_alignment(rule: SpeechRule | None, num_prompt: int, loaded: Loaded) -> bool:
-    """Whether the prompt is to be aligned with its recording. Raises InvalidInput."""
+    """Return whether the prompt is to be aligned with its recording. Raises InvalidInput."""
     first, count = (0, 0) if rule is None else (rule.align_from, rule.align_states)
     if not (0 <= first < num_prompt and 0 <= count <= loaded.encoder_states):
         raise InvalidInput("align_from or align_states is out of range", param="speech")

@@ -1,4 +1,4 @@
-"""How many streams a decoder runs whose rows keep what an encoder has computed.
+"""Tell how many streams a decoder runs whose rows keep what an encoder has computed.
 
 Each row has its own keys and values of cross attention, also while it is free: 256 rows of a
 whisper-base in float32 are 9 GiB.
@@ -15,9 +15,11 @@ from tokenmesh.shared.config.worker import WorkerSettings
 
 _FAMILY: Final = "whisper"
 _MOST_BYTES: Final = 2 << 30
-"""Of all rows, as of a pool in host memory whose size is not set: other programs run, too."""
+"""It bounds the bytes of all rows, as of a pool in host memory whose size is not set: other
+programs run, too."""
 _SHARE: Final = 0.5
-"""Of the memory for the KV cache; the rest is for blocks, and the weights are not loaded yet."""
+"""Rows may take this share of the memory for the KV cache; the rest is for blocks, and the weights
+are not loaded yet."""
 _PAIRS: Final = 2
 """Keys and values."""
 

@@ -12,7 +12,10 @@ _STATES = ("free", "saving", "loading", "ready")
 
 
 class HostTierMetrics:
-    """Of a worker that has one. Names that vLLM has mean what they mean there."""
+    """These are the metrics of a worker that has one.
+
+    Names that vLLM has mean what they mean there.
+    """
 
     def __init__(
         self, metrics: Metrics, labels: dict[str, str], book: LoadBook, images: HostImages
@@ -32,7 +35,7 @@ class HostTierMetrics:
             metrics.gauge_of("kv_host_slots", read, **labels, state=state)
 
     def note(self, stats: HostStats | None) -> None:
-        """What the engine's numbers are now."""
+        """Note what the engine's numbers are now."""
         if stats is not None:
             self._saved.inc((stats.saved - self._last.saved) * self._image_bytes)
             self._filled.inc((stats.filled - self._last.filled) * self._image_bytes)

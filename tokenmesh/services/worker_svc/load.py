@@ -69,7 +69,7 @@ class LoadBook:
 
     @classmethod
     def of(cls, settings: WorkerSettings, loaded: Loaded) -> Self:
-        """Of a worker with that model."""
+        """Return the load of a worker with that model."""
         runner = loaded.runner
         return cls(
             settings,
@@ -83,7 +83,7 @@ class LoadBook:
 
     @property
     def stats(self) -> EngineStats:
-        """Of the engine's last step."""
+        """Return the numbers of the engine's last step."""
         return self._stats
 
     @property
@@ -213,7 +213,7 @@ class EarlyHeartbeats:
         self._beat_at = 0.0
 
     def is_due(self, num_ended: int, now: float) -> bool:
-        """Whether to beat now, after `num_ended` more streams have ended."""
+        """Return whether to beat now, after `num_ended` more streams have ended."""
         self._num_ended += num_ended
         if self._num_ended < self._enough or now - self._beat_at < self._interval_s:
             return False

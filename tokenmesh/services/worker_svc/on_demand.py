@@ -18,15 +18,15 @@ from tokenmesh.shared.config.on_demand import NEVER, OnDemandModel, OnDemandSett
 from tokenmesh.shared.errors import Overloaded
 
 SLOT_POLL_S: Final = 0.2
-"""How often a worker that starts looks for a free slot."""
+"""It says how often a worker that starts looks for a free slot."""
 AWAITED_S: Final = 10.0
 """A worker that was woken does not sleep for so long before its first request."""
 
 LEVEL: Final = 2
-"""Of its sleep: nothing of the model stays in memory."""
+"""This is the level of its sleep: nothing of the model stays in memory."""
 _RETRY_AFTER_S: Final = 1.0
 LOOK_S: Final = 1.0
-"""How often an idle worker that is awake looks whether its slot is wanted."""
+"""It says how often an idle worker that is awake looks whether its slot is wanted."""
 
 
 class AwakeSlots:
@@ -64,7 +64,7 @@ class AwakeSlots:
                 os.close(wanted)
 
     def is_wanted(self) -> bool:
-        """Whether a worker that starts waits for a slot."""
+        """Return whether a worker that starts waits for a slot."""
         if self._folder is None:
             return False
         if (mark := self._mark(fcntl.LOCK_SH)) is None:
@@ -115,7 +115,7 @@ class OnDemand:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the request for which it was woken has yet to come."""
+        """Return whether the request for which it was woken has yet to come."""
         return monotonic_s() < self._awaited_until_s
 
     async def wait_for_slot(self) -> None:
@@ -164,7 +164,7 @@ class OnDemand:
         return max(left_s, self._awaited_until_s - monotonic_s())
 
     def may_sleep(self, used_s: float) -> bool:
-        """Whether an idle worker sleeps now: its time has passed, or its slot is wanted."""
+        """Return whether an idle worker sleeps now: its time has passed, or its slot is wanted."""
         return self.left_s(used_s) <= 0 or (not self.is_awaited and self._slots.is_wanted())
 
     async def wait_for_change(self, seconds: float) -> None:

@@ -44,7 +44,7 @@ class Profiling:
         self._enough = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._outcome: Profiled | TokenMeshError | None = None
-        """Of a profile that has ended by itself and was not fetched yet."""
+        """This is the outcome of a profile that has ended by itself and was not fetched yet."""
 
     async def start(self) -> None:
         """Begin a trace. Raises InvalidInput where there can be none, Conflict for a second one."""

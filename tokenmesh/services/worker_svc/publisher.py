@@ -151,5 +151,5 @@ def _join(run: list[Delta]) -> list[Delta]:
 
 
 def _too_large(delta: Delta, error: PayloadTooLarge) -> Delta:
-    """What a gateway gets instead of a delta that no message can hold: the stream's end."""
+    """Return what a gateway gets instead of a delta that no message can hold: the stream's end."""
     return Delta(delta.stream, delta.attempt, delta.offset, b"", "error", error=to_failed(error))

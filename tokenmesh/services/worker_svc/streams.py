@@ -32,7 +32,7 @@ class WorkerStream:
     first_offset: int
     """Output position where this attempt began."""
     reservation: str = ""
-    """What its placement reserved; empty once that was given back."""
+    """It holds what its placement reserved; empty once that was given back."""
     owner: TenantShare = NO_TENANT
     num_items: int = 1
     """Requests of the engine that it consists of: several of a Pool."""
@@ -40,9 +40,9 @@ class WorkerStream:
     turn: AdapterTurn | None = None
     """While it waits for its adapter."""
     is_submitted: bool = False
-    """Whether the engine has it."""
+    """It tells whether the engine has it."""
     is_cancelled: bool = False
-    """Whether its cancellation was submitted to the engine."""
+    """It tells whether its cancellation was submitted to the engine."""
     token_ids: bytearray = field(default_factory=bytearray)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     head: Delta | None = None
@@ -101,7 +101,7 @@ class WorkerStreams:
         """When there was a stream last, where there is none now."""
 
     async def wait_idle(self, timeout_s: float | None) -> bool:
-        """Whether all streams have ended by then; None: wait for as long as it takes."""
+        """Return whether all streams have ended by then; None: wait for as long as it takes."""
         self._idle.clear()
         if self.num_live:
             try:
@@ -122,7 +122,7 @@ class WorkerStreams:
         return sum(stream.head is None for stream in self.live())
 
     def holders(self) -> Counter[TenantShare]:
-        """How many live streams each tenant has."""
+        """Return how many live streams each tenant has."""
         return Counter(stream.owner for stream in self.live())
 
     def live(self) -> Iterator[WorkerStream]:

@@ -54,7 +54,7 @@ class End:
     key: StreamKey | None
     """None: every stream."""
     num_items: int = 1
-    """Of a Pool, whose items have keys of their own."""
+    """This is the number of items of a Pool, whose items have keys of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._failure: Exception | None = None
         self._is_waking = False
-        """Whether `outputs_ready` is about to be set."""
+        """It tells whether `outputs_ready` is about to be set."""
 
     @property
     def failure(self) -> Exception | None:

@@ -22,7 +22,7 @@ class NotifyTarget:
 
     address: str
     silence_s: float | None
-    """How long it lets the process be silent; None: it does not watch."""
+    """It says how long it lets the process be silent; None: it does not watch."""
 
 
 def notify_target(environment: Mapping[str, str] = os.environ) -> NotifyTarget | None:
@@ -98,7 +98,9 @@ _KEPT_PREFIXES: Final = ("GOMP_", "LC_", "MKL_", "OMP_", "PYTHON")
 
 
 def sandbox_environment() -> dict[str, str]:
-    """What an interpreter and its libraries need of this process's environment, and no more."""
+    """Return what an interpreter and its libraries need of this process's environment, and no
+    more.
+    """
     return {
         name: text
         for name, text in os.environ.items()
@@ -121,12 +123,12 @@ class RankPlace:
     local_rank: int
     local_world: int
     host: str
-    """Of the store where ranks find each other."""
+    """This is the address of the store where ranks find each other."""
     port: int
     has_store: bool = False
-    """Whether what started the ranks serves the store."""
+    """It tells whether what started the ranks serves the store."""
     restarts: int = 0
-    """How many times all ranks were started before."""
+    """It says how many times all ranks were started before."""
 
 
 def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:

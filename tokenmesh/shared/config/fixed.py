@@ -18,7 +18,7 @@ def fixed(**arguments: Any) -> Any:
 
 
 def is_fixed(field: FieldInfo) -> bool:
-    """Whether a field was declared by `fixed`."""
+    """Return whether a field was declared by `fixed`."""
     return field.json_schema_extra == _MARK
 
 

@@ -77,7 +77,7 @@ class ListenerSettings(BaseModel):
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether only this machine's own programs, browsers among them, reach the port."""
+        """Return whether only this machine's own programs, browsers among them, reach the port."""
         if self.uds is not None:
             return False
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
@@ -221,7 +221,7 @@ class RealtimeSettings(BaseModel):
 
 
 class ConsoleSettings(BaseModel):
-    """What open pages of the console may cost."""
+    """It holds what open pages of the console may cost."""
 
     max_console_pages: int = Field(
         default=32, ge=0, description="Pages of the console that follow this gateway at a time."

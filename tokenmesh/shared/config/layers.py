@@ -157,7 +157,7 @@ def _by_key() -> Mapping[Key, FieldInfo]:
 
 
 def is_section(field: FieldInfo) -> bool:
-    """Whether a field holds further fields."""
+    """Return whether a field holds further fields."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 

@@ -104,7 +104,7 @@ def _open_like_vllm(merged: dict[str, Any]) -> None:
 
 
 def _with_name(model: Any, default: str | None) -> Any:
-    """What the name of a model implies lies below the settings that it has."""
+    """Return what the name of a model implies lies below the settings that it has."""
     if not isinstance(model, Mapping):
         return model
     name = model.get("model", default)
@@ -225,7 +225,9 @@ def config_error(error: ValidationError, layers: Sequence[Layer]) -> ConfigError
 
 
 def _location_of(detail: ErrorDetails, layers: Sequence[Layer]) -> Location:
-    """Of the value; without the member of a union that refuses it, which comes last."""
+    """Return the location of the value; without the member of a union that refuses it, which comes
+    last.
+    """
     location = tuple(detail["loc"])
     if detail["type"] in ("extra_forbidden", "missing") or _is_written(location, layers):
         return location
@@ -260,7 +262,7 @@ def _shown(detail: ErrorDetails, location: Location) -> str:
 
 
 def _written_at(location: Location, layers: Sequence[Layer]) -> str:
-    """How the topmost source that holds the key spells it."""
+    """Return how the topmost source that holds the key spells it."""
     for spelled in _spellings(location):
         for layer in layers:
             if _holds(layer.values, spelled):

@@ -169,7 +169,7 @@ class ModelSettings(OnDemandModel):
 
 
 class MediaSettings(BaseModel):
-    """What tokenizer_svc fetches and decodes for a prompt. Times are seconds."""
+    """It holds what tokenizer_svc fetches and decodes for a prompt. Times are seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

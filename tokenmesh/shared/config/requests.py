@@ -129,7 +129,7 @@ class ScaleOutSettings(BaseModel):
 
     @property
     def serves_scale_out(self) -> bool:
-        """Whether the scale-out routes are enabled."""
+        """Return whether the scale-out routes are enabled."""
         return self.scale_out or self.render_only or self.tokens_only
 
     @model_validator(mode="after")

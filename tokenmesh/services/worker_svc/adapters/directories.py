@@ -1,4 +1,4 @@
-"""Which directories adapters may be read from."""
+"""Know which directories adapters may be read from."""
 
 import logging
 import re

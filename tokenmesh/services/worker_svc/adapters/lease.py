@@ -17,7 +17,7 @@ class KnownAdapter:
     content_hash: str
     created_s: float
     version: int
-    """Of the command that brought it; 0: it was there from the start."""
+    """This is the version of the command that brought it; 0: it was there from the start."""
     source: str = ""
     """The path or hub id by which it was named."""
 

@@ -52,7 +52,7 @@ class AdapterStore:
         self._directories = directories
         self._known: dict[str, KnownAdapter] = {}
         self._versions: OrderedDict[str, int] = OrderedDict()
-        """Of the latest command about each name, unloaded ones included."""
+        """It holds the version of the latest command about each name, unloaded ones included."""
         self._memory = AdapterMemory(settings, self._is_named)
         self._threads = ThreadPoolExecutor(1, "adapters", lower_priority)
         self._reading: dict[str, asyncio.Future[ReadAdapter]] = {}
@@ -61,7 +61,7 @@ class AdapterStore:
 
     @property
     def resolves(self) -> bool:
-        """Whether an unknown name may be found in a directory."""
+        """Return whether an unknown name may be found in a directory."""
         return self._settings.lora_dir is not None
 
     @property
@@ -116,7 +116,7 @@ class AdapterStore:
         return known
 
     def version_of(self, name: str) -> int:
-        """Of the latest command about a name; -1: there was none."""
+        """Return the version of the latest command about a name; -1: there was none."""
         return self._versions.get(name, -1)
 
     async def load_modules(self) -> None:
@@ -228,7 +228,7 @@ class AdapterStore:
 
 
 def adapter_of(store: AdapterStore | None, message: Generate | Pool) -> Adapter | None:
-    """What a request names. Raises InvalidInput, and what `AdapterStore.find` does."""
+    """Return what a request names. Raises InvalidInput, and what `AdapterStore.find` does."""
     if message.lora is None:
         return None
     if store is None:

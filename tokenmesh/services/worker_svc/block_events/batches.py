@@ -26,7 +26,7 @@ class Batches:
 
     @property
     def has_full(self) -> bool:
-        """Whether a batch is full, or more."""
+        """Return whether a batch is full, or more."""
         return bool(self._done)
 
     def add(self, step: Block | bytes | None) -> None:
@@ -100,14 +100,14 @@ class ReplayBuffer:
         self._batches: deque[bytes] = deque()
         self.num_bytes = 0
         self.next_seq = 0
-        """Of the batch to come."""
+        """This is the number of the batch to come."""
 
     def __len__(self) -> int:
         return len(self._batches)
 
     @property
     def oldest_seq(self) -> int:
-        """Of the first batch that is held; `next_seq` while there is none."""
+        """Return the number of the first batch that is held; `next_seq` while there is none."""
         return self.next_seq - len(self._batches)
 
     def add(self, batch: bytes) -> None:
@@ -122,7 +122,7 @@ class ReplayBuffer:
         return len(self._batches) > self._max_batches or self.num_bytes > self._max_bytes
 
     def holds(self, seq: int) -> bool:
-        """Whether all from `seq` on are there; so they are when `seq` is the next one."""
+        """Return whether all from `seq` on are there; so they are when `seq` is the next one."""
         return self.oldest_seq <= seq <= self.next_seq
 
     def page(self, seq: int, max_bytes: int) -> list[bytes]:

@@ -111,7 +111,7 @@ class BlockEventStream:
         self._sending = asyncio.Lock()
         self._is_closed = False
         self._is_publishing = True
-        """Whether the bus took the last that there was to say."""
+        """It tells whether the bus took the last that there was to say."""
         self._meters = BlockEventMeters(
             metrics, model, worker_id, self._ring, self._snapshots, self._held
         )

@@ -113,7 +113,7 @@ class GrammarCompiler:
 
     @property
     def is_starting(self) -> bool:
-        """Whether the libraries are being loaded: a grammar would wait for them."""
+        """Return whether the libraries are being loaded: a grammar would wait for them."""
         return self._starting is not None and not self._starting.done()
 
     def start(self, after: asyncio.Event) -> asyncio.Task[None]:
@@ -267,7 +267,7 @@ class GrammarCompiler:
         return self._shared
 
     async def _backend(self, name: BackendName) -> Backend:
-        """What loads grammars here; a large vocabulary takes a second, once."""
+        """Return what loads grammars here; a large vocabulary takes a second, once."""
         async with self._loading[name]:
             if name not in self._backends:
                 self._backends[name] = await asyncio.to_thread(self._make_backend, name)

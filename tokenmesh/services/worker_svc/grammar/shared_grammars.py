@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 GRAMMAR_SHARED_MAX_BYTES: Final = 1 << 20
 """Largest of them, compressed."""
 GRAMMAR_SHARED_TTL_S: Final = 86_400
-"""How long one is kept there after it was compiled."""
+"""It says how long one is kept there after it was compiled."""
 
 _LIBRARIES: Final = ("xgrammar", "llguidance")
 _FORM: Final = "3"

@@ -27,7 +27,7 @@ _DRAWS_NOTHING: Final = SamplingParams(seed=0, max_tokens=1)
 _TOKENS_AT_ONCE: Final = 4096
 """Tokens of the items that are read between two turns of the event loop; about a millisecond."""
 _ITEM_TOKENS: Final = 16
-"""What an item counts for at least, whatever its length: it takes memory too."""
+"""It holds what an item counts for at least, whatever its length: it takes memory too."""
 
 
 def num_tokens_of(message: Pool) -> int:

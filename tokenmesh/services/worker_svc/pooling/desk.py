@@ -38,7 +38,7 @@ from tokenmesh.shared.messages.pooling import Pool, Pooled
 _INLINE_BYTES: Final = 64 << 10
 """Largest answer of an item that is part of the message."""
 _MESSAGE_BYTES: Final = 1 << 20
-"""Of all answers in one message; further ones are blobs too."""
+"""It bounds the bytes of all answers in one message; further ones are blobs too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class _Work:
 
 
 class PoolDesk:
-    """Of one worker. Used on the event loop."""
+    """It answers the Pools of one worker. Used on the event loop."""
 
     def __init__(
         self,

@@ -13,11 +13,12 @@ class IndexedBlocks:
         self._max_changes = max_changes
         self._hashes: set[bytes] = set()
         self._changes: dict[bytes, bool] = {}
-        """What is to be written, by route hash: whether it is there."""
+        """It holds what is to be written, by route hash: whether it is there."""
         self.xor = 0
-        """Of all hashes: with their number, a digest that costs nothing to keep."""
+        """This is the sum (xor) of all hashes: with their number, a digest that costs nothing to
+        keep."""
         self.must_rewrite = False
-        """What Redis holds is wrong or unknown: only all of it will do."""
+        """It holds what Redis holds is wrong or unknown: only all of it will do."""
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -62,7 +63,7 @@ class ExpiredReservations:
     """Looks at what is reserved, now and then."""
 
     def __init__(self, lifetime_s: float, max_reservations: int) -> None:
-        """Of more than `max_reservations` the rest is looked at later."""
+        """The rest of more than `max_reservations` is looked at later."""
         self._lifetime_s = lifetime_s
         self._max_reservations = max_reservations
         self._seen_s: dict[str, float] = {}

@@ -64,7 +64,7 @@ class IndexWriter:
         self._writing = asyncio.Lock()
         self._seq = 0
         self.is_current = False
-        """Whether Redis took the last that there was to say."""
+        """It tells whether Redis took the last that there was to say."""
         labels = {"model_name": str(model), "engine": str(worker_id)}
         self._rewrites = metrics.counter("prefix_index_rewrites", **labels)
         metrics.gauge_of("prefix_index_current", lambda: self.is_current, **labels)
