@@ -41,13 +41,18 @@ FORWARDING_DOCSTRING: Final = re.compile(r"See [\w`.]+\.?\Z")
 FRAGMENT: Final = re.compile(r"(?:Whether|What|Of|Which|How)\b")
 IN_QUOTES: Final = re.compile(r'"""\s*' + FRAGMENT.pattern)
 """The first word of a docstring that has no subject: it is not a sentence."""
-MAY_HAVE_FRAGMENTS: Final = (
-    "tokenmesh/engine",
-    "tokenmesh/services/gateway",
-    "tokenmesh/services/worker_svc",
-    "tokenmesh/shared/config",
-)
-"""Folders in which fragments are left; a folder goes when it has none."""
+MOST_FRAGMENTS: Final = {
+    "tokenmesh/engine/capacity": 24,
+    "tokenmesh/engine/exec": 21,
+    "tokenmesh/engine/kv": 27,
+    "tokenmesh/engine/models": 33,
+    "tokenmesh/engine/ranks": 11,
+    "tokenmesh/engine/speculate": 21,
+    "tokenmesh/services/worker_svc": 35,
+    "tokenmesh/shared/config": 3,
+}
+"""Folders in which fragments are left, and how many there may be: lower the number with each that
+is rewritten. A folder goes when it has none; elsewhere there are none."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +183,8 @@ def fragments(path: Path) -> Iterator[str]:
 
 
 def counted_fragments(paths: list[Path]) -> tuple[str, list[str]]:
-    """The numbers of fragments by folder that may have some, and the lines of all others."""
-    numbers, problems = dict.fromkeys(MAY_HAVE_FRAGMENTS, 0), []
+    """The numbers of fragments by folder that may have some, and a line for each one too many."""
+    numbers, problems = dict.fromkeys(MOST_FRAGMENTS, 0), []
     for path in paths:
         folder = next((each for each in numbers if path.is_relative_to(each)), None)
         found = [*fragments(path)]
@@ -187,11 +192,14 @@ def counted_fragments(paths: list[Path]) -> tuple[str, list[str]]:
             problems += found
         else:
             numbers[folder] += len(found)
-    problems += [
-        f"{folder} has no fragments: remove it from MAY_HAVE_FRAGMENTS"
-        for folder, number in numbers.items()
-        if not number
-    ]
+    for folder, number in numbers.items():
+        if number > MOST_FRAGMENTS[folder]:
+            problems.append(
+                f"{folder} has {number} docstrings without a subject (limit "
+                f"{MOST_FRAGMENTS[folder]}): write a sentence, or nothing"
+            )
+        if not number:
+            problems.append(f"{folder} has no fragments: remove it from MOST_FRAGMENTS")
     return ", ".join(f"{folder} {number}" for folder, number in numbers.items()), problems
 
 
