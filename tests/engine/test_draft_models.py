@@ -259,8 +259,6 @@ def test_what_cannot_draft_is_refused_at_the_start(tiny: Tiny, tmp_path: Path) -
     ):
         with pytest.raises(ConfigError, match=problem):
             drafting(directory, tiny(name).directory)
-    with pytest.raises(ConfigError, match="keeps states, so that its drafts can only be looked"):
-        drafting(tiny("bamba").directory, directory)
 
 
 def test_a_draft_with_another_tokenizer_is_refused_at_the_start(tmp_path: Path) -> None:

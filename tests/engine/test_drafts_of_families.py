@@ -20,6 +20,7 @@ from tests.fakes.tiny import Tiny, prompt_of
 from tests.ops.native import needs_native
 from tokenmesh.engine.core.proposing import Proposer
 from tokenmesh.engine.speculate.lookup import LookupProposer
+from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.messages.sampling import SamplingParams
 
@@ -33,7 +34,7 @@ FAMILIES: Final = {
     "mamba2": "bamba",
     "short convolutions": "lfm2",
 }
-PROPOSERS: Final = ("dice", "ngram", "suffix", "prediction")
+PROPOSERS: Final = ("dice", "ngram", "suffix", "prediction", "model")
 TROUBLES: Final[dict[str, Any]] = {
     "max_num_seqs": 8,
     "block_size": 4,
@@ -57,9 +58,13 @@ def jobs() -> list[Job]:
     return made
 
 
-def named(name: str, some: Sequence[Job], outcomes: Sequence[Outcome]) -> Proposer:
+def named(
+    name: str, driver: EngineDriver, some: Sequence[Job], outcomes: Sequence[Outcome]
+) -> Proposer:
     if name == "dice":
         return proposer_of(some, outcomes, share_wrong=0.4)
+    if name == "model":
+        return RunnerDrafts(driver.model.runner, 1000, 3, FreeDrafts())
     fields: dict[str, Any] = {"method": name, "num_speculative_tokens": 6}
     if name == "ngram":
         fields |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -69,13 +74,18 @@ def named(name: str, some: Sequence[Job], outcomes: Sequence[Outcome]) -> Propos
     return proposer
 
 
-def check_all(driver: EngineDriver, some: Sequence[Job], num_blocks: int) -> None:
+def check_all(
+    driver: EngineDriver,
+    some: Sequence[Job],
+    num_blocks: int,
+    proposers: Sequence[str] = PROPOSERS,
+) -> None:
     """Streams that are preempted, that find their prompts cached, and that moved here after any of
     their tokens, with the drafts of each proposer."""
     expected = driver.again(max_num_batched_tokens=512).run(some)
     rng = Random(3)
-    for name in PROPOSERS:
-        proposer = named(name, some, expected)
+    for name in proposers:
+        proposer = named(name, driver, some, expected)
         drafting = driver.again(num_blocks=num_blocks, proposer=proposer)
         given = list(some)
         if name == "prediction":
@@ -105,13 +115,17 @@ def check_all(driver: EngineDriver, some: Sequence[Job], num_blocks: int) -> Non
 @pytest.mark.timeout(60)  # the kernels of gated delta are compiled
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streams_of_a_family_are_the_same_with_every_proposer(tiny: Tiny, family: str) -> None:
-    driver = EngineDriver(tiny(FAMILIES[family]).directory, **TROUBLES)
+    config = {"method": "draft_model", "model": str(tiny("qwen3").directory)}
+    directory = tiny(FAMILIES[family]).directory
+    driver = EngineDriver(directory, speculative_config=config, **TROUBLES)
     check_all(driver, jobs(), num_blocks=70 if family == "windows" else 34)
 
 
 @needs_native
 def test_streams_in_bfloat16_are_the_same_with_every_proposer(tiny: Tiny) -> None:
-    driver = EngineDriver(tiny("llama").directory, dtype="bfloat16", **TROUBLES)
+    directory = tiny("llama").directory
+    config = {"method": "draft_model", "model": str(tiny("qwen3").directory)}
+    driver = EngineDriver(directory, dtype="bfloat16", speculative_config=config, **TROUBLES)
     check_all(driver, jobs(), num_blocks=34)
 
 
@@ -127,4 +141,4 @@ def test_streams_with_images_are_the_same_with_every_proposer(tmp_path: Path) ->
         )
         some.append(replace(job_of(model, images, seed), sampling=sampling))
     troubles = {**TROUBLES, "max_model_len": 160, "max_num_batched_tokens": 40}
-    check_all(EngineDriver(directory, **troubles), some, num_blocks=50)
+    check_all(EngineDriver(directory, **troubles), some, 50, PROPOSERS[:-1])

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -89,6 +89,10 @@ class TensorFile:
 
     def __getitem__(self, name: str) -> TensorEntry:
         return self._entry_by_name[name]
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Keep the tensors that are named, by other names."""
+        self._entry_by_name = {new: self._entry_by_name[old] for old, new in names.items()}
 
     def read_into(self, name: str, target: memoryview, start: int = 0) -> None:
         """Fill `target`, a view of bytes, with a tensor's bytes from its byte `start` on.
@@ -194,6 +198,15 @@ class TensorShards:
     def file_of(self, name: str) -> TensorFile:
         """The file that holds a tensor. Raises KeyError."""
         return self._file_by_name[name]
+
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Call the wanted tensors by other names from here on, no two by the same."""
+        names_by_file: dict[TensorFile, dict[str, str]] = {}
+        for name, file in self._file_by_name.items():
+            names_by_file.setdefault(file, {})[name] = name_of(name)
+        for file, names in names_by_file.items():
+            file.rename(names)
+        self._file_by_name = {name_of(name): file for name, file in self._file_by_name.items()}
 
     def _open_all(self, shards: list[Path], wants: Callable[[str], bool]) -> None:
         """Open all shards: without an index each file says what it holds."""

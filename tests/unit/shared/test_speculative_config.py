@@ -36,6 +36,13 @@ def test_a_model_drafts_without_a_method_as_well() -> None:
     assert (made.method, made.is_drafted, made.max_drafts) == ("draft_model", True, 3)
 
 
+@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
+def test_a_models_own_head_has_a_name_of_its_family_too(name: str) -> None:
+    made = config(method=name, num_speculative_tokens=2)
+    assert (made.method, made.model, made.is_drafted, made.max_drafts) == ("mtp", None, True, 2)
+    assert config(method=name, model="served").model == "served"
+
+
 def test_one_length_of_a_lookup_is_the_other_too() -> None:
     assert config(method="ngram").lookup == (2, 5)
     assert config(method="ngram", prompt_lookup_max=4).lookup == (4, 4)
@@ -45,6 +52,10 @@ def test_one_length_of_a_lookup_is_the_other_too() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown method": ({"method": "crystal"}, "ngram, .* or .*: method crystal is unknown"),
+    "a lookup in place of the model of a head": (
+        {"method": "mtp", "model": "ngram"},
+        "with model, for method mtp",
+    ),
     "a method of heads": (
         {"method": "medusa", "model": "head", "draft_tensor_parallel_size": 1},
         "ngram, .* or .*: method medusa is not implemented",

@@ -81,7 +81,7 @@ def build_runner(
     # what cannot draft is refused before any weights are read
     raw = read_config(maker.directory)
     drafting = DraftMaker.of(
-        DraftTarget(model, maker.facts, worker, device, maker.dtype, native, raw)
+        DraftTarget(model, maker.directory, maker.facts, worker, device, maker.dtype, native, raw)
     )
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)

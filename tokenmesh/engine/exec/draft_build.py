@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -36,6 +36,9 @@ from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
+if TYPE_CHECKING:
+    from tokenmesh.engine.models.tree.mtp import MtpFacts
+
 PARAM = "model.speculative_config"
 
 
@@ -46,6 +49,7 @@ class DecoderDraft:
     whole: LanguageModel
     shift: int = 0
     taps: tuple[int, ...] = ()
+    position_rows: int = 1
 
     @property
     def max_position(self) -> int:
@@ -84,6 +88,7 @@ class DraftTarget(NamedTuple):
     """The model that is drafted for, before its weights are read."""
 
     settings: ModelSettings
+    directory: Path
     facts: ModelFacts
     worker: WorkerSettings
     device: torch.device
@@ -106,6 +111,8 @@ class DraftMaker:
     page_dtype: torch.dtype
     eagle: EagleFacts | None = None
     """What the config of a head says; None for a whole model."""
+    mtp: "MtpFacts | None" = None
+    """The same of the model's own head."""
 
     @classmethod
     def of(cls, target: DraftTarget) -> "DraftMaker | None":
@@ -117,6 +124,8 @@ class DraftMaker:
             raise _refused("models that draft run on a CPU only")
         if worker.tensor_parallel_size > 1:
             raise _refused("models that draft are not divided among ranks")
+        if config.method == "mtp":
+            return cls._of_own(target)
         assert config.model is not None
         # where the served model sees media, a draft sees placeholders
         settings = ModelSettings(
@@ -144,18 +153,34 @@ class DraftMaker:
         page_dtype = page_dtype_of(worker, target.dtype, target.device, raw)
         return cls(target, settings, directory, facts, page_dtype, eagle)
 
+    @classmethod
+    def _of_own(cls, target: DraftTarget) -> "DraftMaker":
+        """For a head in the model's own checkpoint."""
+        # imported here: it brings transformers' modules
+        from tokenmesh.engine.models.tree.mtp import read_mtp
+
+        settings, raw = target.settings, target.raw
+        other = settings.speculative_config.model
+        if other not in (None, settings.model):
+            raise _refused(f"mtp is a head of {settings.model} itself, not of {other}")
+        mtp = read_mtp(raw, target.facts)
+        page_dtype = page_dtype_of(target.worker, target.dtype, target.device, raw)
+        return cls(target, settings, target.directory, target.facts, page_dtype, mtp=mtp)
+
     def load(self, drafted: LanguageModel) -> "Draft":
         """For a model with weights. Raises CheckpointError, and ConfigError for a draft that keeps
         more than blocks hold, and for a head whose states the model does not give."""
-        if row_bytes(drafted.keeps):
-            # it takes drafts that are looked up; with a drafter nothing has been tested
-            name = self.target.settings.model
-            raise _refused(f"{name} keeps states, so that its drafts can only be looked up")
         return Draft(self.read(drafted), self.page_dtype, self)
 
     def read(self, drafted: LanguageModel) -> DraftModel:
         """The weights; see `load`."""
         target = self.target
+        if self.mtp is not None:
+            from tokenmesh.engine.models.tree.mtp import MtpLoader
+
+            size = target.worker.load_buffer_bytes
+            parts = (self.mtp, self.directory, target.device, size, drafted, target.native)
+            return MtpLoader(*parts).load()
         checkpoint = Checkpoint(
             self.directory,
             target.device,

@@ -10,8 +10,9 @@ from typing import Final, NamedTuple, Protocol
 
 import torch
 
+from tokenmesh.engine.exec.media import step_media
 from tokenmesh.engine.exec.rows import HostRows
-from tokenmesh.engine.layers.step import HostStep
+from tokenmesh.engine.layers.step import NO_MEDIA, HostStep, StepMedia
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps
 from tokenmesh.engine.models.kv_store import KvStore
@@ -37,6 +38,10 @@ class DraftModel(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def position_rows(self) -> int:
+        """Those that it reads of the model's, see `MediaFacts`; 1: places count."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -256,5 +261,17 @@ class Drafter:
             page_size=self.store.page_size,
             token_lengths=lengths,
             windowed_tables=windowed,
+            media=self._positions(numbers, starts, counts),
         )
         return self.model.forward(self.model.embed(token_ids, states), step, self.store)
+
+    def _positions(
+        self, numbers: Sequence[int], starts: Sequence[int], counts: Sequence[int]
+    ) -> StepMedia:
+        """Those of the model, where prompts with media have other ones than places."""
+        count = self.model.position_rows
+        if count == 1:
+            return NO_MEDIA
+        spans = zip(numbers, starts, counts, strict=True)
+        entries = [(self.rows[number], start, size) for number, start, size in spans]
+        return StepMedia(positions=step_media(entries, count, ()).positions)

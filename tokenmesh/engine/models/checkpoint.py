@@ -53,12 +53,13 @@ class Checkpoint:
         buffer_bytes: int = _BUFFER_BYTES,
         without: Collection[str] = (),
         is_extra: Callable[[str], bool] = lambda _name: False,
+        name_of: Callable[[str], str] | None = None,
     ) -> None:
         """Read every shard's header. Raises CheckpointError when one is missing or broken.
 
         Tensors are made on `device` (default: CPU). What must be converted, or copied to another
         device, goes there in pieces of `buffer_bytes`. without: names that are read elsewhere;
-        is_extra: see `ModelFacts`.
+        is_extra: see `ModelFacts`; name_of: what a stored name is called here.
         """
         self.directory = directory
         self.bytes_read = 0
@@ -70,6 +71,10 @@ class Checkpoint:
         self._shards = TensorShards(
             directory, lambda name: name not in without and not is_extra(name)
         )
+        self._stored_names: dict[str, str] = {}
+        if name_of is not None:
+            self._stored_names = {name_of(name): name for name in self._shards}
+            self._shards.rename(name_of)
         self._taken: set[str] = set()
         self._encoded: dict[str, EncodedWeight] = {}
         self._parts: frozenset[str] = frozenset()
@@ -141,6 +146,10 @@ class Checkpoint:
         if name in self._encoded:
             return self._encoded[name].file
         return self._shards.file_of(name).path if name in self._shards else self.directory
+
+    def stored_name(self, name: str) -> str:
+        """The name of a tensor in its file."""
+        return self._stored_names.get(name, name)
 
     def is_encoded(self, name: str) -> bool:
         """Whether a tensor is decoded when it is taken."""

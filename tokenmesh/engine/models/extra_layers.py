@@ -1,4 +1,4 @@
-"""Layers behind the last one that predict further tokens. Nothing here computes with them.
+"""Layers behind the last one that predict further tokens; `tree/mtp.py` reads the first one.
 
 config.json counts them, and checkpoints number them on (`layers.61` behind 61 layers) or keep them
 under a name of their own (`mtp`).

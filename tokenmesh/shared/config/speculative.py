@@ -4,16 +4,19 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3"]
+SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"]
 
-METHODS: Final = ("ngram", "suffix", "draft_model", "eagle", "eagle3")
-_DRAFTED: Final = ("draft_model", "eagle", "eagle3")
-"""Those by which a second model drafts."""
+METHODS: Final = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
+_DRAFTED: Final = ("draft_model", "eagle", "eagle3", "mtp")
+"""Those by which a model or a head drafts."""
+_ALIASES: Final = (
+    *("deepseek_mtp", "exaone_moe_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"),
+    *("qwen3_5_mtp", "qwen3_next_mtp"),
+)
+"""Names of mtp by the model's family, as vLLM takes them; the checkpoint says which it is."""
 _OTHERS: Final = (
-    *("deepseek_mtp", "dflash", "ernie_mtp", "exaone_moe_mtp"),
-    *("extract_hidden_states", "glm4_moe_mtp", "longcat_flash_mtp", "medusa", "mimo_mtp"),
-    *("mlp_speculator", "mtp", "ngram_gpu", "pangu_ultra_moe_mtp", "qwen3_5_mtp"),
-    "qwen3_next_mtp",
+    *("dflash", "ernie_mtp", "extract_hidden_states", "longcat_flash_mtp", "medusa", "mimo_mtp"),
+    *("mlp_speculator", "ngram_gpu", "pangu_ultra_moe_mtp"),
 )
 """Methods of vLLM that need a second model, or more of the first one than its tokens."""
 _LOOKUP_MODELS: Final = ("ngram", "[ngram]")
@@ -38,13 +41,15 @@ class SpeculativeConfig(BaseModel):
         default=None,
         description="ngram: drafts are what followed the same tokens earlier in the stream or its "
         "prompt. suffix: also in earlier streams of the tenant. draft_model: what a smaller model "
-        "draws. eagle, eagle3: what a head guesses from the model's hidden states. Default: what "
-        "the name of `model` says, else draft_model; without `model` no drafts.",
+        "draws. eagle, eagle3: what a head guesses from the model's hidden states. mtp: what the "
+        "model's own layer for further tokens guesses. Default: what the name of `model` says, "
+        "else draft_model; without `model` no drafts.",
     )
     model: str | None = Field(
         default=None,
         description="The model or head that drafts, as a directory, a GGUF file or a hub id; it "
-        "has the vocabulary of the served model. ngram may be written here in place of in method.",
+        "has the vocabulary of the served model, which it is itself for mtp. ngram may be written "
+        "here in place of in method.",
     )
     revision: str | None = Field(default=None, description="Of `model` on the hub.")
     eagle_aux_hidden_state_layer_ids: tuple[int, ...] | None = Field(
@@ -134,11 +139,15 @@ class SpeculativeConfig(BaseModel):
         if method is None and model is not None:
             method = "ngram" if model in _LOOKUP_MODELS else _method_of(str(model))
             given = {**given, "method": method}
+        if method in _ALIASES:
+            method = "mtp"
+            given = {**given, "method": method}
         if method not in (None, *METHODS):
             return {"method": method}  # whatever else is there belongs to it
-        if method in _DRAFTED and (model is None or model in _LOOKUP_MODELS):
+        is_lookup = model in _LOOKUP_MODELS
+        if method in _DRAFTED and (is_lookup or (model is None and method != "mtp")):
             raise ValueError(f"with model, for method {method}: the model that drafts")
-        if method not in _DRAFTED and model not in (None, *_LOOKUP_MODELS):
+        if method not in _DRAFTED and model is not None and not is_lookup:
             raise ValueError(f"without model {model}, for method {method}")
         others = sorted(given.keys() - cls.model_fields.keys())
         if others:
@@ -167,7 +176,7 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def is_drafted(self) -> bool:
-        """Whether a second model drafts."""
+        """Whether a model or a head drafts."""
         return self.method in _DRAFTED
 
     @property

@@ -54,6 +54,7 @@ class EagleHead:
     token_ids: torch.Tensor | None
     """[D] int64 ids of what the head computes logits of; None: all V, in order."""
     shift: int = 1
+    position_rows: int = 1
 
     @property
     def max_position(self) -> int:

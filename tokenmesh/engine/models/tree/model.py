@@ -42,8 +42,8 @@ class HfModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.tree.model.dtype
-        return dtype
+        table: Any = self.tree.embedding.weight
+        return table.dtype  # type: ignore[no-any-return]
 
     @property
     def device(self) -> torch.device:

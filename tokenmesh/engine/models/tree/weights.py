@@ -64,7 +64,7 @@ def _stored_tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Sto
         file = checkpoint.file_of(name)
         if file not in opened:
             opened[file] = safe_open(file, framework="pt")
-        return opened[file].get_slice(name)
+        return opened[file].get_slice(checkpoint.stored_name(name))
 
     return {name: stored(name, shape) for name, shape in checkpoint.shapes().items()}
 

@@ -1,0 +1,93 @@
+"""Layers for further tokens of the models' own: they draft what their math says."""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.engine.test_draft_models import with_drafts
+from tests.engine.test_drafts_of_families import TROUBLES, check_all, jobs
+from tests.engine.test_eagle_heads import noted
+from tests.fakes.engine_driver import EngineDriver, Job, greedy
+from tests.fakes.mtp import FILE, PREDICTORS, make_predictor
+from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.shared.errors import CheckpointError, ConfigError
+
+K: Final = 3
+
+
+def driver_of(directory: Path, method: str = "mtp", **settings: Any) -> EngineDriver:
+    config = {"method": method, "num_speculative_tokens": K}
+    return EngineDriver(directory, speculative_config=config, **{"max_num_seqs": 9, **settings})
+
+
+@pytest.mark.timeout(60)  # the kernels of gated delta are compiled
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_a_head_drafts_what_its_math_says(tmp_path: Path, name: str) -> None:
+    made = make_predictor(tmp_path, name)
+    driver = with_drafts(
+        driver_of(made.directory, max_num_batched_tokens=16), async_scheduling=False
+    )
+    found = noted(driver, Job(prompt_of(37, seed=5), greedy(24)))
+    assert sum(len(drafts) for _, drafts in found) > 40
+    with torch.no_grad():
+        for known, drafts in found:
+            assert drafts == made.chain(known, len(drafts))
+
+
+STREAMS: Final = ("exaone_moe", "deepseek_v3", "qwen3_next")
+"""One with windows, one with latents, one with states."""
+
+
+@pytest.mark.timeout(60)  # as above
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_are_the_same_with_a_head(tmp_path: Path, name: str) -> None:
+    made = make_predictor(tmp_path, name)
+    driver = driver_of(made.directory, **TROUBLES)
+    check_all(driver, jobs(), 70 if name == "exaone_moe" else 34, ["model"])
+
+
+def test_a_head_sleeps_and_wakes_with_its_model(tmp_path: Path) -> None:
+    made = make_predictor(tmp_path, "glm4_moe")
+    driver = with_drafts(driver_of(made.directory), async_scheduling=False)
+    job = Job(prompt_of(20), greedy(12))
+    expected = noted(driver, job)
+    driver.sleep(2)
+    driver.model.resident.wake(("weights", "kv_cache"))
+    assert noted(driver, job) == expected
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "exaone_moe"])
+def test_a_model_without_the_tensors_of_a_head_is_refused_by_name(
+    tmp_path: Path, name: str
+) -> None:
+    made = make_predictor(tmp_path, name)
+    file = made.directory / FILE
+    place = "mtp." if made.kind.is_module else "model.layers.3."
+    tensors = load_file(file)
+    part = next(each for each in tensors if each.endswith(made.kind.names[2] + ".weight"))
+    save_file({n: each for n, each in tensors.items() if n != part}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"tensor mtp\..* is missing"):
+        driver_of(made.directory)
+    left = {n: each for n, each in tensors.items() if not n.startswith(place)}
+    save_file(left, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"has no tensors of {re.escape(place)}"):
+        driver_of(made.directory)
+
+
+def test_what_has_no_head_is_refused_at_the_start(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="model_type is llama; MTP heads are of deepseek_v3"):
+        driver_of(tiny("llama").directory)
+    with pytest.raises(CheckpointError, match="model_type is qwen3_moe; MTP heads are of"):
+        driver_of(tiny("qwen3_moe").directory)
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers is not set"):
+        driver_of(tiny("exaone_moe").directory)
+    made = make_predictor(tmp_path / "none", "qwen3_next", num_nextn_predict_layers=0)
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers is not set"):
+        driver_of(made.directory)
+    config = {"method": "mtp", "model": str(tiny("llama").directory)}
+    with pytest.raises(ConfigError, match=r"mtp is a head of .* itself, not of "):
+        EngineDriver(made.directory, speculative_config=config)
