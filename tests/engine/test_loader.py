@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.fakes.engine_driver import EngineDriver, Job, greedy, load
 from tests.fakes.quantized import shard
 from tests.fakes.tiny import Tiny, prompt_of
-from tokenmesh.engine.exec.build import build_runner, choose_dtype
+from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.exec.choose_dtype import choose_dtype
 from tokenmesh.engine.models.native.read_config import read_facts
 from tokenmesh.engine.models.raw_config import read_json
 from tokenmesh.kernels.native import has_started
@@ -322,13 +323,13 @@ def test_auto_takes_the_checkpoints_type_where_the_processor_is_good_at_it(
     )
     edit_config(directory, dtype=str(stored).removeprefix("torch."))
     assert load(directory, dtype="auto")[0].dtype == "float32"
-    monkeypatch.setattr("tokenmesh.engine.exec.build.SMALL_CHECKPOINT_BYTES", 0)
+    monkeypatch.setattr("tokenmesh.engine.exec.choose_dtype.SMALL_CHECKPOINT_BYTES", 0)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert load(directory, dtype="auto", native_kernels=False)[0].dtype == "float32"
     if has_started():
         expected = "float32" if stored is torch.float32 else "bfloat16"
         assert load(directory, dtype="auto")[0].dtype == expected
-    monkeypatch.setattr("tokenmesh.engine.exec.build.can_pack", lambda dtype: True)
+    monkeypatch.setattr("tokenmesh.engine.exec.choose_dtype.can_pack", lambda dtype: True)
     expected = "float32" if stored is torch.float32 else "bfloat16"
     assert load(directory, dtype="auto")[0].dtype == expected
     facts = read_facts(read_json(directory / "config.json"))
@@ -348,8 +349,8 @@ def test_what_stands_for_float16_on_a_cpu_is_logged(
     directory = copy("llama")
     edit_config(directory, dtype="float16")
     size = 0 if computed == "bfloat16" else 1 << 40
-    monkeypatch.setattr("tokenmesh.engine.exec.build.SMALL_CHECKPOINT_BYTES", size)
-    monkeypatch.setattr("tokenmesh.engine.exec.build.can_pack", lambda dtype: True)
+    monkeypatch.setattr("tokenmesh.engine.exec.choose_dtype.SMALL_CHECKPOINT_BYTES", size)
+    monkeypatch.setattr("tokenmesh.engine.exec.choose_dtype.can_pack", lambda dtype: True)
     facts = read_facts(read_json(directory / "config.json"))
     model = ModelSettings(model=str(directory), dtype=requested)
     chosen = choose_dtype(model, facts, directory, torch.device("cpu"))

@@ -12,7 +12,7 @@ import torch
 from tokenmesh.engine.capacity.devices import PlannedDevice, parse_cpus, parse_gpus
 from tokenmesh.engine.capacity.sizes import PlannedModel, Size, divisions, size_of
 from tokenmesh.engine.capacity.weights import bytes_of
-from tokenmesh.engine.exec.build import choose_dtype
+from tokenmesh.engine.exec.choose_dtype import choose_dtype
 from tokenmesh.engine.exec.divisible import check_divisible
 from tokenmesh.engine.exec.page_dtype import page_dtype_of
 from tokenmesh.engine.models.api import ModelFacts

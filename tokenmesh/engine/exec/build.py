@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from tokenmesh.engine.adapters.read import AdapterReader
+from tokenmesh.engine.exec.choose_dtype import choose_dtype
 from tokenmesh.engine.exec.cuda.graphs import GraphProgress
 from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes, warm_up
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
@@ -28,7 +29,6 @@ from tokenmesh.engine.models.location import locate
 from tokenmesh.engine.models.raw_config import read_config
 from tokenmesh.engine.models.token_ids import check_tokenizer_ids, read_eos
 from tokenmesh.kernels import native as native_kernels
-from tokenmesh.kernels.linear import can_pack
 from tokenmesh.kernels.page_codes import FP8
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.config.model import ModelSettings
@@ -37,12 +37,6 @@ from tokenmesh.shared.errors import ConfigError
 
 NATIVE_SPIN_US: Final = 50.0
 """Microseconds that threads of the C kernels look for more work before they sleep."""
-SMALL_CHECKPOINT_BYTES: Final = 64 << 20
-"""Below this, weights stay in the processor's caches and float32 is faster than bfloat16."""
-
-_HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_DTYPES: Final = {"float32": torch.float32, **_HALVES}
-
 _ALL_THREADS: Final = torch.get_num_threads()
 """Of a process alone."""
 
@@ -198,37 +192,6 @@ def _speed(times: LoadTimes) -> str:
         f"{times.num_bytes / (1 << 30):.2f} GiB in {times.read_s + times.pack_s:.1f} s, "
         f"{times.read_s:.1f} s of it reading at {rate:.1f} GB/s"
     )
-
-
-def choose_dtype(
-    model: ModelSettings,
-    facts: ModelFacts,
-    directory: Path,
-    device: torch.device,
-    native: bool = False,
-) -> torch.dtype:
-    """What the settings say; with "auto" half the size if the checkpoint is, where that is fast.
-
-    native: the C kernels compute the model's products. They are fast in bfloat16 everywhere.
-
-    A GPU takes the checkpoint's own type. A CPU does not compute in float16 and says so in the log.
-    """
-    chosen = facts.dtype if model.dtype == "auto" else model.dtype
-    if device.type == "cuda":
-        return _DTYPES.get(chosen or "", torch.float32)
-    if model.dtype in ("float32", "bfloat16"):
-        return _DTYPES[model.dtype]
-    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    is_fast = size >= SMALL_CHECKPOINT_BYTES and (native or can_pack(torch.bfloat16))
-    dtype = torch.bfloat16 if chosen in _HALVES and is_fast else torch.float32
-    if chosen == "float16":
-        loss = ", which drops 3 bits of each weight; float32 drops none"
-        logger.warning(
-            "float16 is computed in %s on a CPU%s",
-            str(dtype).removeprefix("torch."),
-            loss if dtype == torch.bfloat16 else "",
-        )
-    return dtype
 
 
 def _max_model_len(model: ModelSettings, facts: ModelFacts) -> int:

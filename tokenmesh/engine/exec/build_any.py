@@ -1,6 +1,6 @@
 """build: settings -> what the checkpoint is served for, by one process or several ranks."""
 
-from tokenmesh.engine.exec.build import build_runner, choose_dtype, fitting, start_device
+from tokenmesh.engine.exec.build import build_runner, fitting, start_device
 from tokenmesh.engine.exec.loaded_model import LoadedPooler, RunnableModel
 from tokenmesh.engine.exec.pool_build import build_pool_runner
 from tokenmesh.engine.models.api import Progress
@@ -26,4 +26,4 @@ def build(
         return build_runner(model, worker, progress)
     device = start_device(worker)
     with fitting("the model does not fit the GPU", "model"):
-        return build_pool_runner(model, worker, directory, raw, device, choose_dtype, progress)
+        return build_pool_runner(model, worker, directory, raw, device, progress)

@@ -20,23 +20,20 @@ from tokenmesh.engine.exec.kv_bytes import KvBytes
 from tokenmesh.engine.exec.memory import (
     GpuBudget,
     MemoryBudget,
-    Need,
     StoreSize,
-    host_budget,
-    need_of,
     size_store,
 )
 from tokenmesh.engine.exec.profile_run import AnyRunner, run_largest_steps
 from tokenmesh.engine.exec.role import ALONE_ROLE, Role
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
-from tokenmesh.engine.host_memory import available_host_bytes
+from tokenmesh.engine.exec.store_maker import StoreMaker
 from tokenmesh.engine.kv.shared_arena import SharedKv
 from tokenmesh.engine.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.engine.models.checkpoint import Checkpoint
 from tokenmesh.engine.models.keeps import cross_bytes, row_bytes
 from tokenmesh.engine.models.kv_scales import NO_SCALES, KvScales
-from tokenmesh.engine.models.kv_store import KvStore, make_store
+from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.load import load_model
 from tokenmesh.engine.models.scope import scope_of
 from tokenmesh.engine.sampling.sampler import Sampler
@@ -106,40 +103,29 @@ class RunnerMaker:
         return model, times
 
     def budget_of(self, model: LanguageModel, gpu: GpuBudget | None) -> MemoryBudget:
-        """What the pool may take, once the weights are there."""
-        if gpu is None:
-            available = available_host_bytes() - self.settings.host_tier_bytes
-            share = max(0, available) // self.role.local_world
-            return host_budget(share, self.settings.cpu_memory_utilization)
-        return gpu.measure(partial(self._profile, model))
+        """Measure what the pool may take, once the weights are there."""
+        profile = partial(self._profile, model)
+        return self._store_maker(model).budget(gpu, profile, self.role.local_world)
 
     def size_store(self, model: LanguageModel, measure: Callable[[], MemoryBudget]) -> StoreSize:
         """What the store holds, on every rank. Raises ConfigError when one request would not fit.
 
         On several ranks it is what fits the one with least memory.
         """
-        size, ranks = size_store(self._need_of(model), self.settings, measure), self.role.ranks
+        need, ranks = self._store_maker(model).need, self.role.ranks
+        size = size_store(need, self.settings, measure)
         return StoreSize(ranks.least(size.num_blocks), ranks.least(size.num_saved))
 
     def fitted(self, model: LanguageModel, size: StoreSize) -> Self:
         """With the length that such a store holds."""
-        return replace(self, max_model_len=self._need_of(model).longest_in(size.num_blocks))
+        return replace(
+            self, max_model_len=self._store_maker(model).need.longest_in(size.num_blocks)
+        )
 
     def make_runner(self, model: LanguageModel, size: StoreSize) -> tuple[AnyRunner, KvStore]:
         """A runner, without graphs yet, and its store."""
         worker = self.settings
-        store = make_store(
-            model.keeps,
-            size.num_blocks,
-            worker.block_size,
-            worker.num_rows,
-            self.dtype,
-            self.device,
-            model.grouping,
-            size.num_saved,
-            self.page_dtype,
-            self.kv_scales.of(len(model.keeps)),
-        )
+        store = self._store_maker(model).make(size)
         if self.device.type == "cuda":
             eos = self.eos_token_ids
             return make_cuda_runner(model, store, eos, worker, self.max_model_len), store
@@ -179,19 +165,22 @@ class RunnerMaker:
     def kv_bytes(self, model: LanguageModel) -> KvBytes:
         """What blocks and rows of the store take."""
         of_row = row_bytes(model.keeps) + cross_bytes(model.keeps, self.dtype)
-        return KvBytes(self._need_of(model).block_bytes, of_row, self.device.type == "cpu")
+        return KvBytes(self._store_maker(model).need.block_bytes, of_row, self.device.type == "cpu")
 
-    def _need_of(self, model: LanguageModel) -> Need:
-        return need_of(
-            model.keeps,
-            model.grouping,
-            self.settings,
-            self.dtype,
-            self.max_model_len,
+    def _store_maker(self, model: LanguageModel) -> StoreMaker:
+        return StoreMaker(
+            keeps=model.keeps,
+            grouping=model.grouping,
+            settings=self.settings,
+            dtype=self.dtype,
+            device=self.device,
+            page_dtype=self.page_dtype,
+            max_model_len=self.max_model_len,
             can_save=self.device.type == "cpu",
             may_be_shorter=self.may_be_shorter,
-            page_dtype=self.page_dtype,
+            kv_scales=self.kv_scales,
             draft_bytes=0 if self.draft is None else self.draft.token_bytes,
+            host_tier_bytes=self.settings.host_tier_bytes,
         )
 
     def _profile(self, model: LanguageModel) -> int:

@@ -1,32 +1,24 @@
 """build_pool_runner: settings -> a loaded model that pools, ready for the engine."""
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from tokenmesh.engine.adapters.read import AdapterReader
+from tokenmesh.engine.exec.choose_dtype import choose_dtype
 from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes
 from tokenmesh.engine.exec.kv_bytes import KvBytes
 from tokenmesh.engine.exec.loaded_model import LoadedPooler
 from tokenmesh.engine.exec.maker import gpu_budget
-from tokenmesh.engine.exec.memory import (
-    GpuBudget,
-    MemoryBudget,
-    Need,
-    host_budget,
-    need_of,
-    size_store,
-)
+from tokenmesh.engine.exec.memory import GpuBudget, StoreSize, size_store
 from tokenmesh.engine.exec.page_dtype import page_dtype_of
 from tokenmesh.engine.exec.pool_runner import PoolRunner
 from tokenmesh.engine.exec.resident import TorchResident
 from tokenmesh.engine.exec.rows import HostRows
-from tokenmesh.engine.host_memory import available_host_bytes
+from tokenmesh.engine.exec.store_maker import StoreMaker
 from tokenmesh.engine.layers.device_step import on_device
 from tokenmesh.engine.layers.step import HostStep
 from tokenmesh.engine.media_facts import TEXT_ONLY
@@ -34,7 +26,7 @@ from tokenmesh.engine.models.api import ModelFacts, Progress
 from tokenmesh.engine.models.checkpoint import Checkpoint
 from tokenmesh.engine.models.keeps import row_bytes
 from tokenmesh.engine.models.kv_scales import NO_SCALES, KvScales, read_kv_scales
-from tokenmesh.engine.models.kv_store import KvStore, make_store
+from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.pooling.api import PoolModel
 from tokenmesh.engine.models.pooling.facts import PoolingFacts
 from tokenmesh.engine.models.pooling.heads import LabelHead, PoolHead, TokenLogits
@@ -50,9 +42,8 @@ from tokenmesh.shared.errors import ConfigError
 if TYPE_CHECKING:
     from tokenmesh.engine.models.tree.facts import HfFacts
 
-logger = logging.getLogger(__name__)
-
-ChooseDtype = Callable[[ModelSettings, ModelFacts, Path, torch.device], torch.dtype]
+_FEWEST_BLOCKS: Final = 2
+"""A model that keeps nothing has the null block and one that every row names."""
 
 
 def build_pool_runner(
@@ -61,7 +52,6 @@ def build_pool_runner(
     directory: Path,
     raw: RawConfig,
     device: torch.device,
-    choose_dtype: ChooseDtype,
     progress: Progress,
 ) -> LoadedPooler:
     """Load a checkpoint for pooling; blocks. Raises CheckpointError or ConfigError."""
@@ -88,22 +78,53 @@ def build_pool_runner(
     gpu = gpu_budget(device, worker)
     loaded = load(progress)
     longest = stated_length(model, facts.max_position, directory)
+    maker = _store_maker(loaded, worker, device, page_dtype, scales, longest)
     with torch.inference_mode():
-        store, need = _Pool(loaded, worker, longest, page_dtype, scales, device).make(gpu)
-        rows = HostRows(
-            *(worker.num_rows, max(1, need.groups.blocks_of(longest) if loaded.keeps else 1)),
-            *(facts, len(store.grouping.windows) - 1),
-        )
-        runner = PoolRunner(loaded, store, rows, is_async=worker.async_scheduling is True)
+        runner, store = _make_runner(loaded, facts, maker, gpu)
     return LoadedPooler(
         runner=runner,
         facts=facts,
         pooling=_with_head(pooling, facts, loaded.head),
         max_model_len=longest,
         resident=TorchResident(runner, loaded, store, partial(load, lambda done, total: None)),
-        kv_bytes=KvBytes(need.block_bytes, row_bytes(loaded.keeps)),
+        kv_bytes=KvBytes(maker.need.block_bytes, row_bytes(loaded.keeps)),
         adapters=AdapterReader(loaded.sites, dtype, worker.lora.max_lora_rank),
     )
+
+
+def _store_maker(
+    loaded: PoolModel,
+    worker: WorkerSettings,
+    device: torch.device,
+    page_dtype: torch.dtype,
+    scales: KvScales,
+    longest: int,
+) -> StoreMaker:
+    return StoreMaker(
+        keeps=loaded.keeps,
+        grouping=loaded.grouping,
+        settings=worker,
+        dtype=loaded.dtype,
+        device=device,
+        page_dtype=page_dtype,
+        max_model_len=longest,
+        can_save=False,
+        kv_scales=scales,
+    )
+
+
+def _make_runner(
+    loaded: PoolModel, facts: "HfFacts", maker: StoreMaker, gpu: GpuBudget | None
+) -> tuple[PoolRunner, KvStore]:
+    need, worker = maker.need, maker.settings
+    size = StoreSize(_FEWEST_BLOCKS)
+    if loaded.keeps:
+        measure = partial(maker.budget, gpu, partial(_profile, loaded, maker))
+        size = size_store(need, worker, measure)
+    store = maker.make(size)
+    max_blocks = max(1, need.groups.blocks_of(maker.max_model_len)) if loaded.keeps else 1
+    rows = HostRows(worker.num_rows, max_blocks, facts, len(store.grouping.windows) - 1)
+    return PoolRunner(loaded, store, rows, is_async=worker.async_scheduling is True), store
 
 
 def _read_facts(
@@ -146,59 +167,21 @@ def _check_gpu(facts: ModelFacts, worker: WorkerSettings) -> None:
     check_compiler()
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """It holds what the pool of a model is made from."""
-
-    loaded: PoolModel
-    worker: WorkerSettings
-    longest: int
-    page_dtype: torch.dtype
-    scales: KvScales
-    device: torch.device
-
-    def make(self, gpu: GpuBudget | None) -> tuple[KvStore, Need]:
-        """The store, and what it was measured by; gpu: None on a CPU."""
-        loaded, worker = self.loaded, self.worker
-        need = need_of(
-            *(loaded.keeps, loaded.grouping, worker, loaded.dtype, self.longest),
-            can_save=False,
-            page_dtype=self.page_dtype,
-        )
-        num_blocks = 2
-        if loaded.keeps:
-            num_blocks = size_store(need, worker, partial(self._budget, gpu)).num_blocks
-        return self._store(num_blocks), need
-
-    def _budget(self, gpu: GpuBudget | None) -> MemoryBudget:
-        if gpu is None:
-            return host_budget(available_host_bytes(), self.worker.cpu_memory_utilization)
-        return gpu.measure(self._largest_step)
-
-    def _largest_step(self) -> int:
-        """Compute the states of the longest chunk; bytes of a store that is just large enough."""
-        count = min(self.worker.max_num_batched_tokens, self.longest)
-        page_size, groups = self.worker.block_size, len(self.loaded.grouping.windows)
-        tables = torch.arange(1, 1 + -(-count // page_size))[None]
-        store = self._store(1 + tables.numel())
-        step = HostStep(
-            starts=[0],
-            counts=[count],
-            numbers=[0],
-            all_tables=tables,
-            page_size=page_size,
-            token_lengths=range(1, count + 1),
-            windowed_tables=[tables] * (groups - 1),
-        )
-        ids = torch.zeros(count, dtype=torch.int64, device=self.device)
-        self.loaded.states(ids, None, on_device(step, self.device), store)
-        return store.nbytes
-
-    def _store(self, num_blocks: int) -> KvStore:
-        loaded, worker = self.loaded, self.worker
-        return make_store(
-            *(loaded.keeps, num_blocks, worker.block_size, worker.num_rows),
-            *(loaded.dtype, self.device, loaded.grouping),
-            page_dtype=self.page_dtype,
-            scales=self.scales.of(len(loaded.keeps)),
-        )
+def _profile(loaded: PoolModel, maker: StoreMaker) -> int:
+    """Compute the states of the longest chunk; bytes of a store that is just large enough."""
+    count = min(maker.settings.max_num_batched_tokens, maker.max_model_len)
+    page_size, groups = maker.settings.block_size, len(maker.grouping.windows)
+    tables = torch.arange(1, 1 + -(-count // page_size))[None]
+    store = maker.make(StoreSize(1 + tables.numel()))
+    step = HostStep(
+        starts=[0],
+        counts=[count],
+        numbers=[0],
+        all_tables=tables,
+        page_size=page_size,
+        token_lengths=range(1, count + 1),
+        windowed_tables=[tables] * (groups - 1),
+    )
+    ids = torch.zeros(count, dtype=torch.int64, device=maker.device)
+    loaded.states(ids, None, on_device(step, maker.device), store)
+    return store.nbytes
