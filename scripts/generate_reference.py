@@ -21,6 +21,7 @@ from scripts.chart_page import chart_page
 from scripts.generated_files import ROOT, write_or_check
 from tokenmesh.cli.flags import FLAGS, UP_FLAGS
 from tokenmesh.cli.vllm_flags import FIXED
+from tokenmesh.engine.exec.features import FEATURES, KINDS
 from tokenmesh.services.gateway.apis.openai.request import ChatRequest, CompletionRequest
 from tokenmesh.services.gateway.apis.openai.sampling_fields import NotServed, SamplingFields, marked
 from tokenmesh.services.gateway.apis.pooling import fields as pooling
@@ -39,6 +40,26 @@ _TYPE_NAMES: Final[dict[type, str]] = {
 _BOUND_SIGNS: Final = {
     "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"
 }  # fmt: skip
+
+
+def features_page() -> str:
+    """Settings that not every worker takes, and which kinds of workers refuse them."""
+    lines = [
+        NOTE,
+        "# Features by kind of worker\n",
+        "Most settings work for every model on every device. A worker refuses these at its start, "
+        "with the setting and the reason, where this table says so. What a model itself lacks is "
+        "in [models](../models.md), what no worker does in [limits](../limits.md).\n",
+        f"| setting | value | {' | '.join(map(str, KINDS))} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for feature in FEATURES:
+        cells = ["no" if kind in feature.refused else "yes" for kind in KINDS]
+        lines.append(f"| `{feature.key}` | {feature.values} | {' | '.join(cells)} |")
+    lines += ["", "| setting | why not |", "|---|---|"]
+    for feature in FEATURES:
+        lines += [f"| `{feature.key}` | {why} |" for why in dict.fromkeys(feature.refused.values())]
+    return "\n".join(lines) + "\n"
 
 
 def config_page() -> str:
@@ -229,6 +250,7 @@ def noted_chart_page() -> str:
 
 PAGES: Final = {
     "config.md": config_page,
+    "features.md": features_page,
     "flags.md": flags_page,
     "metrics.md": metrics_page,
     "subjects.md": subjects_page,

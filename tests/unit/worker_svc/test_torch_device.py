@@ -18,7 +18,7 @@ from tokenmesh.engine.exec.cuda import device as torch_device
 from tokenmesh.engine.exec.cuda.device import Device
 from tokenmesh.engine.exec.cuda.forward import DecodeSteps
 from tokenmesh.engine.exec.cuda.graphs import capture, graph_bytes, silent
-from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes
+from tokenmesh.engine.exec.cuda.make import check_compiler, check_facts
 from tokenmesh.engine.exec.device import device_of
 from tokenmesh.engine.models.native.read_config import read_facts
 from tokenmesh.engine.models.raw_config import RawConfig
@@ -232,16 +232,10 @@ def test_a_gpu_that_torch_does_not_find_is_refused_or_logged(
 def test_what_does_not_run_on_a_gpu_is_refused_before_weights_are_read() -> None:
     raw = RawConfig({**SIZES, "architectures": ["LlamaForCausalLM"]}, "config.json")
     facts = read_facts(raw)
-    check_shapes(facts, WorkerSettings())
-    for settings, text in (
-        (WorkerSettings(batch_invariant=True), "batch_invariant does not hold on a GPU"),
-        (WorkerSettings(block_size=24), "block_size is 24"),
-    ):
-        with pytest.raises(ConfigError, match=text):
-            check_shapes(facts, settings)
+    check_facts(facts)
     narrow = read_facts(RawConfig({**raw.values, "head_dim": 24}, "config.json"))
     with pytest.raises(ConfigError, match="LlamaForCausalLM: heads of 24 features do not run"):
-        check_shapes(narrow, WorkerSettings())
+        check_facts(narrow)
 
 
 @pytest.mark.parametrize(

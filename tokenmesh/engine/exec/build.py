@@ -13,10 +13,11 @@ import torch
 from tokenmesh.engine.adapters.read import AdapterReader
 from tokenmesh.engine.exec.choose_dtype import choose_dtype
 from tokenmesh.engine.exec.cuda.graphs import GraphProgress
-from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes, warm_up
+from tokenmesh.engine.exec.cuda.make import check_compiler, check_facts, warm_up
 from tokenmesh.engine.exec.cuda.runner import CudaRunner
 from tokenmesh.engine.exec.device import device_of
 from tokenmesh.engine.exec.draft_build import DraftMaker, DraftTarget
+from tokenmesh.engine.exec.features import WorkerKind, check_features
 from tokenmesh.engine.exec.loaded_model import RunnableModel
 from tokenmesh.engine.exec.maker import LoadTimes, RunnerMaker, gpu_budget
 from tokenmesh.engine.exec.page_dtype import page_dtype_of
@@ -50,9 +51,6 @@ def start_device(worker: WorkerSettings, local_world: int = 1) -> torch.device:
     elif local_world > 1:
         torch.set_num_threads(max(1, _ALL_THREADS // local_world))
     device = device_of(worker)
-    if device.type == "cuda" and worker.logprobs_mode != "raw_logprobs":
-        what = f"logprobs_mode {worker.logprobs_mode} is for CPUs; a GPU shows raw_logprobs"
-        raise ConfigError(what, param="worker.logprobs_mode")
     if worker.native_kernels and device.type == "cpu":
         native_kernels.start(
             torch.get_num_threads(),
@@ -143,8 +141,9 @@ def _maker_of(
     raw = read_config(directory)
     facts = read_model_facts(raw, directory, model)
     check_tokenizer_ids(model, raw, facts.vocab_size)
+    check_features(WorkerKind(pools=False, is_gpu=device.type == "cuda"), model, worker)
     if device.type == "cuda":
-        check_shapes(facts, worker)
+        check_facts(facts)
         check_compiler()
     dtype = choose_dtype(model, facts, directory, device, native)
     page_dtype = page_dtype_of(worker, dtype, device, raw)

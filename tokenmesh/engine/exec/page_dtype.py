@@ -4,6 +4,7 @@ from typing import Final
 
 import torch
 
+from tokenmesh.engine.exec.features import NO_INT8_PAGES
 from tokenmesh.engine.models.raw_config import RawConfig
 from tokenmesh.kernels.capability import e4m3_problem
 from tokenmesh.shared.config.worker import KvCacheDtype, WorkerSettings
@@ -39,8 +40,7 @@ def page_dtype_of(
         problem = "with sparse attention by an indexer the KV cache has the model's own type"
         raise ConfigError(f"{problem}; leave kv_cache_dtype out", param=PARAM)
     if device.type == "cuda" and asked == "int8":
-        problem = "kv_cache_dtype int8 is served on a CPU only; on a GPU there is fp8"
-        raise ConfigError(problem, param=PARAM)
+        raise ConfigError(NO_INT8_PAGES, param=PARAM)
     found = _CODED[asked]
     lacks = e4m3_problem(device) if found == torch.float8_e4m3fn else None
     if lacks is not None:

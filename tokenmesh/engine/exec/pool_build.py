@@ -9,7 +9,8 @@ import torch
 
 from tokenmesh.engine.adapters.read import AdapterReader
 from tokenmesh.engine.exec.choose_dtype import choose_dtype
-from tokenmesh.engine.exec.cuda.make import check_compiler, check_shapes
+from tokenmesh.engine.exec.cuda.make import check_compiler, check_facts
+from tokenmesh.engine.exec.features import WorkerKind, check_features
 from tokenmesh.engine.exec.kv_bytes import KvBytes
 from tokenmesh.engine.exec.loaded_model import LoadedPooler
 from tokenmesh.engine.exec.maker import gpu_budget
@@ -22,7 +23,7 @@ from tokenmesh.engine.exec.store_maker import StoreMaker
 from tokenmesh.engine.layers.device_step import on_device
 from tokenmesh.engine.layers.step import HostStep
 from tokenmesh.engine.media_facts import TEXT_ONLY
-from tokenmesh.engine.models.api import ModelFacts, Progress
+from tokenmesh.engine.models.api import Progress
 from tokenmesh.engine.models.checkpoint import Checkpoint
 from tokenmesh.engine.models.keeps import row_bytes
 from tokenmesh.engine.models.kv_scales import NO_SCALES, KvScales, read_kv_scales
@@ -60,8 +61,10 @@ def build_pool_runner(
     pooling = read_pooling(model, raw, directory)
     facts = _read_facts(model, directory, raw, pooling)
     is_host = device.type == "cpu"
+    check_features(WorkerKind(pools=True, is_gpu=not is_host), model, worker)
     if not is_host:
-        _check_gpu(facts, worker)
+        check_facts(facts)
+        check_compiler()
     dtype = choose_dtype(model, facts, directory, device)
     has_kernels = is_host and worker.native_kernels and native_kernels.has_started()
     page_dtype = page_dtype_of(worker, dtype, device, raw)
@@ -153,18 +156,6 @@ def _with_head(pooling: PoolingFacts, facts: "HfFacts", head: PoolHead) -> Pooli
         problem = "pooling_task is token_classify; the classifier of this model cannot be put to"
         raise ConfigError(f"{problem} each token", param="pooling_task")
     return replace(pooling, tasks=tasks, reads_all=head.takes != ("lasttoken",), padding_id=padding)
-
-
-def _check_gpu(facts: ModelFacts, worker: WorkerSettings) -> None:
-    """Raises ConfigError for what does not run on a GPU."""
-    if worker.lora.enable_lora:
-        problem = "adapters of models that pool are served on a CPU only"
-        raise ConfigError(
-            f"{problem}; leave enable_lora out or set worker.device to cpu",
-            param="worker.lora.enable_lora",
-        )
-    check_shapes(facts, worker)
-    check_compiler()
 
 
 def _profile(loaded: PoolModel, maker: StoreMaker) -> int:

@@ -77,29 +77,12 @@ def _plans(settings: WorkerSettings, max_model_len: int) -> Iterator[StepPlan]:
         step += 3
 
 
-def check_shapes(facts: ModelFacts, settings: WorkerSettings) -> None:
-    """Raises ConfigError for what does not run on a GPU."""
-    if settings.batch_invariant:
-        raise ConfigError(
-            "batch_invariant does not hold on a GPU, where splits and matrix products depend on "
-            "the batch; leave it out or set worker.device to cpu",
-            param="worker.batch_invariant",
-        )
-    if settings.host_tier_bytes:
-        raise ConfigError(
-            "kv_offloading_size keeps KV of models on CPUs only; leave it out or set "
-            "worker.device to cpu",
-            param="worker.kv_offloading_size",
-        )
+def check_facts(facts: ModelFacts) -> None:
+    """Raises ConfigError for a model that does not run on a GPU."""
     problem = facts.gpu_problem()
     if problem is not None:
         raise ConfigError(
             f"{facts.architecture}: {problem}; set worker.device to cpu", param="worker.device"
-        )
-    if settings.block_size & (settings.block_size - 1):
-        raise ConfigError(
-            f"block_size is {settings.block_size}; on a GPU it is a power of two",
-            param="worker.block_size",
         )
 
 
