@@ -21,7 +21,9 @@ from tokenmesh.shared.metrics import Metrics
 
 GATEWAY = GatewayId("g")
 WORKER = WorkerId("w")
-SETTINGS = GatewaySettings(watch_interval_s=0.001, silence_s=0.03, silence_max_s=0.03)
+SETTINGS = GatewaySettings(
+    watch_interval_s=0.001, silence_s=0.03, silence_max_s=0.03, first_answer_s=0
+)
 
 
 class Bus:
@@ -78,17 +80,20 @@ class Launcher:
 
 @asynccontextmanager
 async def checking(
-    bus: Bus, checks: "count[int]", launcher: Launcher | None = None
+    bus: Bus,
+    checks: "count[int]",
+    launcher: Launcher | None = None,
+    settings: GatewaySettings = SETTINGS,
 ) -> AsyncIterator[Streams]:
     """A StreamRecovery that runs; each check takes a number from `checks`."""
     anything = cast("Any", bus)
-    streams = Streams(GATEWAY, anything, SETTINGS, Breaker(SETTINGS))
+    streams = Streams(GATEWAY, anything, settings, Breaker(settings))
     recovery = StreamRecovery(
         GATEWAY,
         anything,
         streams,
         cast("Any", launcher),
-        SETTINGS,
+        settings,
         Metrics(),
         count_losses=lambda: next(checks) * 0,
     )
@@ -165,6 +170,18 @@ async def test_a_worker_that_was_only_slow_has_longer_the_next_time() -> None:
         await until(lambda: len(bus.pinged_s) >= before + 5)
         assert launcher.moved == [first]
         assert streams.on(WORKER) == [second]
+
+
+async def test_a_worker_in_its_first_seconds_may_be_slow() -> None:
+    bus, launcher = SlowBus(), Launcher()
+    known = GatewaySettings.model_fields["first_answer_s"].default
+    settings = SETTINGS.model_copy(update={"first_answer_s": known})
+    async with checking(bus, count(), launcher, settings) as streams:
+        stream = open_stream(streams)
+        # the third silence begins when the second ping was answered
+        await until(lambda: len(bus.pinged_s) >= 5)
+        assert launcher.moved == []
+        assert streams.on(WORKER) == [stream]
 
 
 async def test_a_machine_that_becomes_slow_during_a_ping_leaves_more_time() -> None:

@@ -105,6 +105,12 @@ class LivenessSettings(BaseModel):
     ping_factor: float = fixed(
         default=4.0, ge=1, description="The same in multiples of its slowest recent answer."
     )
+    first_answer_s: float = fixed(
+        default=0.1,
+        ge=0,
+        description="The same answer while none of a worker is known: its first steps load code "
+        "and touch memory for the first time.",
+    )
     lag_factor: float = fixed(
         default=5.0, ge=0, description="The same in multiples of this process's own lag."
     )

@@ -123,7 +123,10 @@ class Streams:
 
     def _watch(self, worker_id: WorkerId, now: float) -> None:
         if worker_id not in self.trackers:
-            answers = self._answers.setdefault(worker_id, RecentMost())
+            answers = self._answers.get(worker_id)
+            if answers is None:
+                answers = self._answers[worker_id] = RecentMost()
+                answers.note(now, self._settings.first_answer_s)
             self._answers.move_to_end(worker_id)
             if len(self._answers) > self._settings.breaker_workers:
                 self._answers.popitem(last=False)
