@@ -110,7 +110,7 @@ def bound(parser: str, answer: Structured | None) -> tuple[Structured | None, st
     use, context = read_tools(body, LIMITS), Mock(warnings=[])
     if answer is not None:
         return add_calls(answer, use, text, context), "".join(context.warnings)
-    return call_constraint(body, use, text, context, LIMITS), "".join(context.warnings)
+    return call_constraint(body, use, text, context), "".join(context.warnings)
 
 
 @pytest.mark.parametrize("parser", sorted(TOOLS))

@@ -161,7 +161,7 @@ async def test_concurrent_requests_are_placed_and_refused_in_order() -> None:
     queue = RequestQueue(settings, lambda _: [worker("a")], SlowPlacement(settings))
     arrivals = [queue.submit(request(str(number)), 1.0) for number in range(9)]
     submitted = await asyncio.gather(*arrivals, return_exceptions=True)
-    room = capacity(worker("a").load, settings)
+    room = capacity(worker("a").load)
     kinds = [
         "placed" if isinstance(each, WaitingRequest) and each.placed else type(each).__name__
         for each in submitted
@@ -247,7 +247,7 @@ async def test_no_request_is_lost_overtaken_or_placed_beyond_capacity(
         assert queue.num_waiting == len(pending)
     for number, name in enumerate("ab"):
         fleet[number] = worker(name, max_num_seqs=1000, beat_at=now + 1)
-    assert capacity(fleet[0].load, settings) > len(pending)
+    assert capacity(fleet[0].load) > len(pending)
     await queue.place_waiting(now + 1)
     assert all(waiting.placed for waiting in pending)
 

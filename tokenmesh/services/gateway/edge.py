@@ -113,7 +113,7 @@ class Edge:
         context.access = access
         if given is not None:
             text = given.decode("latin-1")
-            check_request_id(text, "X-Request-Id", self.settings)
+            check_request_id(text, "X-Request-Id")
             context.request_id, context.is_own_id = RequestId(text), True
         return context
 

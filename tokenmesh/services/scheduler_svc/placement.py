@@ -158,7 +158,7 @@ def extra_s(load: WorkerLoad, settings: SchedulerSettings) -> float:
     return settings.kv_pressure_s * usage / (1.0 - usage) + load.step_s
 
 
-def capacity(load: WorkerLoad, settings: SchedulerSettings) -> int:
+def capacity(load: WorkerLoad) -> int:
     """Streams, running and waiting, that the worker may hold before requests wait here."""
     slack = int(load.max_num_seqs * WORKER_QUEUE_SHARE)
     return load.max_num_seqs + slack
@@ -298,7 +298,7 @@ class LoadPlacement:
         are above theirs.
         """
         load = worker.load
-        room = capacity(load, self._settings)
+        room = capacity(load)
         own = load.tenant_streams.get(request.tenant, 0)
         own += self.reservations.streams(worker.worker_id, request.tenant)
         own += request.num_streams

@@ -15,7 +15,6 @@ from tokenmesh.services.gateway.core.tenancy.tenant import (
     Lease,
     RateLimitStatus,
 )
-from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import InvalidInput, TokenMeshError
 from tokenmesh.shared.ids import RequestId
 
@@ -126,7 +125,7 @@ def access_of(connection: HTTPConnection) -> Access:
     return context_of(connection.scope).access
 
 
-def check_request_id(text: str, field: str, limits: GatewaySettings) -> None:
+def check_request_id(text: str, field: str) -> None:
     """Check that an id can be returned in a header. Raises InvalidInput that names the field."""
     limit = MAX_REQUEST_ID_CHARS
     if len(text) > limit or not (text.isascii() and text.isprintable() and text):

@@ -26,6 +26,7 @@ from tokenmesh.services.gateway.core.http.forms import (
 from tokenmesh.services.gateway.core.http.sse import json_response
 from tokenmesh.services.gateway.core.tenancy.upload_quota import UploadReservation
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.http import UploadSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 
 _USUAL_BYTES = 4 * 1024
@@ -165,7 +166,7 @@ def _add_reading(router: APIRouter, core: Core) -> None:
         return json_response(FileDeleted(id=file_id))
 
 
-def _ttl_of(form: FormData, limits: GatewaySettings) -> int:
+def _ttl_of(form: FormData, limits: UploadSettings) -> int:
     """Seconds until the file expires, at most `file_ttl_s`. Raises InvalidInput."""
     anchor, seconds = form.get(_ANCHOR), form.get(_SECONDS)
     if anchor is None and seconds is None:

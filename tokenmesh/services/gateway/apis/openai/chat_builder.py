@@ -68,7 +68,7 @@ async def build_chat(
     structured = sampling.structured
     is_long = len(tools.schemas) > _FEW_TOOLS or context.has_large_body
     if structured is None and tools is not NO_TOOLS:
-        structured = await off_loop(is_long, call_constraint, body, tools, text, context, settings)
+        structured = await off_loop(is_long, call_constraint, body, tools, text, context)
     elif structured is not None and tools.mode == "auto":
         structured = await off_loop(is_long, add_calls, structured, tools, text, context)
     sampling = msgspec.structs.replace(sampling, structured=structured)

@@ -63,7 +63,7 @@ class RequestBuilder:
     ) -> ModelCard:
         """`begin` without the model's text."""
         if body.request_id is not None and not context.is_own_id:
-            check_request_id(body.request_id, "request_id", self.settings)
+            check_request_id(body.request_id, "request_id")
             context.request_id = RequestId(body.request_id)
         if body.model_extra:
             refuse_former_fields(body.model_extra, type(body).model_fields)
@@ -177,7 +177,7 @@ class RequestBuilder:
             tenant=context.access.tenant,
             parsing=parsing,
             budget=None if parsing is None else read_budget(body.thinking_token_budget, parsing),
-            beams=beam_options(body, card, self.settings),
+            beams=beam_options(body, card),
             deadline_s=now_s() + self.settings.request_timeout_s,
             on_prepared=context.hand_on,
         )

@@ -147,9 +147,7 @@ def read_budget(given: int | None, parsing: Parsing) -> ReasoningBudget | None:
     return ReasoningBudget(given, parsing)
 
 
-def beam_options(
-    body: SamplingFields, card: ModelCard, limits: GatewaySettings
-) -> BeamOptions | None:
+def beam_options(body: SamplingFields, card: ModelCard) -> BeamOptions | None:
     """Return how to search; None without `use_beam_search`. Raises InvalidInput."""
     if not body.use_beam_search:
         if body.length_penalty != 1.0:

@@ -213,7 +213,6 @@ def call_constraint(
     tools: ToolUse,
     text: ModelText,
     context: RequestContext,
-    limits: StructuredLimits,
 ) -> Structured | None:
     """Return what constrains the calls of the answer, or None."""
     if tools.mode == "named":

@@ -13,7 +13,7 @@ from tokenmesh.services.gateway.core.gateway_core import Core
 from tokenmesh.services.gateway.core.http.errors import invalid
 from tokenmesh.services.gateway.core.pooling.job import PoolJob
 from tokenmesh.shared.clock import now_s, wall_s
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.requests import PoolingSettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge, UnknownModel
 from tokenmesh.shared.ids import RequestId
 from tokenmesh.shared.messages.beat import ModelCard
@@ -45,7 +45,7 @@ class PoolBuilder:
         warn_unknown(body.unknown_fields, context.warnings)
         prompts = body if isinstance(body, PromptFields) else PromptFields()
         if prompts.request_id is not None and not context.is_own_id:
-            check_request_id(prompts.request_id, "request_id", self._settings)
+            check_request_id(prompts.request_id, "request_id")
             context.request_id = RequestId(prompts.request_id)
         card = await self._find(body.model, context.request_id)
         context.model, context.asked_model = card.requested_name, body.model
@@ -98,7 +98,7 @@ def _activates(prompts: PromptFields) -> bool | None:
     return next(iter(given), None)
 
 
-def _embed_lengths(card: ModelCard, settings: GatewaySettings) -> tuple[int | None, int | None]:
+def _embed_lengths(card: ModelCard, settings: PoolingSettings) -> tuple[int | None, int | None]:
     """`PoolJob.longest` and `PoolJob.chunk_tokens` of an embedding."""
     if not card.embeds_in_chunks:
         return min(card.max_embed_len or card.max_model_len, card.max_model_len), None
@@ -138,7 +138,7 @@ def _check_dimensions(given: int, card: ModelCard, task: PoolTask) -> None:
 Messages = list[dict[str, Any]]
 
 
-def check_number_of_media(chats: Sequence[Messages], settings: GatewaySettings) -> None:
+def check_number_of_media(chats: Sequence[Messages], settings: PoolingSettings) -> None:
     """Raises PayloadTooLarge before any of them is fetched."""
     contents = [message.get("content") for chat in chats for message in chat]
     parts = [part for content in contents if isinstance(content, list) for part in content]
