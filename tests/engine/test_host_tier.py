@@ -12,7 +12,7 @@ from tests.engine.test_general_kind import poison
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.general_models import GENERAL
 from tests.fakes.tiny import Tiny, prompt_of
-from tests.ops.native import WAYS
+from tests.ops.native import needs_native
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.kv.host_tier import HostTier
 from tokenmesh.shared.errors import ConfigError
@@ -82,8 +82,26 @@ def check(driver: EngineDriver, jobs: list[Job], expected: list[list[int]]) -> N
         assert outcome.token_ids == tokens
 
 
-@pytest.mark.parametrize("native", WAYS)
-@pytest.mark.parametrize(("name", "settings"), FAMILIES)
+# the images are the same bytes whatever has computed them, so one pool shows what torch does
+@pytest.mark.parametrize(
+    ("name", "settings", "native"),
+    [
+        pytest.param(
+            *(name, settings, False),
+            id=f"{name}-{'-'.join(settings.values())}-torch",
+            marks=pytest.mark.slow if index else (),
+        )
+        for index, (name, settings) in enumerate(FAMILIES)
+    ]
+    + [
+        pytest.param(
+            *(name, settings, True),
+            id=f"{name}-{'-'.join(settings.values())}-native",
+            marks=needs_native,
+        )
+        for name, settings in FAMILIES
+    ],
+)
 def test_a_prompt_from_the_host_tier_draws_the_tokens_of_one_that_is_computed(
     tiny: Tiny, name: str, settings: dict[str, str], native: bool
 ) -> None:

@@ -12,12 +12,15 @@ from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.models import FAKES
 from tests.fakes.ranks import RanksDriver
 from tests.fakes.tiny import Tiny, prompt_of
+from tests.rounds import some
 from tokenmesh.engine.api.sampling import SamplingParams
 
 TOLERANCE = 2e-4
 UNDIVIDED = {"llama_odd", "olmo2", "olmo3"}
 """Three heads, and norms over all heads: refused."""
 FAMILIES = [name for name in FAKES if name not in UNDIVIDED]
+DIVIDED = {"llama", "qwen2_window", "qwen3", "phi3", "glm4", "hunyuan", "exaone4", "seed_oss"}
+"""Each is divided in a way of its own: biases, norms of heads, merged products, halves of heads."""
 
 
 def sampled(seed: int, **more: Any) -> SamplingParams:
@@ -60,7 +63,7 @@ def both(directory: Path, given: list[Job], world: int = 2, **settings: Any) -> 
     return many
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@some(FAMILIES, DIVIDED)
 def test_two_ranks_compute_what_one_does(tiny: Tiny, name: str) -> None:
     many = both(tiny(name).directory, jobs(), max_num_batched_tokens=16)
     config = many.model.facts.config  # type: ignore[attr-defined]
