@@ -1,4 +1,4 @@
-"""KvSettings: whether a worker exchanges KV with others, and by what."""
+"""KvSettings: whether a worker exchanges KV with others and keeps it on disk, and by what."""
 
 from typing import Final, Literal
 
@@ -39,6 +39,16 @@ class KvSettings(BaseModel):
     transports: tuple[KvTransport, ...] = fixed(
         default=("shm", "tcp"), description="How KV is read, the first that reaches a source."
     )
+    disk_dir: str | None = Field(
+        default=None,
+        description="Folder that keeps images of KV blocks on disk, besides the host tier, so that "
+        "they survive a restart of the worker. Several workers may share it. Default: none.",
+    )
+    disk_size: float = Field(
+        default=10.0,
+        gt=0,
+        description="GiB that a worker keeps in disk_dir; must be free at the start.",
+    )
     lease_s: float = fixed(
         default=10.0,
         gt=0,
@@ -60,6 +70,25 @@ class KvSettings(BaseModel):
         if host in _ANY_ADDRESS:
             raise ValueError("should be an address that other workers reach, not any address")
         return value
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a process moves images: to other workers or to a store."""
+        return self.role is not None or self.has_stores
+
+    @property
+    def has_stores(self) -> bool:
+        """Whether images are kept outside of workers."""
+        return self.disk_dir is not None
+
+    @property
+    def used_transports(self) -> tuple[KvTransport, ...]:
+        """None where nothing is exchanged with other workers."""
+        return self.transports if self.role is not None else ()
+
+    @property
+    def disk_bytes(self) -> int:
+        return int(self.disk_size * (1 << 30))
 
     @property
     def host(self) -> str:

@@ -17,9 +17,13 @@ import msgspec
 from tokenmesh.engine.kv.shared_arena import SharedArena
 from tokenmesh.services.worker_svc.kv.orders import (
     LENGTH_BYTES,
-    CannotListen,
+    CannotStart,
     Ended,
+    Find,
+    Found,
+    Get,
     Order,
+    Put,
     Read,
     Report,
     Revoke,
@@ -52,11 +56,15 @@ class TransferProcess:
     """Starts the process, and starts it again when it ends. When `read` returns, its job is over:
     nothing writes to its slots. It must not be cancelled."""
 
-    def __init__(self, arena: SharedArena, settings: KvSettings) -> None:
+    def __init__(self, arena: SharedArena, settings: KvSettings, scope: bytes = b"") -> None:
+        """scope: of what stores keep."""
         self._arena = arena
+        self._scope = scope
         self._settings = settings
         self.addresses: dict[str, bytes] = {}
         """Where others read, by transport; empty while the process does not run."""
+        self.is_able = False
+        """Whether the process runs."""
         self.num_restarts = 0
         self._jobs: dict[int, asyncio.Future[Report]] = {}
         self._numbers = count(1)
@@ -66,16 +74,12 @@ class TransferProcess:
         self._is_stopping = False
 
     @property
-    def is_able(self) -> bool:
-        """Whether the process runs."""
-        return bool(self.addresses)
-
-    @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Raises ConfigError where it cannot listen, Unavailable where it does not start."""
+        """Raises ConfigError where it cannot listen or use a store, Unavailable where it does not
+        start."""
         await self._start()
         self._watch = asyncio.create_task(self._watch_forever())
 
@@ -88,7 +92,7 @@ class TransferProcess:
 
     def kill(self) -> None:
         """End all its jobs, the only way that ends each of them."""
-        self.addresses = {}
+        self.addresses, self.is_able = {}, False
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -122,6 +126,28 @@ class TransferProcess:
         pairs = list(remote), list(slots)
         order = Read(number, addresses, lease, token, *pairs, sums, limit_s)
         report = await self._do(number, order, limit_s)
+        if isinstance(report, Ended):
+            return report
+        return Ended(number, [False] * len(slots), reason="process")
+
+    async def find(self, keys: Sequence[bytes]) -> int:
+        """How many of the first of these keys stores have. Raises nothing."""
+        number = next(self._numbers)
+        report = await self._do(number, Find(number, list(keys)), self._settings.transfer_s)
+        return report.count if isinstance(report, Found) else 0
+
+    async def get(self, keys: Sequence[bytes], slots: Sequence[int]) -> Ended:
+        """Read images of stores into slots. Raises nothing."""
+        number, limit_s = next(self._numbers), self._limit(slots)
+        report = await self._do(number, Get(number, list(keys), list(slots), limit_s), limit_s)
+        if isinstance(report, Ended):
+            return report
+        return Ended(number, [False] * len(slots), reason="process")
+
+    async def put(self, keys: Sequence[bytes], slots: Sequence[int]) -> Ended:
+        """Have stores keep what is in these slots. Raises nothing."""
+        number, limit_s = next(self._numbers), self._limit(slots)
+        report = await self._do(number, Put(number, list(keys), list(slots), limit_s), limit_s)
         if isinstance(report, Ended):
             return report
         return Ended(number, [False] * len(slots), reason="process")
@@ -164,8 +190,9 @@ class TransferProcess:
     async def _start(self) -> None:
         arena, settings = self._arena, self._settings
         setup = Setup(
-            *(arena.file, arena.num_slots, arena.image_bytes, settings.transports),
+            *(arena.file, arena.num_slots, arena.image_bytes, settings.used_transports),
             *(settings.host, settings.port),
+            *(self._scope, settings.disk_dir, settings.disk_bytes),
         )
         wrapper = (sys.executable, "-P", "-m", parent_death.__name__, str(os.getpid()))
         module = "tokenmesh.services.worker_svc.kv.transfer"
@@ -185,14 +212,11 @@ class TransferProcess:
             self.kill()
             await self._reap(self._process)
             raise Unavailable("the transfer process does not start") from error
-        if isinstance(report, CannotListen):
+        if isinstance(report, CannotStart):
             await self._reap(self._process)
-            raise ConfigError(
-                f"other workers cannot read KV at {settings.listen}: {report.reason}",
-                param="worker.kv.listen",
-            )
+            raise ConfigError(report.reason, param=report.param)
         assert isinstance(report, Started)
-        self.addresses = report.addresses
+        self.addresses, self.is_able = report.addresses, True
 
     async def _next(self, process: Process) -> Report:
         assert process.stdout is not None
@@ -227,7 +251,7 @@ class TransferProcess:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 report = await self._next(process)
-                if isinstance(report, Served | Ended):
+                if isinstance(report, Served | Found | Ended):
                     job = self._jobs.get(report.job)
                     if job is not None and not job.done():
                         job.set_result(report)
@@ -245,6 +269,9 @@ class TransferProcess:
             except (ConfigError, Unavailable) as error:
                 logger.warning("%s", error.message)
                 continue
+            if self._is_stopping:
+                # `stop` came while it started, and found nothing to end
+                self.kill()
             self.num_restarts += 1
             return True
         return False

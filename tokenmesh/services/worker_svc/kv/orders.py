@@ -24,6 +24,9 @@ class Setup(msgspec.Struct, frozen=True):
     transports: tuple[str, ...]
     host: str
     port: int
+    scope: bytes = b""
+    disk_dir: str | None = None
+    disk_bytes: int = 0
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
@@ -56,13 +59,40 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     limit_s: float
 
 
+class Find(msgspec.Struct, frozen=True, tag=True):
+    """How many of the first of these keys stores have. Answered with Found."""
+
+    job: int
+    keys: list[bytes]
+
+
+class Get(msgspec.Struct, frozen=True, tag=True):
+    """Copy images from stores to slots. Answered with Ended."""
+
+    job: int
+    keys: list[bytes]
+    slots: list[int]
+    limit_s: float
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    """Have stores keep the images in these slots. Answered with Ended."""
+
+    job: int
+    keys: list[bytes]
+    slots: list[int]
+    limit_s: float
+
+
 class Started(msgspec.Struct, frozen=True, tag=True):
     addresses: dict[str, bytes]
     """By transport."""
 
 
-class CannotListen(msgspec.Struct, frozen=True, tag=True):
+class CannotStart(msgspec.Struct, frozen=True, tag=True):
     reason: str
+    param: str
+    """The setting that says so."""
 
 
 class Served(msgspec.Struct, frozen=True, tag=True):
@@ -70,20 +100,28 @@ class Served(msgspec.Struct, frozen=True, tag=True):
     sums: bytes
 
 
+class Found(msgspec.Struct, frozen=True, tag=True):
+    job: int
+    count: int
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A read is over: it writes no more."""
+    """A read is over: it writes no more. Or a Put, which does not read any more."""
 
     job: int
     are_good: list[bool]
     """Of each slot whether it holds what it should."""
     transport: str = ""
+    """Or the stores."""
     seconds: float = 0.0
     reason: str = ""
-    """Why some are not: timeout, refused, lost or checksum."""
+    """Why some are not: timeout, refused, lost, checksum or missing."""
+    num_written: int = 0
+    """Images that a Put has written."""
 
 
-Order = Serve | Revoke | Read
-Report = Started | CannotListen | Served | Ended
+Order = Serve | Revoke | Read | Find | Get | Put
+Report = Started | CannotStart | Served | Found | Ended
 
 _encoder: Final = msgspec.msgpack.Encoder()
 decode_order: Final = msgspec.msgpack.Decoder(Order).decode

@@ -1,4 +1,4 @@
-"""The transfer process: moves images between arenas. It knows slots, and nothing of KV or models.
+"""The transfer process: moves images between arenas and stores. It knows slots and keys only.
 
 `python -m ...transfer SETUP`, which is `Setup` as JSON; orders come on stdin, reports go to stdout.
 It ends with stdin. A read that a system call or a library does not end is ended by ending this
@@ -20,8 +20,13 @@ import msgspec
 from tokenmesh.services.worker_svc.kv.leases import ServedLeases
 from tokenmesh.services.worker_svc.kv.orders import (
     SUM_BYTES,
-    CannotListen,
+    CannotStart,
     Ended,
+    Find,
+    Found,
+    Get,
+    Order,
+    Put,
     Read,
     Report,
     Revoke,
@@ -34,6 +39,8 @@ from tokenmesh.services.worker_svc.kv.orders import (
     framed,
     read_frame,
 )
+from tokenmesh.services.worker_svc.kv.stores.disk import DiskStore
+from tokenmesh.services.worker_svc.kv.stores.store import CannotOpen, Store
 from tokenmesh.services.worker_svc.kv.transports.shm import ShmTransport
 from tokenmesh.services.worker_svc.kv.transports.tcp import TcpTransport
 from tokenmesh.services.worker_svc.kv.transports.transport import (
@@ -47,6 +54,8 @@ from tokenmesh.shared.clock import monotonic_s
 
 logger = logging.getLogger(__name__)
 
+DISK_PARAM: Final = "worker.kv.disk_dir"
+LISTEN_PARAM: Final = "worker.kv.listen"
 _THREADS: Final = 4
 """Reads, and sums, at a time."""
 _FILLED_BYTES: Final = 16 << 20
@@ -64,7 +73,18 @@ class TransferWork:
         self._report = report
         self._setup = setup
         self._transports: dict[str, Transport] = {}
+        self._stores: list[Store] = []
+        """The first one that has an image brings it."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv")
+        self._finders = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv find")
+
+    def open(self) -> None:
+        """Open the stores. Raises CannotOpen."""
+        setup = self._setup
+        if setup.disk_dir is not None:
+            disk = DiskStore(self._arena, setup.disk_dir, setup.scope, setup.disk_bytes)
+            disk.open()
+            self._stores.append(disk)
 
     def listen(self) -> None:
         """Report the addresses. Raises OSError."""
@@ -88,15 +108,49 @@ class TransferWork:
         except OSError as error:
             logger.warning("memory of the host tier is taken as it is used: %s", error)
 
-    def take(self, order: Serve | Revoke | Read) -> None:
+    def take(self, order: Order) -> None:
         if isinstance(order, Revoke):
             self._leases.remove(order.lease)
             self._report(Served(order.job, b""))
         elif isinstance(order, Serve):
             self._leases.add(order.lease, order.token, order.slots)
             self._threads.submit(self._sum, order)
+        elif isinstance(order, Find):
+            self._finders.submit(self._find, order)
+        elif isinstance(order, Get):
+            self._threads.submit(self._get, order, monotonic_s() + order.limit_s)
+        elif isinstance(order, Put):
+            self._threads.submit(self._put, order, monotonic_s() + order.limit_s)
         else:
             self._threads.submit(self._read, order, monotonic_s() + order.limit_s)
+
+    def _find(self, order: Find) -> None:
+        count = 0
+        for store in self._stores:
+            count += store.find(order.keys[count:])
+        self._report(Found(order.job, count))
+
+    def _get(self, order: Get, deadline_s: float) -> None:
+        began_s, are_good, names = monotonic_s(), [False] * len(order.keys), []
+        for store in self._stores:
+            missing = [at for at, is_good in enumerate(are_good) if not is_good]
+            if not missing:
+                break
+            keys, slots = ([part[at] for at in missing] for part in (order.keys, order.slots))
+            for at, is_good in zip(missing, store.get(keys, slots, deadline_s), strict=True):
+                are_good[at] = is_good
+            names.append(store.name)
+        reason = "" if all(are_good) else "missing"
+        seconds = monotonic_s() - began_s
+        self._report(Ended(order.job, are_good, " ".join(names), seconds, reason))
+
+    def _put(self, order: Put, deadline_s: float) -> None:
+        began_s, written = monotonic_s(), 0
+        for store in self._stores:
+            written += store.put(order.keys, order.slots, deadline_s)
+        seconds = monotonic_s() - began_s
+        are_good = [True] * len(order.keys)
+        self._report(Ended(order.job, are_good, "", seconds, num_written=written))
 
     def _sum(self, order: Serve) -> None:
         sums = b"".join(checksum(self._arena.image(slot)) for slot in order.slots)
@@ -148,9 +202,14 @@ def serve(setup: Setup, orders: BinaryIO, reports: BinaryIO) -> int:
 
     work = TransferWork(setup, report)
     try:
+        work.open()
         work.listen()
+    except CannotOpen as error:
+        report(CannotStart(f"KV cannot be kept in {setup.disk_dir}: {error}", DISK_PARAM))
+        return 1
     except OSError as error:
-        report(CannotListen(str(error)))
+        place = f"{setup.host}:{setup.port}"
+        report(CannotStart(f"other workers cannot read KV at {place}: {error}", LISTEN_PARAM))
         return 1
     while (frame := read_frame(orders)) is not None:
         work.take(decode_order(frame))
