@@ -166,6 +166,8 @@ FLAGS: Final = (
     ),
     Flag("--kv-cache-memory-bytes", ("worker", "kv_cache_memory_bytes"), convert=human_number),
     Flag("--kv-offloading-size", ("worker", "kv_offloading_size")),
+    Flag("--kv-disk-dir", ("worker", "kv", "disk_dir")),
+    Flag("--kv-disk-size", ("worker", "kv", "disk_size")),
     Flag("--kv-transfer-config", ("worker", "kv"), convert=transfer_config),
     Flag("--gpu-memory-utilization", ("worker", "gpu_memory_utilization")),
     Flag("--cpu-memory-utilization", ("worker", "cpu_memory_utilization")),

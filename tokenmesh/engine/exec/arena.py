@@ -31,18 +31,17 @@ def make_arena(store: KvStore, settings: WorkerSettings, local_world: int = 1) -
     """Memory is taken as slots are first used; ranks of one host share it. Raises ConfigError."""
     num_bytes = settings.host_tier_bytes // local_world
     if not num_bytes:
-        if settings.kv.role is not None:
-            raise ConfigError(
-                "kv.role needs a host tier, and kv_offloading_size is 0", param=_PARAM
-            )
+        if settings.kv.is_used:
+            what = "kv.role and kv.disk_dir need a host tier, and kv_offloading_size is 0"
+            raise ConfigError(what, param=_PARAM)
         return NO_ARENA
-    if settings.kv.role is not None and local_world > 1:
-        what = "KV of a model over several ranks is not exchanged: leave kv.role out"
-        raise ConfigError(what, param="worker.kv.role")
+    if settings.kv.is_used and local_world > 1:
+        what = "KV of a model over several ranks is neither exchanged nor kept on disk: leave "
+        raise ConfigError(what + "kv.role and kv.disk_dir out", param="worker.kv")
     problem = _problem(store, settings)
     if problem is not None:
         # not refused: one setting may be for workers of several models
-        logger.warning("no host tier (kv_offloading_size, kv.role): %s", problem)
+        logger.warning("no host tier (kv_offloading_size, kv.role, kv.disk_dir): %s", problem)
         return NO_ARENA
     free, asked = available_host_bytes(), settings.host_tier_bytes
     if asked > free:
@@ -57,7 +56,7 @@ def make_arena(store: KvStore, settings: WorkerSettings, local_world: int = 1) -
             param=_PARAM,
         )
     shape = num_bytes // store.image_bytes, store.image_bytes
-    if settings.kv.role is None:
+    if not settings.kv.is_used:
         return Arena(huge_pages.empty(shape, torch.uint8))
     shared = SharedArena(*shape)
     return Arena(torch.frombuffer(shared.memory, dtype=torch.uint8).view(shape), shared)

@@ -25,6 +25,7 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
         "on a GPU: several GPUs are not served yet": device_of(worker).type == "cuda",
         "with LoRA adapters": worker.lora.enable_lora,
         "where workers exchange KV (kv.role)": worker.kv.role is not None,
+        "where KV is kept on disk (kv.disk_dir)": worker.kv.disk_dir is not None,
         "with a model that drafts": model.speculative_config.method not in _LOOKUPS,
     }
     directory = locate(model, with_code=model.trust_remote_code)

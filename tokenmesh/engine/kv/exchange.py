@@ -28,19 +28,50 @@ class Wanted(NamedTuple):
     """The image of the next key is on its way for another request."""
 
 
+class Lacking(NamedTuple):
+    """Images that neither pool nor host tier has."""
+
+    keys: Sequence[bytes]
+    """The next ones of a request, as many as may be loaded at a time."""
+    is_awaited: bool
+    """The image behind them is on its way for another request."""
+
+
 class KvExchange:
     def __init__(self, cache: PrefixCache, block_size: int) -> None:
         self._cache = cache
         self._size = block_size
+
+    @property
+    def _num_groups(self) -> int:
+        return 1 + len(self._cache.keys.marks)
 
     def keys_of(self, request: Request, num_blocks: int) -> list[bytes]:
         self._cache.keys.hash_up_to(request, num_blocks)
         marks = (b"", *self._cache.keys.marks)
         return [each + mark for each in request.kv.hashes[:num_blocks] for mark in marks]
 
-    def expect(self, request: Request) -> Wanted:
-        """Reserve slots for what neither pool nor host tier has; the rest is kept for the request
-        until `let_go`. Fewer are reserved where there is no room."""
+    def lacks(self, request: Request) -> Lacking:
+        """What a load could bring now."""
+        host = self._cache.host
+        num_hits = len(self._cache.find(request)[0])
+        num_blocks = (request.num_known - 1) // self._size
+        if host is None or num_hits == num_blocks or not self._cache.may_skip(request):
+            return Lacking((), is_awaited=False)
+        found: list[bytes] = []
+        for key in self.keys_of(request, num_blocks)[num_hits * self._num_groups :]:
+            if host.find(key) is not None:
+                continue
+            if host.is_coming(key):
+                return Lacking(found, is_awaited=True)
+            if len(found) == host.most_loading:
+                break
+            found.append(key)
+        return Lacking(found, is_awaited=False)
+
+    def expect(self, request: Request, most: int | None = None) -> Wanted:
+        """Reserve slots for what neither pool nor host tier has, at most so many; the rest is kept
+        for the request until `let_go`. Fewer are reserved where there is no room."""
         host, size = self._cache.host, self._size
         num_hits = len(self._cache.find(request)[0])
         num_blocks = (request.num_known - 1) // size
@@ -48,9 +79,9 @@ class KvExchange:
         if host is None or num_hits == num_blocks or not self._cache.may_skip(request):
             return Wanted(num_blocks, b"", num_hits, 0, (), (), is_awaited=False)
         last_key = request.kv.hashes[num_blocks - 1]
-        first = num_hits * (1 + len(self._cache.keys.marks))
+        first = num_hits * self._num_groups
         kept = len(request.kv.pins)
-        slots = host.reserve(keys[first:])
+        slots = host.reserve(keys[first:], most)
         request.kv.pins += [
             key for key, slot in zip(keys[first:], slots, strict=False) if slot is None
         ]
@@ -63,11 +94,19 @@ class KvExchange:
             num_blocks, last_key, num_hits, first, keys[first:end], slots, is_awaited=is_awaited
         )
 
-    def arrived(self, request: Request, keys: Sequence[bytes], are_good: Sequence[bool]) -> None:
-        """A load is over. Good images are kept for the request until `let_go`."""
+    def arrived(
+        self,
+        request: Request,
+        keys: Sequence[bytes],
+        are_good: Sequence[bool],
+        *,
+        is_stored: bool = False,
+    ) -> None:
+        """A load is over. Good images are kept for the request until `let_go`. is_stored: they come
+        from a store."""
         host = self._cache.host
         assert host is not None
-        host.finish(keys, are_good)
+        host.finish(keys, are_good, is_stored=is_stored)
         good = [key for key, is_good in zip(keys, are_good, strict=True) if is_good]
         self._cache.note_loaded(good)
         request.kv.pins += host.pin(good)
@@ -88,6 +127,14 @@ class KvExchange:
             slots.append(slot)
         host.pin(keys[: len(slots)])
         return slots
+
+    def lend_unstored(self, most: int) -> tuple[list[bytes], list[int]]:
+        """Keys and slots of images that no store was given; pinned until `take_back`."""
+        host = self._cache.host
+        assert host is not None
+        # the others stay free to give way
+        keys = host.take_unstored(min(most, max(1, host.num_slots // 4)))
+        return keys, self.lend(keys)
 
     def take_back(self, keys: Sequence[bytes]) -> None:
         """Lent slots are read no more."""

@@ -41,9 +41,14 @@ class HostTier:
     """Every slot is in one state; a key has at most one slot, or waits to be saved."""
 
     def __init__(
-        self, num_slots: int, on_forget: Callable[[bytes], object] = lambda key: None
+        self,
+        num_slots: int,
+        on_forget: Callable[[bytes], object] = lambda key: None,
+        *,
+        has_store: bool = False,
     ) -> None:
-        """on_forget: called with each key that `has` was true of, and is no longer."""
+        """on_forget: called with each key that `has` was true of, and is no longer. has_store:
+        whether `take_unstored` is called."""
         self.num_slots = num_slots
         self._on_forget = on_forget
         self._most_loading = int(LOAD_SHARE * num_slots)
@@ -61,6 +66,9 @@ class HostTier:
         self._reads: defaultdict[int, list[bytes]] = defaultdict(list)
         """By step in flight: keys that it reads."""
         self._loading: dict[bytes, int] = {}
+        self._has_store = has_store
+        self._unstored: OrderedDict[bytes, None] = OrderedDict()
+        """Keys of ready images that no store was given, oldest first."""
         self._num_saved = self._num_filled = 0
 
     def has(self, key: bytes) -> bool:
@@ -145,6 +153,8 @@ class HostTier:
                 self._evictable[key] = None
                 ready.append(key)
                 self._num_saved += 1
+                if self._has_store:
+                    self._unstored[key] = None
                 continue
             self._free.append(slot)
             if is_wanted:
@@ -160,18 +170,30 @@ class HostTier:
         if self._saving.pop(key, None) is not None:
             self._on_forget(key)
 
-    def reserve(self, keys: Sequence[bytes]) -> list[int | None]:
+    def take_unstored(self, most: int) -> list[bytes]:
+        """Keys of at most so many images that no store was given; one that fails is not named
+        again."""
+        count = min(most, len(self._unstored))
+        return [self._unstored.popitem(last=False)[0] for _ in range(count)]
+
+    @property
+    def most_loading(self) -> int:
+        return self._most_loading
+
+    def reserve(self, keys: Sequence[bytes], most: int | None = None) -> list[int | None]:
         """Slots for a load of these images, in order; None for one that is here, and pinned now.
 
-        Fewer where there are not enough slots, or where one is on its way already.
+        Fewer where there are not enough slots, where one is on its way already, or where more than
+        `most` would be loaded.
         """
         slots: list[int | None] = []
+        rest = len(keys) if most is None else most
         for key in keys:
             if key in self._ready:
                 self._hold(key)
                 slots.append(None)
                 continue
-            if key in self._saving or key in self._loading:
+            if key in self._saving or key in self._loading or not rest:
                 break
             slot = self._take_slot() if len(self._loading) < self._most_loading else None
             if slot is None:
@@ -179,15 +201,21 @@ class HostTier:
             self._wanted.pop(key, None)
             self._loading[key] = slot
             slots.append(slot)
+            rest -= 1
         return slots
 
-    def finish(self, keys: Sequence[bytes], are_good: Sequence[bool]) -> None:
-        """A load is over and writes these slots no more. Good images can be found now."""
+    def finish(
+        self, keys: Sequence[bytes], are_good: Sequence[bool], *, is_stored: bool = False
+    ) -> None:
+        """A load is over and writes these slots no more. Good images can be found now.
+        is_stored: they come from a store."""
         for key, is_good in reversed(list(zip(keys, are_good, strict=True))):
             slot = self._loading.pop(key)
             if is_good:
                 self._ready[key] = slot
                 self._evictable[key] = None
+                if self._has_store and not is_stored:
+                    self._unstored[key] = None
             else:
                 self._free.append(slot)
 
@@ -212,6 +240,7 @@ class HostTier:
         self._ready.clear()
         self._evictable.clear()
         self._wanted.clear()
+        self._unstored.clear()
 
     def _hold(self, key: bytes) -> None:
         self._holds[key] += 1
@@ -230,5 +259,6 @@ class HostTier:
             return None
         key, _ = self._evictable.popitem(last=False)
         slot = self._ready.pop(key)
+        self._unstored.pop(key, None)
         self._on_forget(key)
         return slot

@@ -49,4 +49,5 @@ def make_cache(
         states=states,
         kv_code=settings.kv_code,
         images=runner.images,
+        has_store=settings.kv.has_stores,
     )

@@ -58,10 +58,12 @@ class PrefixCache:
         states: SavedStates | None = None,
         kv_code: str = "",
         images: HostImages = NO_IMAGES,
+        has_store: bool = False,
     ) -> None:
         """num_blocks: with the null block. route_tokens: of a route block; 0: there is no index.
         log: of changes. states: None where rows keep none; then there may be window groups and a
-        host tier. kv_code: the 8-bit type of the KV cache. images: room of the host tier."""
+        host tier. kv_code: the 8-bit type of the KV cache. images: room of the host tier.
+        has_store: of its images."""
         assert states is None or not (groups.num_windowed or images.slots)
         self._enabled = enabled
         self._states = states if enabled else None
@@ -74,7 +76,9 @@ class PrefixCache:
         self.keys = BlockKeys(size, groups.num_windowed, kv_code)
         self._marks = self.keys.marks
         has_host = enabled and images.slots > 0
-        self.host = HostTier(images.slots, self._note_no_image) if has_host else None
+        self.host = None
+        if has_host:
+            self.host = HostTier(images.slots, self._note_no_image, has_store=has_store)
         self._loaded: set[bytes] = set()
         """Hashes of images that a load brought and that no report has named."""
         self._most_saves = max(1, SAVED_BYTES // max(1, images.num_bytes))

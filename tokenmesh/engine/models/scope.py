@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+import tokenmesh
 from tokenmesh.engine.models.kv_store import KvStore
 
 SCOPE_BYTES: Final = 16
@@ -28,7 +29,16 @@ def scope_of(
     one kind of kernels and of the instructions that they use only."""
     scope = blake2b(digest_size=SCOPE_BYTES)
     facts = (
-        *(_VERSION, computed_by, dtype, page_dtype, store.page_size, tuple(store.keeps)),
+        # another version may compute otherwise, and stores outlive this one
+        *(
+            _VERSION,
+            tokenmesh.__version__,
+            computed_by,
+            dtype,
+            page_dtype,
+            store.page_size,
+            tuple(store.keeps),
+        ),
         *(store.grouping, tuple(store.scales), store.image_bytes),
     )
     scope.update(repr(facts).encode())

@@ -91,7 +91,7 @@ class WorkerContext:
     on_demand: OnDemand | None = None
     """None: the model stays awake."""
     transfer: TransferProcess | None = None
-    """None: no KV is exchanged with other workers."""
+    """None: no KV is moved to other workers or stores."""
 
 
 class WorkerActor(Actor):
@@ -143,8 +143,9 @@ class WorkerActor(Actor):
         parts = KvParts(
             *(self._settings, shared, self._host, transfer, around.bus, self._identity.worker_id),
             *(self._preparation.begin, self._end_key, KvMetrics(around.metrics, meters.labels)),
+            lambda: self._sleeping.level == 0,
         )
-        self._preparation.fetcher = parts.fetcher
+        self._preparation.arrivals = parts.arrivals
         return parts
 
     async def start(self) -> None:
@@ -185,7 +186,8 @@ class WorkerActor(Actor):
 
     def for_readers(self) -> KvActor | None:
         """The actor that takes messages of workers that read KV here."""
-        return None if self._kv is None else KvActor(self._kv.desk, self._admit_for_reader)
+        desk = None if self._kv is None else self._kv.desk
+        return None if desk is None else KvActor(desk, self._admit_for_reader)
 
     def _admit_for_reader(
         self, message: Generate, traceparent: str | None, computes: bool

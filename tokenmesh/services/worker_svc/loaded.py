@@ -229,7 +229,7 @@ def load_sim(model: ModelSettings, worker: WorkerSettings) -> SimModel:
 
 def _sim_kv(directory: Path, worker: WorkerSettings) -> SharedKv | None:
     """Its images are all alike: tokens of a simulated model do not depend on them."""
-    if worker.kv.role is None:
+    if not worker.kv.is_used:
         return None
     arena = SharedArena(max(1, worker.host_tier_bytes // SIM_IMAGE_BYTES), SIM_IMAGE_BYTES)
     config = (directory / "config.json").read_bytes()

@@ -245,12 +245,16 @@ async def listen_as(mesh: Mesh, worker_id: WorkerId, actor: WorkerActor, loaded:
 
 
 async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferProcess | None:
-    """The process that reads KV of other workers; None: none is exchanged. Raises ConfigError."""
-    if loaded.shared_kv is None:
+    """The process that moves KV to other workers and stores; None: none is moved. Raises
+    ConfigError."""
+    shared = loaded.shared_kv
+    if shared is None:
         if settings.kv.role is not None:
             logger.warning("this worker exchanges no KV (kv.role is %s)", settings.kv.role)
+        if settings.kv.disk_dir is not None:
+            logger.warning("this worker keeps no KV on disk (kv.disk_dir)")
         return None
-    process = TransferProcess(loaded.shared_kv.arena, settings.kv)
+    process = TransferProcess(shared.arena, settings.kv, shared.scope)
     await process.start()
     return process
 
@@ -258,9 +262,9 @@ async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferPr
 def with_kv(card: ModelCard, settings: WorkerSettings, loaded: Loaded) -> ModelCard:
     """The card with what the worker does for others."""
     shared = loaded.shared_kv
-    if shared is None:
+    role = settings.kv.role
+    if shared is None or role is None:
         return card
-    role = settings.kv.role or ""
     return msgspec.structs.replace(card, kv_role=role, kv_scope=shared.scope)
 
 

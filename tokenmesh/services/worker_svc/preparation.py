@@ -12,7 +12,7 @@ from tokenmesh.services.worker_svc.adapters.lease import AdapterLease, AdapterTu
 from tokenmesh.services.worker_svc.adapters.store import AdapterStore
 from tokenmesh.services.worker_svc.admission import check_embeddings
 from tokenmesh.services.worker_svc.grammar.compiler import GrammarCompiler
-from tokenmesh.services.worker_svc.kv.fetcher import KvFetcher
+from tokenmesh.services.worker_svc.kv.arrivals import KvArrivals
 from tokenmesh.services.worker_svc.load import LoadBook
 from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.services.worker_svc.part_embeddings import PartEmbeddings
@@ -58,8 +58,8 @@ class RequestPreparation:
     grammars: GrammarCompiler | None
     """None: no structured output."""
     adapters: AdapterStore | None = None
-    fetcher: KvFetcher | None = None
-    """None: no KV of other workers."""
+    arrivals: KvArrivals | None = None
+    """None: no KV of other workers or stores."""
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     _parts: PartEmbeddings = field(init=False)
 
@@ -110,11 +110,10 @@ class RequestPreparation:
             _set_adapter(request, stream, lease)
         has_grammar = structured is None or request.prepared.grammar is not None
         has_all = has_grammar and (lora is None or stream.adapter is not None)
-        comes = generate if generate is not None and generate.kv is not None else None
-        if has_all and (self.fetcher is None or comes is None):
+        if has_all and (self.arrivals is None or not self.arrivals.may_come(generate)):
             self._submit(request, stream)
         else:
-            task = asyncio.create_task(self._follow(request, stream, comes))
+            task = asyncio.create_task(self._follow(request, stream, generate))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -123,8 +122,6 @@ class RequestPreparation:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.fetcher is not None:
-            await self.fetcher.settle()
         if self.grammars is not None:
             await self.grammars.stop()
 
@@ -167,10 +164,10 @@ class RequestPreparation:
         self, request: Request, stream: WorkerStream, generate: Generate | None
     ) -> None:
         """Raises KvSourceFailed unless what does not come is to be computed."""
-        if generate is None or self.fetcher is None:
+        if self.arrivals is None:
             return
         try:
-            await self.fetcher.fetch(request, stream, generate)
+            await self.arrivals.bring(request, stream, generate)
         except KvSourceFailed as error:
             logger.warning("%s", error.message)
             if self.settings.kv.load_failure_policy == "fail":
@@ -190,8 +187,8 @@ class RequestPreparation:
     def _submit(self, request: Request, stream: WorkerStream) -> None:
         """Hand the request to the engine unless it was cancelled meanwhile."""
         if stream.ended_s is not None:
-            if self.fetcher is not None:
-                self.fetcher.let_go(request)
+            if self.arrivals is not None:
+                self.arrivals.let_go(request)
             return
         try:
             self.host.submit(Add(request))

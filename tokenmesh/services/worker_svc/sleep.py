@@ -67,7 +67,7 @@ class SleepController:
         settle_kv: Callable[[], Coroutine[object, object, None]] | None = None,
     ) -> None:
         """`end_all` ends every stream; `beat` publishes a heartbeat at once. `settle_kv` ends what
-        is exchanged with other workers.
+        is moved to other workers and stores.
 
         `on_demand`: when the worker sleeps by itself; None: never.
         """

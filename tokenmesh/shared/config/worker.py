@@ -14,7 +14,7 @@ DeviceKind = Literal["auto", "cpu", "cuda"]
 GrammarBackend = Literal["auto", "xgrammar", "guidance"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 EXCHANGED_GIB: Final = 1.0
-"""Host memory of a worker that exchanges KV, where no other size is set."""
+"""Host memory of a worker that exchanges KV or keeps it on disk, where no other size is set."""
 KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 
@@ -162,9 +162,12 @@ class WorkerSettings(BaseModel):
         ge=0,
         description="GiB of host memory that keep KV blocks which the pool has lost, besides its "
         "own; equal prompt beginnings and preempted streams are copied from there instead of "
-        "computed. For CPUs, and models that keep no states. Default, and 0: none; 1 with kv.role.",
+        "computed. For CPUs, and models that keep no states. Default, and 0: none; 1 with kv.role "
+        "or kv.disk_dir.",
     )
-    kv: KvSettings = Field(default_factory=KvSettings, description="KV of other workers.")
+    kv: KvSettings = Field(
+        default_factory=KvSettings, description="KV of other workers, and on disk."
+    )
     load_buffer_bytes: int = fixed(
         default=4 * 1024 * 1024,
         ge=4096,
@@ -323,7 +326,7 @@ class WorkerSettings(BaseModel):
         """Memory of the host tier; 0: there is none."""
         size = self.kv_offloading_size
         if size is None:
-            size = EXCHANGED_GIB if self.kv.role is not None else 0
+            size = EXCHANGED_GIB if self.kv.is_used else 0
         return int(size * (1 << 30))
 
     @property

@@ -186,8 +186,18 @@ ENGINE_METRICS: Final = (
         _HOP_S,
     ),
     _counter(
+        "kv_store_bytes", "KV moved to stores (write) and from them (read).", *_MODEL, "direction"
+    ),
+    Metric(
+        "kv_store_seconds",
+        "histogram",
+        "One read or write of KV of stores.",
+        (*_MODEL, "direction"),
+        _HOP_S,
+    ),
+    _counter(
         "kv_load_failures",
-        "Reads of KV that did not bring all: timeout, refused, lost, checksum, process.",
+        "Reads of KV that did not bring all: timeout, refused, lost, checksum, process, missing.",
         *_MODEL,
         "reason",
     ),

@@ -6,7 +6,6 @@ What does not come is computed: only a source that was given up is an error.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -19,7 +18,7 @@ from tokenmesh.services.worker_svc.kv.asking import ask
 from tokenmesh.services.worker_svc.kv.child import TransferProcess
 from tokenmesh.services.worker_svc.kv.orders import SUM_BYTES
 from tokenmesh.services.worker_svc.streams import WorkerStream
-from tokenmesh.services.worker_svc.thread import Consult, EngineHost
+from tokenmesh.services.worker_svc.thread import EngineHost
 from tokenmesh.shared import subjects
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import monotonic_s, now_s
@@ -60,7 +59,7 @@ _OTHERS_S: Final = 5.0
 _LONGEST_S: Final = 300.0
 _LEASE_SHARE: Final = 0.99
 """A reader counts a lease from before it was given, and a bit faster than its source."""
-_SETTLE_S: Final = 3.0
+SETTLE_S: Final = 3.0
 
 
 @dataclass(slots=True)
@@ -121,10 +120,6 @@ class KvFetcher:
         # a load is never left before it is over
         await asyncio.shield(task)
 
-    def let_go(self, request: Request) -> None:
-        """The request does not enter the engine: nothing is kept for it."""
-        self.host.submit(Consult(lambda engine: engine.exchange.let_go(request), Future()))
-
     def note(self) -> None:
         """Images may have come: who waits for them looks again."""
         change, self._change = self._change, asyncio.Event()
@@ -135,10 +130,10 @@ class KvFetcher:
         self._is_settling = True
         try:
             if self._tasks:
-                await asyncio.wait(set(self._tasks), timeout=_SETTLE_S)
+                await asyncio.wait(set(self._tasks), timeout=SETTLE_S)
             if self._tasks:
                 self.process.kill()
-                await asyncio.wait(set(self._tasks), timeout=_SETTLE_S)
+                await asyncio.wait(set(self._tasks), timeout=SETTLE_S)
         finally:
             self._is_settling = False
 
