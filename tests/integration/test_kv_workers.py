@@ -2,6 +2,7 @@
 
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ async def test_a_prompt_that_another_worker_computes_draws_the_same_tokens(pair:
         tokens, cached = await p.run(p.reader, longer, kv=p.source.origin())
         assert cached == (len(PROMPT) + 11) // SIZE * SIZE
         assert tokens == (await p.run(p.source, longer, cache_salt="alone"))[0]
+
+
+@pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="nixl is not installed")
+async def test_kv_goes_by_nixl_where_it_is_named(pair: MakePair) -> None:
+    async with pair(transports=("nixl",)) as p:
+        assert list(p.source.parts.process.addresses) == ["nixl"]
+        expected, _ = await p.run(p.source, PROMPT, cache_salt="alone")
+        assert await p.run(p.reader, PROMPT, kv=p.source.origin()) == (expected, 0)
+        assert p.reader.computed == len(PROMPT) - BLOCKS * SIZE
 
 
 async def test_what_a_worker_has_is_a_hit_of_another_one_and_is_said_to_be_cached(

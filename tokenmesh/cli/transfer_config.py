@@ -20,10 +20,12 @@ _OTHERS: Final = {
     "MooncakeStoreConnector": "there are no stores of KV outside of workers",
     "MultiConnector": "workers choose between shared memory and TCP themselves",
 }
+_NIXL: Final = ("nixl", "tcp")
+"""NIXL, and TCP to workers that have no NIXL."""
 _KEYS: Final = ("kv_connector", "kv_role", "kv_load_failure_policy")
 
 
-def transfer_config(text: str) -> dict[str, str]:
+def transfer_config(text: str) -> dict[str, object]:
     """Translate that JSON to `worker.kv`. Raises ConfigError that names the key."""
     try:
         given = json.loads(text)
@@ -45,8 +47,11 @@ def transfer_config(text: str) -> dict[str, str]:
     if role is None:
         what = f"{FLAG}: kv_role is {given.get('kv_role')!r}: should be one of {', '.join(_ROLES)}"
         raise ConfigError(what, param=FLAG)
-    logger.warning("%s: KV goes by shared memory or TCP, not by %s", FLAG, connector)
-    found = {"role": role}
+    found: dict[str, object] = {"role": role}
+    if connector == "NixlConnector":
+        found["transports"] = _NIXL
+    else:
+        logger.warning("%s: KV goes by shared memory or TCP, not by %s", FLAG, connector)
     if "kv_load_failure_policy" in given:
         found["load_failure_policy"] = str(given["kv_load_failure_policy"])
     return found

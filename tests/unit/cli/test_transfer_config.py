@@ -23,8 +23,9 @@ from tokenmesh.shared.errors import ConfigError
 )
 def test_roles_and_policy_become_settings(given: dict[str, Any], expected: dict[str, str]) -> None:
     found = transfer_config(json.dumps({"kv_connector": "NixlConnector", **given}))
-    assert found == expected
+    assert found == {**expected, "transports": ("nixl", "tcp")}
     kv = load_settings(None, {"worker": {"kv": found}}).worker.kv
+    assert kv.used_transports == ("nixl", "tcp")
     assert (kv.role, kv.load_failure_policy) == (
         expected["role"],
         expected.get("load_failure_policy", "fail"),

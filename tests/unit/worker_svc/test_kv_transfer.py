@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
 
 import msgspec
 import pytest
@@ -17,7 +18,9 @@ from tokenmesh.services.worker_svc.kv.orders import SUM_BYTES, Ended
 from tokenmesh.shared.config.kv import KvSettings, KvTransport
 from tokenmesh.shared.errors import ConfigError, Unavailable
 
-BOTH: list[KvTransport] = ["shm", "tcp"]
+HAS_NIXL = find_spec("nixl_cu12") is not None
+needs_nixl = pytest.mark.skipif(not HAS_NIXL, reason="nixl is not installed")
+ALL = ["shm", "tcp", pytest.param("nixl", marks=needs_nixl)]
 IMAGE = 4096 + 8
 TOKEN = b"t" * 32
 LEASE = 3
@@ -72,7 +75,7 @@ async def restarted(process: TransferProcess, times: int = 1) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", ALL)
 async def test_images_arrive_whole_and_only_those_of_the_lease(transport: KvTransport) -> None:
     async with pair(transport) as (source, reader):
         images = [source.write(slot, 100 + slot) for slot in range(8)]
@@ -91,7 +94,7 @@ async def test_images_arrive_whole_and_only_those_of_the_lease(transport: KvTran
         assert (await read(source, reader, [5], [3], sums)).reason == "refused"
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", ALL)
 async def test_an_image_that_has_changed_is_bad_and_the_others_are_good(
     transport: KvTransport,
 ) -> None:
@@ -106,7 +109,7 @@ async def test_an_image_that_has_changed_is_bad_and_the_others_are_good(
         assert short.are_good == [True, False]
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", ALL)
 async def test_thousands_of_slots_and_two_readers_at_a_time(transport: KvTransport) -> None:
     count = 4096
     async with pair(transport, count) as (source, reader):
@@ -125,7 +128,7 @@ async def test_thousands_of_slots_and_two_readers_at_a_time(transport: KvTranspo
         await other.process.stop()
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", ALL)
 async def test_a_source_that_is_killed_ends_reads_and_serves_again_after_its_restart(
     transport: KvTransport,
 ) -> None:
@@ -142,11 +145,13 @@ async def test_a_source_that_is_killed_ends_reads_and_serves_again_after_its_res
         assert (await read(source, reader, [0], [0], sums)).are_good == [True]
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", ALL)
 async def test_a_source_that_stands_still_ends_a_read_at_its_deadline(
     transport: KvTransport,
 ) -> None:
-    async with pair(transport, transfer_s=0.3) as (source, reader):
+    # NIXL connects while it reads
+    limit_s = 2.0 if transport == "nixl" else 0.3
+    async with pair(transport, transfer_s=limit_s) as (source, reader):
         source.write(0, 1)
         sums = await source.process.serve(LEASE, TOKEN, [0])
         assert source.process.pid is not None
@@ -214,3 +219,42 @@ async def test_whatever_connects_gets_nothing_without_a_question_that_decodes() 
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
+
+
+@needs_nixl
+async def test_a_read_that_nixl_does_not_end_ends_with_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # otherwise it reads the memory of a process on the same machine without its help
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    count = 16_000
+    async with pair("nixl", count, transfer_s=0.2) as (source, reader):
+        for slot in range(count):
+            source.write(slot, slot + 1)
+        slots = list(range(count))
+        parts = [slots[at : at + 8000] for at in (0, 8000)]
+        sums = [await source.process.serve(LEASE, TOKEN, part) for part in parts]
+        task = asyncio.create_task(read(source, reader, parts[0], parts[0], sums[0]))
+        async with asyncio.timeout(10):
+            while not any(reader.image(0)):  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0)
+        pid = source.process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        ended = await task
+        assert (any(ended.are_good), ended.reason) == (False, "process")
+        os.kill(pid, signal.SIGCONT)
+        await restarted(reader.process)
+        # nothing is written by the read that is over
+        before = bytes(reader.arena.memory)
+        await asyncio.sleep(0.5)
+        assert reader.arena.memory[:] == before
+
+
+@pytest.mark.skipif(HAS_NIXL, reason="nixl is installed")
+async def test_a_library_that_is_missing_is_named_with_how_to_install_it() -> None:
+    end = End("nixl", 1)
+    with pytest.raises(ConfigError, match="pip install nixl-cu12") as caught:
+        await end.process.start()
+    assert caught.value.param == "worker.kv.transports"
+    await end.process.stop()

@@ -256,6 +256,8 @@ async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferPr
         return None
     process = TransferProcess(shared.arena, settings.kv, shared.scope)
     await process.start()
+    if "nixl" in settings.kv.used_transports:
+        logger.warning("NIXL listens at addresses of its choice, without encryption or tokens")
     return process
 
 

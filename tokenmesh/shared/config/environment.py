@@ -108,6 +108,15 @@ def sandbox_environment() -> dict[str, str]:
     }
 
 
+_TRANSFER_PREFIXES: Final = ("NIXL_", "UCX_")
+
+
+def transfer_environment() -> dict[str, str]:
+    """What libraries that move KV are told by variables, such as which network devices they use."""
+    found = {key: text for key, text in os.environ.items() if key.startswith(_TRANSFER_PREFIXES)}
+    return {"NIXL_LOG_LEVEL": "WARN", **found}
+
+
 _RANK: Final = "RANK"
 _PLACE: Final = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"

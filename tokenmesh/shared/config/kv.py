@@ -8,7 +8,7 @@ from tokenmesh.shared.config.fixed import fixed
 
 KvRole = Literal["both", "prefill", "decode"]
 LoadFailurePolicy = Literal["fail", "recompute"]
-KvTransport = Literal["shm", "tcp"]
+KvTransport = Literal["shm", "tcp", "nixl"]
 
 _ANY_ADDRESS: Final = ("", "0.0.0.0", "::", "[::]")
 _LAST_PORT: Final = 65535
@@ -36,8 +36,12 @@ class KvSettings(BaseModel):
         description="When KV that was on its way does not come. fail: the request is placed again "
         "without that source; recompute: the worker computes it.",
     )
-    transports: tuple[KvTransport, ...] = fixed(
-        default=("shm", "tcp"), description="How KV is read, the first that reaches a source."
+    transports: tuple[KvTransport, ...] = Field(
+        default=("shm", "tcp"),
+        min_length=1,
+        description="How KV is read: the first one that reaches a source. shm: the memory of a "
+        "worker of the same user on the same machine; tcp; nixl: the library of that name, which "
+        "must be installed and checks no tokens, in a network that you trust.",
     )
     disk_dir: str | None = Field(
         default=None,

@@ -36,7 +36,7 @@ from tokenmesh.services.worker_svc.kv.orders import (
 )
 from tokenmesh.shared import parent_death
 from tokenmesh.shared.clock import monotonic_s
-from tokenmesh.shared.config.environment import sandbox_environment
+from tokenmesh.shared.config.environment import sandbox_environment, transfer_environment
 from tokenmesh.shared.config.kv import KvSettings
 from tokenmesh.shared.errors import ConfigError, Unavailable
 
@@ -201,7 +201,7 @@ class TransferProcess:
             *(*wrapper, module, msgspec.json.encode(setup).decode()),
             stdin=PIPE,
             stdout=PIPE,
-            env=sandbox_environment(),
+            env={**sandbox_environment(), **transfer_environment()},
             pass_fds=(arena.file,),
             start_new_session=True,
         )

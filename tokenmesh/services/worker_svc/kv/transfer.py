@@ -41,10 +41,12 @@ from tokenmesh.services.worker_svc.kv.orders import (
 )
 from tokenmesh.services.worker_svc.kv.stores.disk import DiskStore
 from tokenmesh.services.worker_svc.kv.stores.store import CannotOpen, Store
+from tokenmesh.services.worker_svc.kv.transports.nixl import NixlTransport
 from tokenmesh.services.worker_svc.kv.transports.shm import ShmTransport
 from tokenmesh.services.worker_svc.kv.transports.tcp import TcpTransport
 from tokenmesh.services.worker_svc.kv.transports.transport import (
     MappedArena,
+    MissingLibrary,
     ReadRefused,
     SlotsAsked,
     Transport,
@@ -56,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 DISK_PARAM: Final = "worker.kv.disk_dir"
 LISTEN_PARAM: Final = "worker.kv.listen"
+TRANSPORTS_PARAM: Final = "worker.kv.transports"
 _THREADS: Final = 4
 """Reads, and sums, at a time."""
 _FILLED_BYTES: Final = 16 << 20
@@ -87,14 +90,14 @@ class TransferWork:
             self._stores.append(disk)
 
     def listen(self) -> None:
-        """Report the addresses. Raises OSError."""
-        setup, arena, leases = self._setup, self._arena, self._leases
-        for name in setup.transports:
-            self._transports[name] = (
-                ShmTransport(arena, leases)
-                if name == "shm"
-                else TcpTransport(arena, leases, setup.host, setup.port)
-            )
+        """Report the addresses. Raises OSError, MissingLibrary."""
+        setup, own = self._setup, (self._arena, self._leases)
+        known: dict[str, Callable[[], Transport]] = {
+            "shm": lambda: ShmTransport(*own),
+            "tcp": lambda: TcpTransport(*own, setup.host, setup.port),
+            "nixl": lambda: NixlTransport(*own, setup.host),
+        }
+        self._transports = {name: known[name]() for name in setup.transports}
         threading.Thread(target=self._take_memory, name="kv memory", daemon=True).start()
         self._report(Started({name: each.listen() for name, each in self._transports.items()}))
 
@@ -207,6 +210,9 @@ def serve(setup: Setup, orders: BinaryIO, reports: BinaryIO) -> int:
     except CannotOpen as error:
         report(CannotStart(f"KV cannot be kept in {setup.disk_dir}: {error}", DISK_PARAM))
         return 1
+    except MissingLibrary as error:
+        report(CannotStart(f"kv.transports has {error}", TRANSPORTS_PARAM))
+        return 1
     except OSError as error:
         place = f"{setup.host}:{setup.port}"
         report(CannotStart(f"other workers cannot read KV at {place}: {error}", LISTEN_PARAM))
@@ -220,7 +226,10 @@ def main(argument: str) -> int:
     # Ctrl-C reaches the whole process group; this one leaves when its parent closes stdin
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup = msgspec.json.decode(argument, type=Setup)
-    return serve(setup, sys.stdin.buffer, sys.stdout.buffer)
+    # what libraries print must not come between the reports
+    reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return serve(setup, sys.stdin.buffer, reports)
 
 
 if __name__ == "__main__":

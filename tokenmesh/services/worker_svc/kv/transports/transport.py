@@ -35,6 +35,10 @@ class ReadRefused(Exception):
     """The source does not let these slots be read."""
 
 
+class MissingLibrary(Exception):
+    """A transport needs what is not there; says what, and how to install it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MappedArena:
     """The arena in this process."""
@@ -61,7 +65,7 @@ class Transport(Protocol):
     """One way to other arenas."""
 
     def listen(self) -> bytes:
-        """Serve from now on, in threads; the address. Raises OSError."""
+        """Serve from now on, in threads; the address. Raises OSError, MissingLibrary."""
 
     def read(
         self,
