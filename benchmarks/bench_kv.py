@@ -5,6 +5,10 @@ engine computes a prompt of `--tokens`, the second one gets its images by their 
 All numbers are of one run, in turns; ratios are of the best of `--rounds`. Prints JSON: seconds to
 the first token, their ratios, and for each transport GB/s and the CPU time of both transfer
 processes a GB. Messages between workers are not in it.
+
+`--turns N --disk DIR` measures a conversation of N turns instead, by one worker that keeps KV in
+DIR: the first token of a further turn when it is computed and after the pool was emptied, and which
+share of the tokens that were hit before a restart is hit after it.
 """
 
 import argparse
@@ -13,7 +17,7 @@ import os
 import random
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -36,8 +40,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Side:
     """An engine with a host tier, and its transfer process."""
 
-    def __init__(self, model: str, tokens: int, transport: KvTransport) -> None:
-        kv = KvSettings(role="both").model_copy(update={"transports": (transport,)})
+    def __init__(self, model: str, tokens: int, kv: KvSettings) -> None:
         self.settings = WorkerSettings(
             device="cpu",
             num_gpu_blocks_override=3 * (tokens // 16 + 2),
@@ -54,16 +57,17 @@ class Side:
         self.engine = Engine(loaded.runner, self.settings)
         assert loaded.shared_kv is not None, "this model exchanges no KV"
         self.shared = loaded.shared_kv
-        self.process = TransferProcess(self.shared.arena, kv)
+        self.process = TransferProcess(self.shared.arena, kv, self.shared.scope)
         self._streams = 0
 
-    def request(self, prompt: list[int]) -> Request:
+    def request(self, prompt: list[int], salt: str | None = None) -> Request:
         self._streams += 1
         spec = RequestSpec(
             StreamKey(GatewayId("g"), self._streams, 0),
             RequestId("r"),
             len(prompt),
             SamplingParams(seed=1, max_tokens=1, temperature=0.0, ignore_eos=True),
+            cache_salt=salt,
         )
         return Request(spec, list(prompt))
 
@@ -108,7 +112,8 @@ async def fetch(source: Side, reader: Side, prompt: list[int]) -> tuple[float, f
 
 
 async def measure(model: str, tokens: int, rounds: int, transport: KvTransport) -> dict[str, Any]:
-    source, reader = Side(model, tokens, transport), Side(model, tokens, transport)
+    kv = KvSettings(role="both", transports=(transport,))
+    source, reader = Side(model, tokens, kv), Side(model, tokens, kv)
     await asyncio.gather(source.process.start(), reader.process.start())
     best: dict[str, float] = {}
 
@@ -150,12 +155,89 @@ async def measure(model: str, tokens: int, rounds: int, transport: KvTransport) 
     }
 
 
+_TURN: Final = 96
+"""Tokens of a question and its answer."""
+
+
+async def store(side: Side) -> None:
+    """Write all images to disk."""
+    while True:
+        keys, slots = side.engine.exchange.lend_unstored(64)
+        if not keys:
+            return
+        await side.process.put(keys, slots)
+        side.engine.exchange.take_back(keys)
+
+
+async def restore(side: Side, request: Request) -> None:
+    """Read what the disk has of a prompt."""
+    lacking = side.engine.exchange.lacks(request)
+    count = await side.process.find(lacking.keys)
+    wanted = side.engine.exchange.expect(request, count)
+    pairs = [pair for pair in zip(wanted.keys, wanted.slots, strict=True) if pair[1] is not None]
+    keys, slots = [key for key, _ in pairs], [slot for _, slot in pairs if slot is not None]
+    ended = await side.process.get(keys, slots)
+    side.engine.exchange.arrived(request, keys, ended.are_good, is_stored=True)
+
+
+async def measure_turns(model: str, turns: int, rounds: int, directory: str) -> dict[str, Any]:
+    tokens, dice = (turns + 1) * _TURN, random.Random(1)
+    kv = KvSettings(disk_dir=directory, disk_size=2.0)
+    prompt = [dice.randrange(3, 30_000) for _ in range(tokens)]
+    side = Side(model, tokens, kv)
+    await side.process.start()
+    computed, filled, answers, hits = [], [], set(), 0
+    try:
+        for turn in range(1, turns + 1):
+            request = side.request(prompt[: turn * _TURN])
+            side.first_token(request)
+            hits += request.place.num_cached or 0
+        for number in range(rounds):
+            seconds, token = side.first_token(side.request(prompt, f"computed {number}"))
+            computed.append(seconds)
+            side.empty_pool()
+            seconds, again = side.first_token(side.request(prompt))
+            filled.append(seconds)
+            answers |= {token, again}
+        assert len(answers) == 1, "the tokens differ"
+        await store(side)
+    finally:
+        await side.process.stop()
+    other, after, first_s = Side(model, tokens, kv), 0, 0.0
+    await other.process.start()
+    try:
+        for turn in range(1, turns + 1):
+            request = other.request(prompt[: turn * _TURN])
+            began = perf_counter()
+            await restore(other, request)
+            other.first_token(request)
+            first_s = perf_counter() - began
+            after += request.place.num_cached or 0
+            other.empty_pool()
+    finally:
+        await other.process.stop()
+    return {
+        "tokens": tokens,
+        "computed_s": min(computed),
+        "filled_s": min(filled),
+        "filled / computed": min(filled) / min(computed),
+        "last turn after the restart_s": first_s,
+        "hits after / before the restart": after / hits,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="a directory or a GGUF file")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=0)
+    parser.add_argument("--disk", default="", help="an empty folder, for --turns")
     options = parser.parse_args()
+    if options.turns:
+        turns = measure_turns(options.model, options.turns, options.rounds, options.disk)
+        print(msgspec.json.format(msgspec.json.encode(asyncio.run(turns)), indent=2).decode())
+        return
     found = {
         name: asyncio.run(measure(options.model, options.tokens, options.rounds, name))
         for name in ("shm", "tcp")
