@@ -26,7 +26,7 @@ from tokenmesh.shared.errors import ConfigError
 IMAGE = 4096
 SCOPE = bytes(16)
 ROOM = 4 * (IMAGE + 64)
-"""Of four images."""
+"""Bytes of four images."""
 
 
 def image_of(key: bytes) -> bytes:

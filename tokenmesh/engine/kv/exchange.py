@@ -52,7 +52,7 @@ class KvExchange:
         return [each + mark for each in request.kv.hashes[:num_blocks] for mark in marks]
 
     def lacks(self, request: Request) -> Lacking:
-        """What a load could bring now."""
+        """Find what a load could bring now."""
         host = self._cache.host
         num_hits = len(self._cache.find(request)[0])
         num_blocks = (request.num_known - 1) // self._size

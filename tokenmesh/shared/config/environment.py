@@ -112,7 +112,7 @@ _TRANSFER_PREFIXES: Final = ("NIXL_", "UCX_")
 
 
 def transfer_environment() -> dict[str, str]:
-    """What libraries that move KV are told by variables, such as which network devices they use."""
+    """Variables of libraries that move KV, such as which network devices they use."""
     found = {key: text for key, text in os.environ.items() if key.startswith(_TRANSFER_PREFIXES)}
     return {"NIXL_LOG_LEVEL": "WARN", **found}
 

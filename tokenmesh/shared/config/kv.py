@@ -77,12 +77,12 @@ class KvSettings(BaseModel):
 
     @property
     def is_used(self) -> bool:
-        """Whether a process moves images: to other workers or to a store."""
+        """True where a process moves images: to other workers or to a store."""
         return self.role is not None or self.has_stores
 
     @property
     def has_stores(self) -> bool:
-        """Whether images are kept outside of workers."""
+        """True where images are kept outside of workers."""
         return self.disk_dir is not None
 
     @property

@@ -21,7 +21,7 @@ class KvArrivals:
     """None: nothing comes from stores."""
 
     def may_come(self, generate: Generate | None) -> bool:
-        """Whether there is anything to wait for."""
+        """Return whether there is anything to wait for."""
         comes = generate is not None and generate.kv is not None and self.fetcher is not None
         return comes or self.reader is not None
 

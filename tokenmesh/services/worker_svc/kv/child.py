@@ -20,7 +20,7 @@ from tokenmesh.services.worker_svc.kv.orders import (
     CannotStart,
     Ended,
     Find,
-    Found,
+    FoundStored,
     Get,
     Order,
     Put,
@@ -64,7 +64,7 @@ class TransferProcess:
         self.addresses: dict[str, bytes] = {}
         """Where others read, by transport; empty while the process does not run."""
         self.is_able = False
-        """Whether the process runs."""
+        """True while the process runs."""
         self.num_restarts = 0
         self._jobs: dict[int, asyncio.Future[Report]] = {}
         self._numbers = count(1)
@@ -131,10 +131,10 @@ class TransferProcess:
         return Ended(number, [False] * len(slots), reason="process")
 
     async def find(self, keys: Sequence[bytes]) -> int:
-        """How many of the first of these keys stores have. Raises nothing."""
+        """Return how many of the first of these keys stores have. Raises nothing."""
         number = next(self._numbers)
         report = await self._do(number, Find(number, list(keys)), self._settings.transfer_s)
-        return report.count if isinstance(report, Found) else 0
+        return report.count if isinstance(report, FoundStored) else 0
 
     async def get(self, keys: Sequence[bytes], slots: Sequence[int]) -> Ended:
         """Read images of stores into slots. Raises nothing."""
@@ -251,7 +251,7 @@ class TransferProcess:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 report = await self._next(process)
-                if isinstance(report, Served | Found | Ended):
+                if isinstance(report, Served | FoundStored | Ended):
                     job = self._jobs.get(report.job)
                     if job is not None and not job.done():
                         job.set_result(report)

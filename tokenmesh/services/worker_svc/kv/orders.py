@@ -60,7 +60,7 @@ class Read(msgspec.Struct, frozen=True, tag=True):
 
 
 class Find(msgspec.Struct, frozen=True, tag=True):
-    """How many of the first of these keys stores have. Answered with Found."""
+    """Ask how many of the first of these keys stores have. Answered with FoundStored."""
 
     job: int
     keys: list[bytes]
@@ -100,7 +100,7 @@ class Served(msgspec.Struct, frozen=True, tag=True):
     sums: bytes
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+class FoundStored(msgspec.Struct, frozen=True, tag=True):
     job: int
     count: int
 
@@ -121,7 +121,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Serve | Revoke | Read | Find | Get | Put
-Report = Started | CannotStart | Served | Found | Ended
+Report = Started | CannotStart | Served | FoundStored | Ended
 
 _encoder: Final = msgspec.msgpack.Encoder()
 decode_order: Final = msgspec.msgpack.Decoder(Order).decode

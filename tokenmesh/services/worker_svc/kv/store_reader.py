@@ -30,7 +30,7 @@ _GRACE_S: Final = 2.0
 
 @dataclass(slots=True)
 class StoreReader:
-    """What does not come is computed. Every slot that it reserves is given back."""
+    """Images that do not come are computed. Every slot that it reserves is given back."""
 
     settings: KvSettings
     shared: SharedKv
@@ -61,7 +61,7 @@ class StoreReader:
         change.set()
 
     async def settle(self, limit_s: float) -> bool:
-        """Whether no load runs, at the latest after so long."""
+        """Return whether no load runs, at the latest after so long."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=limit_s)
         return not self._tasks
@@ -95,7 +95,7 @@ class StoreReader:
             return
 
     async def _load(self, request: Request, count: int) -> bool:
-        """Whether all came that slots were reserved for."""
+        """Return whether all came that slots were reserved for."""
         wanted = await ask(self.host, lambda engine: engine.exchange.expect(request, count))
         keys, slots = _loaded_by(wanted)
         if not keys:

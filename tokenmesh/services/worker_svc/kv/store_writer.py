@@ -54,8 +54,10 @@ class StoreWriter:
             self._task.add_done_callback(self._is_over)
 
     async def settle(self, limit_s: float) -> bool:
-        """Whether nothing is written any more, at the latest after so long. Where the worker stays
-        awake, all that is here is written first."""
+        """Return whether nothing is written any more, at the latest after so long.
+
+        Where the worker stays awake, all that is here is written first.
+        """
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=limit_s)
         return self._task is None
@@ -76,7 +78,7 @@ class StoreWriter:
                 await asyncio.sleep(_FAILED_PAUSE_S)
 
     async def _write_batch(self) -> bool:
-        """Whether there may be more."""
+        """Return whether there may be more."""
         keys, slots = await ask(self.host, lambda engine: engine.exchange.lend_unstored(_BATCH))
         if not keys:
             return False

@@ -23,7 +23,7 @@ from tokenmesh.services.worker_svc.kv.orders import (
     CannotStart,
     Ended,
     Find,
-    Found,
+    FoundStored,
     Get,
     Order,
     Put,
@@ -131,7 +131,7 @@ class TransferWork:
         count = 0
         for store in self._stores:
             count += store.find(order.keys[count:])
-        self._report(Found(order.job, count))
+        self._report(FoundStored(order.job, count))
 
     def _get(self, order: Get, deadline_s: float) -> None:
         began_s, are_good, names = monotonic_s(), [False] * len(order.keys), []

@@ -29,9 +29,9 @@ _ENTRY: Final = struct.Struct(f"<B{MOST_KEY_BYTES}s16sQ")
 checksum of these."""
 _ENTRY_BYTES: Final = 64
 _HEADER: Final = b"tokenmesh kv 1 "
-"""What an index begins with, and the bytes of an image."""
+"""An index begins with it and with the bytes of an image."""
 _MOST_SLOTS: Final = 1 << 20
-"""What is known of each takes memory."""
+"""Each takes some memory as well."""
 _MOST_FAILURES: Final = 8
 """Writes in a row; then nothing more is written."""
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -194,7 +194,7 @@ class DiskStore:
         os.ftruncate(self._images, there * self._size)
 
     def _entries(self, most: int) -> list[tuple[int, bytes, _Place]]:
-        """Of the first slots: number, key and place of those that are whole."""
+        """Return number, key and place of those of the first slots that are whole."""
         found = []
         for slot in range(most):
             entry = os.pread(self._index, _ENTRY_BYTES, _at(slot))
@@ -212,7 +212,7 @@ def _at(slot: int) -> int:
 
 
 def _write(file: int, data: bytes | memoryview, offset: int) -> None:
-    """Raises OSError."""
+    """Write all of the data at the offset. Raises OSError."""
     rest = memoryview(data)
     while rest:
         count = os.pwrite(file, rest, offset)

@@ -1,12 +1,12 @@
-"""What stores have in common."""
+"""The protocol that all stores have in common."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 SUM_BYTES = 16
-"""Of the checksum of an image that is stored, xxh3_128."""
+"""Length of the checksum of an image that is stored, xxh3_128."""
 MOST_KEY_BYTES = 23
-"""Of a key: a block's hash and a mark."""
+"""Longest key: a block's hash and a mark."""
 
 
 class CannotOpen(Exception):
@@ -22,7 +22,7 @@ class Store(Protocol):
         """Find what is there. Blocks. Raises CannotOpen."""
 
     def find(self, keys: Sequence[bytes]) -> int:
-        """How many of the first of these it has, in a row. Raises nothing."""
+        """Return how many of the first of these it has, in a row. Raises nothing."""
 
     def get(self, keys: Sequence[bytes], slots: Sequence[int], deadline_s: float) -> list[bool]:
         """Copy images to slots of the arena; of each whether it is there. Blocks. Raises nothing;

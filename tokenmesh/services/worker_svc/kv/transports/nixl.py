@@ -59,7 +59,7 @@ class NixlTransport:
         self._first = 0
         """Where the arena begins."""
         self._lock = threading.Lock()
-        """Of the agent, whose calls are short."""
+        """Held during calls of the agent, which are short."""
         self._peers: OrderedDict[bytes, str] = OrderedDict()
         """Names of agents by metadata."""
 
@@ -165,7 +165,7 @@ def _allow(connection: socket.socket, _: SlotsAsked) -> None:
 
 
 def _library() -> Any:
-    """Raises MissingLibrary."""
+    """Import NIXL's interface. Raises MissingLibrary."""
     for name in _MODULES:
         try:
             return importlib.import_module(name)
