@@ -15,7 +15,7 @@ import pytest
 from tests.rounds import rounds
 from tokenmesh.engine.kv.shared_arena import SharedArena
 from tokenmesh.services.worker_svc.kv.child import TransferProcess
-from tokenmesh.services.worker_svc.kv.stores import disk, folder
+from tokenmesh.services.worker_svc.kv.stores import folder
 from tokenmesh.services.worker_svc.kv.stores.disk import DiskStore
 from tokenmesh.services.worker_svc.kv.stores.store import CannotOpen
 from tokenmesh.services.worker_svc.kv.transports.transport import MappedArena
@@ -161,7 +161,7 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
             raise OSError(number, os.strerror(number))
         return write(file, data, offset)
 
-    monkeypatch.setattr(disk.os, "pwrite", fail)
+    monkeypatch.setattr(os, "pwrite", fail)
 
 
 def test_on_a_full_disk_the_slots_that_are_there_are_used_again(

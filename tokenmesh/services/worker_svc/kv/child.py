@@ -192,7 +192,9 @@ class TransferProcess:
         setup = Setup(
             *(arena.file, arena.num_slots, arena.image_bytes, settings.used_transports),
             *(settings.host, settings.port),
-            *(self._scope, settings.disk_dir, settings.disk_bytes),
+            scope=self._scope,
+            disk_dir=settings.disk_dir,
+            disk_bytes=settings.disk_bytes,
         )
         wrapper = (sys.executable, "-P", "-m", parent_death.__name__, str(os.getpid()))
         module = "tokenmesh.services.worker_svc.kv.transfer"

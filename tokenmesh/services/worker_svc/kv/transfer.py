@@ -139,7 +139,7 @@ class TransferWork:
             missing = [at for at, is_good in enumerate(are_good) if not is_good]
             if not missing:
                 break
-            keys, slots = ([part[at] for at in missing] for part in (order.keys, order.slots))
+            keys, slots = [order.keys[at] for at in missing], [order.slots[at] for at in missing]
             for at, is_good in zip(missing, store.get(keys, slots, deadline_s), strict=True):
                 are_good[at] = is_good
             names.append(store.name)
