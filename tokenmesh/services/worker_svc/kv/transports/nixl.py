@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -120,7 +119,7 @@ class NixlTransport:
         deadline_s: float,
     ) -> None:
         """Raises ConnectionError; ends the process at the deadline."""
-        agent = self._agent
+        agent, pause = self._agent, threading.Event()
         try:
             with self._lock:
                 to, of = agent.get_xfer_descs(here, "DRAM"), agent.get_xfer_descs(there, "DRAM")
@@ -130,7 +129,7 @@ class NixlTransport:
                 if monotonic_s() > deadline_s:
                     logger.error("NIXL does not end a read: the transfer process ends")
                     os._exit(STUCK)
-                time.sleep(_POLL_S)
+                pause.wait(_POLL_S)
                 with self._lock:
                     state = agent.check_xfer_state(handle)
             with self._lock:
