@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another verification": (
         {"method": "ngram", "rejection_sample_method": "synthetic"},
-        "standard or strict: synthetic is not implemented",
+        "standard, strict or probabilistic: synthetic is not implemented",
     ),
     "an unknown key": (
         {"method": "ngram", "tree": "x"},

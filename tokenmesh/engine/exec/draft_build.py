@@ -33,6 +33,7 @@ from tokenmesh.engine.models.raw_config import RawConfig, read_config
 from tokenmesh.engine.models.token_ids import vocabulary_problem
 from tokenmesh.engine.sampling.sampler import Sampler
 from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.speculative import PROBABILISTIC
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
@@ -230,8 +231,11 @@ class Draft:
             grouping,
             page_dtype=self.page_dtype,
         )
-        most = target.settings.speculative_config.max_drafts
-        return Drafter(self.model, store, num_blocks, rows, sampler, most, self.maker.read)
+        config = target.settings.speculative_config
+        return Drafter(
+            *(self.model, store, num_blocks, rows, sampler, config.max_drafts, self.maker.read),
+            draws_apart=config.rejection_sample_method == PROBABILISTIC,
+        )
 
 
 def _check_whole(settings: ModelSettings, raw: RawConfig, directory: Path) -> None:

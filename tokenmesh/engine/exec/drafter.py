@@ -5,7 +5,7 @@ What it guesses is verified in the next step: a wrong guess costs time and chang
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
-from tokenmesh.engine.sampling.sampler import Sampler
+from tokenmesh.engine.sampling.sampler import Drafted, Sampler
 
 MAX_BEHIND: Final = 64
 """Tokens that the drafter did not read and that it reads at once. Before them it leaves a gap,
@@ -75,6 +75,15 @@ class DraftModel(Protocol):
         called where `shift` is not 0."""
 
 
+class DrawnApart(NamedTuple):
+    """Drafts of a row, and with which probabilities [V] each was drawn."""
+
+    num_known: int
+    """The row's tokens before them."""
+    token_ids: list[int]
+    probs: list[torch.Tensor]
+
+
 class DraftFeed(NamedTuple):
     """Tokens of a row that the drafter reads in one pass."""
 
@@ -101,6 +110,10 @@ class Drafter:
     max_proposed: int
     load: Callable[[LanguageModel], DraftModel]
     """The draft model again, for the model it drafts for."""
+    draws_apart: bool = False
+    """Drafts are drawn with a noise of their own, see `Sampler.guess_apart`."""
+    _apart: dict[int, "DrawnApart"] = field(default_factory=dict)
+    """The last drafts of each row that were drawn so."""
     _read: dict[int, int] = field(default_factory=dict)
     """By row: how many of its tokens it has read."""
 
@@ -116,6 +129,7 @@ class Drafter:
         """Rows change, in every step."""
         for number in plan.removed_rows:
             self._read.pop(number, None)
+            self._apart.pop(number, None)
         if plan.new_rows:
             starts = {entry.row: entry.start for entry in plan.scheduled}
             for new in plan.new_rows:
@@ -225,10 +239,38 @@ class Drafter:
                     hidden[at] if self.model.shift else None,
                 )
             rows = [feed.row for feed in going]
-            guessed = self.sampler.guess(rows, self.model.logits(hidden), place)
-            for row, token in zip(rows, guessed, strict=True):
+            for row, token in zip(rows, self._guessed(rows, hidden, place), strict=True):
                 drafts[row].append(token)
         return drafts
+
+    def _guessed(self, rows: Sequence[int], hidden: torch.Tensor, place: int) -> list[int]:
+        """Draw a draft of each row in that place."""
+        logits = self.model.logits(hidden)
+        if not self.draws_apart:
+            return self.sampler.guess(rows, logits, place)
+        tokens, probs = self.sampler.guess_apart(rows, logits, place)
+        for row, token, drawn_with in zip(rows, tokens, probs, strict=True):
+            if drawn_with is None:
+                continue
+            if not place:
+                self._apart[row] = DrawnApart(len(self.rows[row].token_ids), [], [])
+            self._apart[row].token_ids.append(token)
+            self._apart[row].probs.append(drawn_with)
+        return tokens
+
+    def with_probs(self, drafted: list[Drafted]) -> list[Drafted]:
+        """Add the probabilities with which drafts were drawn apart."""
+        return [self._with_probs(each) for each in drafted] if self.draws_apart else drafted
+
+    def _with_probs(self, drafted: Drafted) -> Drafted:
+        apart = self._apart.pop(drafted.row, None)
+        count = len(drafted.token_ids)
+        is_same = (
+            apart is not None
+            and apart.num_known == len(self.rows[drafted.row].token_ids)
+            and apart.token_ids[:count] == drafted.token_ids
+        )
+        return replace(drafted, probs=apart.probs[:count]) if apart and is_same else drafted
 
     def _goes_on(self, feed: DraftFeed, place: int) -> bool:
         """Whether the row wants a draft in that place, and there is room for the one before."""

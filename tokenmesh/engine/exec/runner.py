@@ -291,7 +291,10 @@ class TorchRunner:
             alignments=logits.alignments,
         )
         if logits.sampled is not None:
-            draws = self._sampler.draw(inputs.sampled_rows, logits.sampled, inputs.drafted)
+            drafted = inputs.drafted
+            if self.drafter is not None:
+                drafted = self.drafter.with_probs(drafted)
+            draws = self._sampler.draw(inputs.sampled_rows, logits.sampled, drafted)
             result.errors |= draws.errors
             result.non_retryable |= draws.non_retryable
             self._note_draws(draws, result)

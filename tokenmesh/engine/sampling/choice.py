@@ -7,13 +7,14 @@ first. Rows for which they do not suffice are drawn again over the whole vocabul
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.plan import NewRow
 from tokenmesh.kernels.exponential_noise import exponential_noise, exponential_noise_of
+from tokenmesh.kernels.rejection import rejection
 
 _BITS_OF_ONE: Final = 0x3F800000
 """1.0 as float32; up to it, positive floats sort like their bits."""
@@ -104,6 +105,18 @@ PIECE: Final = 1 << 18
 """Elements drawn from at a time, so that a row of a large vocabulary stays in the cache."""
 
 
+_APART: Final = 0x9B05688C2B3E6C1F
+"""The seed of drafts that are drawn apart differs by these bits."""
+
+
+class Judged(NamedTuple):
+    """A draft that was drawn apart."""
+
+    token_id: int
+    probs: torch.Tensor
+    """[V], with which it was drawn."""
+
+
 @dataclass(slots=True)
 class _Row:
     params: SamplingParams
@@ -187,6 +200,44 @@ class ChoiceState:
                 scaled[weights < exact_floor(weights, row.params)] = -torch.inf
             kept[i] = scaled
         return kept
+
+    def probabilities(self, logits: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """Return those [N, V] that tokens of rows that are not greedy are drawn with."""
+        return self.kept(logits, numbers).softmax(-1)
+
+    def draw_apart(
+        self, logits: torch.Tensor, numbers: Sequence[int], ahead: Sequence[int]
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Draw as `apply` does, but with a noise that has nothing in common with a row's own.
+
+        Returns tokens [N], and of rows that are not greedy the probabilities [V].
+        """
+        tokens = first_max(logits)
+        random = [
+            i for i, number in enumerate(numbers) if not self._row_by_number[number].is_greedy
+        ]
+        probs: list[torch.Tensor | None] = [None] * len(numbers)
+        if random:
+            found = self.probabilities(logits[random], [numbers[i] for i in random])
+            seeds, positions = self._keys_of([(numbers[i], ahead[i]) for i in random])
+            noise = exponential_noise(seeds ^ signed64(_APART), positions, self._vocab_size)
+            tokens[random] = first_max(found / noise)
+            for i, row in zip(random, found, strict=True):
+                probs[i] = row
+        return tokens, probs
+
+    def judge(
+        self, logits: torch.Tensor, places: Sequence[tuple[int, int]], judged: Sequence[Judged]
+    ) -> torch.Tensor:
+        """Draw in the places of drafts that were drawn apart, see `rejection`: for each its logits,
+        its row, by how many tokens it is behind the next one, and the draft."""
+        target = self.probabilities(logits, [number for number, _ in places])
+        draft = torch.stack([each.probs for each in judged])
+        ids = torch.tensor([each.token_id for each in judged])
+        return rejection(target, draft, ids, *self._keys_of(places))
+
+    def _keys_of(self, places: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        return _keys([self._row_by_number[number].ahead(ahead) for number, ahead in places])
 
     def _draw_plain(self, logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
         weights = _tempered(logits, rows)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.plan import NewRow
-from tokenmesh.engine.sampling.choice import ChoiceState
+from tokenmesh.engine.sampling.choice import ChoiceState, Judged
 from tokenmesh.engine.sampling.grammars import GrammarState
 from tokenmesh.engine.sampling.limits import BadWordState, VocabularyState
 from tokenmesh.engine.sampling.logprobs import named_logprobs, token_logprobs
@@ -41,6 +42,8 @@ class Drafted:
     token_ids: list[int]
     first: int
     """This is the first of the places in the logits for what is drawn after each of them."""
+    probs: Sequence[torch.Tensor] = ()
+    """Each was drawn with these [V], apart from the row's noise; empty: with the noise."""
 
 
 @dataclass(slots=True)
@@ -157,13 +160,14 @@ class Sampler(RowStates[_HostState]):
         at_once = [each for each in drafted if not self._depends_on_draws(each.row)]
         rows = [*numbers, *(each.row for each in at_once for _ in each.token_ids)]
         ahead = [0] * len(numbers)
+        judged = _judged(numbers, at_once)
         places = list(range(len(numbers)))
         for each in at_once:
             ahead += range(1, len(each.token_ids) + 1)
             places += range(each.first, each.first + len(each.token_ids))
         # a copy only where rows in between are drawn place by place
         chosen = logits if len(places) == len(logits) else logits[places]
-        drawn = self._draw(rows, chosen, ahead)
+        drawn = self._draw(rows, chosen, ahead, judged)
         draws = Draws()
         for index, number in enumerate(numbers):
             self._note(draws, drawn, index, number)
@@ -187,6 +191,21 @@ class Sampler(RowStates[_HostState]):
         What depends on the tokens in between is as it is before them, and grammars are not followed
         past the next token.
         """
+        places = self._allow_guesses(numbers, logits, ahead)
+        token_ids: list[int] = self._choice.apply(logits, numbers, places).tolist()
+        return token_ids
+
+    def guess_apart(
+        self, numbers: Sequence[int], logits: torch.Tensor, ahead: int
+    ) -> tuple[list[int], list[torch.Tensor | None]]:
+        """Guess with a noise that is not the rows' own; also return the probabilities [V], None for
+        rows that are greedy."""
+        places = self._allow_guesses(numbers, logits, ahead)
+        tokens, probs = self._choice.draw_apart(logits, numbers, places)
+        return tokens.tolist(), probs
+
+    def _allow_guesses(self, numbers: Sequence[int], logits: torch.Tensor, ahead: int) -> list[int]:
+        """Change logits by what is known of the places, which it returns: `ahead` for each."""
         _repair(logits)
         places = [ahead] * len(numbers)
         if not ahead:
@@ -197,8 +216,7 @@ class Sampler(RowStates[_HostState]):
             self._bad_words.apply(logits, numbers)
             self._thinking.apply(logits, numbers)
             self._speech.apply(logits, numbers)
-        token_ids: list[int] = self._choice.apply(logits, numbers, places).tolist()
-        return token_ids
+        return places
 
     def _draw_place_by_place(
         self, drafted: Sequence[Drafted], logits: torch.Tensor, draws: Draws
@@ -239,7 +257,13 @@ class Sampler(RowStates[_HostState]):
         for state in self._states:
             state.append(number, token_id)
 
-    def _draw(self, numbers: Sequence[int], logits: torch.Tensor, ahead: Sequence[int]) -> "_Drawn":
+    def _draw(
+        self,
+        numbers: Sequence[int],
+        logits: torch.Tensor,
+        ahead: Sequence[int],
+        judged: Mapping[int, Judged] = MappingProxyType({}),
+    ) -> "_Drawn":
         """A token for each of these places of rows, `ahead` of the next one; nothing is noted."""
         changed = len(self._num_logprobs) + sum(len(state) for state in self._changing)
         is_plain = self._choice.is_greedy and not changed
@@ -254,6 +278,10 @@ class Sampler(RowStates[_HostState]):
         self._thinking.apply(logits, numbers)
         self._speech.apply(logits, numbers)
         tokens = self._choice.apply(logits, numbers, ahead)
+        if judged:
+            at = list(judged)
+            spots = [(numbers[i], ahead[i]) for i in at]
+            tokens[at] = self._choice.judge(logits[at], spots, list(judged.values()))
         if raw is not None and self._shows_processed:
             raw = self._choice.kept(logits[asked], [numbers[i] for i in asked])
 
@@ -279,6 +307,22 @@ class Sampler(RowStates[_HostState]):
                 ids, values = named, named_logprobs(raw[place], named)
             shown[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.rank, ids, values)
         return shown
+
+
+def _judged(numbers: Sequence[int], drafted: Sequence[Drafted]) -> dict[int, Judged]:
+    """The drafts that were drawn apart, each by the place of a batch where its row draws the token
+    that it guesses. In a batch the places of all drafts stand behind those of rows."""
+    found: dict[int, Judged] = {}
+    if not any(each.probs for each in drafted):
+        return found
+    place_of = {number: index for index, number in enumerate(numbers)}
+    first = len(numbers)
+    for each in drafted:
+        spots = [place_of[each.row], *range(first, first + len(each.token_ids) - 1)]
+        for spot, token, probs in zip(spots, each.token_ids, each.probs, strict=False):
+            found[spot] = Judged(token, probs)
+        first += len(each.token_ids)
+    return found
 
 
 def _repair(logits: torch.Tensor) -> list[bool]:

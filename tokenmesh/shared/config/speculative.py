@@ -19,6 +19,8 @@ _OTHERS: Final = (
     *("mlp_speculator", "ngram_gpu", "pangu_ultra_moe_mtp"),
 )
 """Methods of vLLM that need a second model, or more of the first one than its tokens."""
+PROBABILISTIC: Final = "probabilistic"
+"""The method of rejection sampling by which sampled streams keep their distribution only."""
 _LOOKUP_MODELS: Final = ("ngram", "[ngram]")
 """What vLLM takes as `model` in place of the method."""
 _LOOKUP_MIN: Final = 2
@@ -90,7 +92,10 @@ class SpeculativeConfig(BaseModel):
     )
     rejection_sample_method: str | None = Field(
         default=None,
-        description="standard or strict: a draft is kept where the stream draws the same token.",
+        description="standard or strict: a draft is kept where the stream draws the same token, "
+        "which a model that drafts draws with the same noise. probabilistic: a model drafts with "
+        "a noise of its own, and its drafts are kept or replaced by rejection sampling: sampled "
+        "streams have the same distribution as without drafts, not the same tokens.",
     )
     suffix_decoding_max_tree_depth: int = Field(
         default=24, ge=2, le=64, description="suffix: most tokens of a match that are compared."
@@ -123,10 +128,10 @@ class SpeculativeConfig(BaseModel):
     @field_validator("rejection_sample_method")
     @classmethod
     def _keeps_streams(cls, value: str | None) -> str | None:
-        if value not in (None, "standard", "strict"):
+        if value not in (None, "standard", "strict", PROBABILISTIC):
             raise ValueError(
-                f"standard or strict: {value} is not implemented, and a stream's tokens would not "
-                "stay the same"
+                f"standard, strict or {PROBABILISTIC}: {value} is not implemented, and a stream "
+                "would have another distribution"
             )
         return value
 
