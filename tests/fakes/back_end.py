@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
+from tests.fakes import known_endpoints
 from tests.fakes.tokenizers import byte_level_bpe
 from tests.fakes.worker import FakeWorker, Script
 from tokenmesh.services.gateway.apis.table import APIS
@@ -60,6 +61,7 @@ from tokenmesh.shared.redis import open_redis
 from tokenmesh.shared.subjects import place_any, tokenize
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
+known_endpoints.analyse_once()
 MAX_MODEL_LEN = 256
 _Work = TypeVar("_Work", bound=Background)
 EOS = "<|im_end|>"
