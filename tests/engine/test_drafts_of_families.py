@@ -34,7 +34,9 @@ FAMILIES: Final = {
     "mamba2": "bamba",
     "short convolutions": "lfm2",
 }
-PROPOSERS: Final = ("dice", "ngram", "suffix", "prediction", "model")
+OWN: Final = ("dice", "model")
+LOOKUPS: Final = ("ngram", "suffix", "prediction")
+PROPOSERS: Final = (*LOOKUPS, *OWN)
 TROUBLES: Final[dict[str, Any]] = {
     "max_num_seqs": 8,
     "block_size": 4,
@@ -113,12 +115,25 @@ def check_all(
 
 
 @pytest.mark.timeout(60)  # the kernels of gated delta are compiled
-@pytest.mark.parametrize("family", FAMILIES)
-def test_streams_of_a_family_are_the_same_with_every_proposer(tiny: Tiny, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "proposers"),
+    [
+        # what looks drafts up knows nothing of layers: one family shows it
+        *(pytest.param(each, PROPOSERS if each == "dense" else OWN, id=each) for each in FAMILIES),
+        *(
+            pytest.param(each, LOOKUPS, id=f"{each}-lookups", marks=pytest.mark.slow)
+            for each in FAMILIES
+            if each != "dense"
+        ),
+    ],
+)
+def test_streams_of_a_family_are_the_same_with_every_proposer(
+    tiny: Tiny, family: str, proposers: Sequence[str]
+) -> None:
     config = {"method": "draft_model", "model": str(tiny("qwen3").directory)}
     directory = tiny(FAMILIES[family]).directory
     driver = EngineDriver(directory, speculative_config=config, **TROUBLES)
-    check_all(driver, jobs(), num_blocks=70 if family == "windows" else 34)
+    check_all(driver, jobs(), num_blocks=70 if family == "windows" else 34, proposers=proposers)
 
 
 @needs_native
