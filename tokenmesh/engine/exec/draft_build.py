@@ -233,7 +233,13 @@ class Draft:
         )
         config = target.settings.speculative_config
         return Drafter(
-            *(self.model, store, num_blocks, rows, sampler, config.max_drafts, self.maker.read),
+            self.model,
+            store,
+            num_blocks,
+            rows,
+            sampler,
+            config.max_drafts,
+            self.maker.read,
             draws_apart=config.rejection_sample_method == PROBABILISTIC,
         )
 

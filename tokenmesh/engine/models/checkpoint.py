@@ -97,7 +97,9 @@ class Checkpoint:
             logger.info(
                 "%s: activations, keys and values are not quantized, so that %d scales of them "
                 "are not applied: %s",
-                *(self.directory, len(self._unapplied), listed(self._unapplied)),
+                self.directory,
+                len(self._unapplied),
+                listed(self._unapplied),
             )
         for name in self._plain():
             if name in self._encoded:

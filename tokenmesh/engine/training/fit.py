@@ -118,7 +118,9 @@ class Fit:
             rates = self._rates(head, table, rows, held)
             logger.info(
                 "epoch %d of %d, %.0f s: mean loss %.3f; of held-out answers it guesses %s",
-                *(epoch + 1, self._settings.epochs, monotonic_s() - began_s),
+                epoch + 1,
+                self._settings.epochs,
+                monotonic_s() - began_s,
                 seen * self._settings.epochs / total,
                 ", ".join(f"{each:.3f}" for each in rates),
             )

@@ -102,13 +102,16 @@ class PromptTokenizer:
         self._encoder = TextEncoder(model.tokenizer, model.lean_json)
         self._text = PromptText(self._encoder, threads, model.length_bound)
         self._texts = TextBatch(
-            *(self._encoder, limits, threads, model.length_bound),
+            self._encoder,
+            limits,
+            threads,
+            model.length_bound,
             has_type_ids=model.has_type_ids,
             around=model.around_text,
             embed_ids=frozenset() if media_model is None else media_model.embed_ids,
         )
         self._pairs = ScorePairs(
-            *(model.score_template, model.tokenizer, limits, threads), self._pair_ids
+            model.score_template, model.tokenizer, limits, threads, self._pair_ids
         )
         self._scope = route_scope(name, model.fingerprint, limits.route_block_tokens)
         self._route_head = chain_head(self._scope)

@@ -55,8 +55,14 @@ class Attention:
         step = turned.step
         turns = None if self.layer.rope is None else turned.turns[self.layer.rope]
         query = qk_norm_rope_kv_write(
-            *(buffer, pages, step.slots(pages, group), turns, norm, turned.query_scale),
-            *(k_scale, v_scale),
+            buffer,
+            pages,
+            step.slots(pages, group),
+            turns,
+            norm,
+            turned.query_scale,
+            k_scale,
+            v_scale,
         )
         prepared = step.attention(self.layer.window, pages, group)
         variant = variant_of(config.attention_softcap, self.sinks, k_scale, v_scale)

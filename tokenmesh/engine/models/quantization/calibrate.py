@@ -174,8 +174,14 @@ class Calibrator:
         # sites of adapters would keep the weights of every layer
         sites = AdapterSites((self.names.model,))
         loader = LayerLoader(
-            *(self.facts, self.facts.config, self.names, self.checkpoint),
-            *(torch.float32, False, sites, None),
+            self.facts,
+            self.facts.config,
+            self.names,
+            self.checkpoint,
+            torch.float32,
+            False,
+            sites,
+            None,
         )
         return loader.load(number, self.facts.config.layers[number])
 

@@ -51,11 +51,23 @@ class Port:
             tables, place = [step.tables(self.place.group)], self.place
             table = place.store.scale_table
             inputs = ProgramInputs(
-                *(step.starts, step.counts, step.numbers, tables, (), None),
+                step.starts,
+                step.counts,
+                step.numbers,
+                tables,
+                (),
+                None,
                 page_scales=None if table is None else table[place.layer],
             )
             return place.run.attention.attend(
-                *(query, key, value, pages, inputs, scale, self.window, self.softcap)
+                query,
+                key,
+                value,
+                pages,
+                inputs,
+                scale,
+                self.window,
+                self.softcap,
             )
         keys_values = torch.cat([padded(key[0], pages), padded(value[0], pages)]).transpose(0, 1)
         group = self.place.group

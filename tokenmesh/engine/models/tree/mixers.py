@@ -182,7 +182,13 @@ class MixerPort:
         _refuse_others(named)
         states = self.places[RECURRENT, 0].tensor
         out = gated_delta(
-            *(query[0], key[0], value[0], g[0], beta[0], states, self._rows),
+            query[0],
+            key[0],
+            value[0],
+            g[0],
+            beta[0],
+            states,
+            self._rows,
             use_qk_l2norm=use_qk_l2norm_in_kernel,
         )
         return out[None], states
@@ -208,8 +214,17 @@ class MixerPort:
             raise UnservedModel("no kernel scans time steps that go through no softplus")
         states, gate = self.places[RECURRENT, 0].tensor, None if z is None else z[0]
         out = mamba2(
-            *(hidden_states[0], dt[0], A, B[0], C[0], states, self._rows),
-            *(D, gate, dt_bias, dt_limit),
+            hidden_states[0],
+            dt[0],
+            A,
+            B[0],
+            C[0],
+            states,
+            self._rows,
+            D,
+            gate,
+            dt_bias,
+            dt_limit,
         )
         return out[None], states
 

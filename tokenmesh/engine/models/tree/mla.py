@@ -176,7 +176,12 @@ class LatentPort:
         rows = step.attention(None, pages[None, :, None])
         indices = None if chosen is None else _positions(chosen[0], rows)
         mixed = mla_attention(
-            *(absorbed.contiguous(), pages, rows, rank, scale, indices),
+            absorbed.contiguous(),
+            pages,
+            rows,
+            rank,
+            scale,
+            indices,
             page_scale=self.place.scale.key,
         )
         by_head = mixed.view(len(absorbed), heads, rank).transpose(0, 1)

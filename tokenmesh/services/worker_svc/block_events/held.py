@@ -74,7 +74,8 @@ class HeldBlocks:
             extras: list[ExtraKey] = []
             if has_extras:
                 extras = extra_keys_of(
-                    *(start, end),
+                    start,
+                    end,
                     lora=lora,
                     salt=salt,
                     media=media,

@@ -70,7 +70,7 @@ def label_head(facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel) ->
     classifier = TreeClassifier.of(model)
     per_token = pooling.labels_tokens
     states = torch.randn(
-        *(_ROWS, _TOKENS, facts.hidden_size), generator=torch.Generator().manual_seed(0)
+        _ROWS, _TOKENS, facts.hidden_size, generator=torch.Generator().manual_seed(0)
     ).to(model.device)
     try:
         logits = classifier(states)

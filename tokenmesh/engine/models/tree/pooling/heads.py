@@ -103,7 +103,9 @@ def _logit_head(
         weight = weight[:1] - weight[1:]
     _check_plain(model, table.weight)
     return LabelHead(
-        *(("lasttoken",), TokenLogits(weight), activation_of(facts.config, pooling)),
+        ("lasttoken",),
+        TokenLogits(weight),
+        activation_of(facts.config, pooling),
         of_each=EachTokenLogits(weight),
     )
 

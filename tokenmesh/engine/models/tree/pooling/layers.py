@@ -112,7 +112,12 @@ class EncoderLayer:
         )
         mixed = run.room("mixed", x, width)
         native_row_attention(
-            *(query, key, value, run.firsts, self.port.window, self.scale),
+            query,
+            key,
+            value,
+            run.firsts,
+            self.port.window,
+            self.scale,
             out=mixed.view(1, tokens, -1, self.head_dim),
         )
         hidden = run.room("hidden", x, width)

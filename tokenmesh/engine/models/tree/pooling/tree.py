@@ -57,7 +57,10 @@ class EncoderTree:
             raise UnservedModel("it has a decoder")
         names = inspect.signature(body.forward).parameters
         tree = cls(
-            *(model, body, RowsRun(), _position_offset(body)),
+            model,
+            body,
+            RowsRun(),
+            _position_offset(body),
             takes_types="token_type_ids" in names,
             takes_positions="position_ids" in names,
             takes_cache="past_key_values" in names and "encoder_hidden_states" not in names,
