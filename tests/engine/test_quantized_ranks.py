@@ -8,13 +8,17 @@ from typing import Final
 import pytest
 import torch
 
+from tests.engine.test_quantized_experts import CASES, written
 from tests.engine.test_ranks import both, jobs
 from tests.fakes.general_models import HEADS
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.quantized import write_checkpoint
 from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import Tiny
+from tests.rounds import some
+from tokenmesh.engine.models.native.decoder import Decoder
 from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.native import NativeCodes
 
 # the scales of groups of 16, 24, 32 and 40 inputs do not all end where a rank's part does
 SIZES: Final = {"intermediate_size": 96, "num_hidden_layers": 2}
@@ -49,6 +53,21 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
 )
 def test_two_ranks_compute_what_one_does_in_each_format(quantized: Quantized, scheme: str) -> None:
     both(quantized(scheme), jobs(), max_num_batched_tokens=32).close()
+
+
+@some(CASES, {"qwen2_moe"})
+def test_experts_are_divided_in_each_format(tmp_path: Path, name: str) -> None:
+    directory, _ = written(name, CASES[name], tmp_path)
+    both(directory, jobs(), max_num_batched_tokens=32).close()
+
+
+@pytest.mark.parametrize("scheme", ["gptq4", pytest.param("fp8_block", marks=pytest.mark.slow)])
+def test_trees_multiply_with_codes_of_their_part(quantized: Quantized, scheme: str) -> None:
+    many = both(quantized(scheme), jobs(), model_impl="transformers")
+    model = many.model.resident._model
+    assert isinstance(model, Decoder)
+    assert isinstance(model.layers[0].attention.out.weight, NativeCodes)
+    many.close()
 
 
 @pytest.mark.parametrize("rounding", ["int8", "int4", "fp8"])

@@ -9,6 +9,7 @@ from tokenmesh.engine.models.native.divide import check_sizes
 from tokenmesh.engine.models.native.read_config import NativeFacts
 from tokenmesh.engine.models.pooling.kind import pools
 from tokenmesh.engine.models.raw_config import read_config
+from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
@@ -36,9 +37,16 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
         if is_asked:
             raise _error(world, what)
     facts = read_model_facts(raw, directory, model)
-    if not isinstance(facts, NativeFacts):
-        raise _error(world, f"for {facts.architecture}, which is not of the native kind")
-    check_sizes(facts.config, world)
+    if isinstance(facts, NativeFacts):
+        check_sizes(facts.config, world)
+        return
+    from tokenmesh.engine.models.tree.facts import HfFacts
+    from tokenmesh.engine.models.tree.part import TreePart
+
+    assert isinstance(facts, HfFacts)
+    if facts.rounding is not None:
+        raise _error(world, "for a module tree whose weights are rounded when it is loaded")
+    TreePart(facts, Ranks(0, world)).check()
 
 
 def _error(world: int, what: str) -> ConfigError:

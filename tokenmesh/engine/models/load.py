@@ -92,5 +92,4 @@ def load_model(
     from tokenmesh.engine.models.tree.facts import HfFacts
 
     assert isinstance(facts, HfFacts)
-    assert ranks.world == 1, "refused before anything is loaded"
-    return build_hf(facts, checkpoint, dtype, progress, has_kernels)
+    return build_hf(facts, checkpoint, dtype, progress, has_kernels, ranks)

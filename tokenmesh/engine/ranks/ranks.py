@@ -1,5 +1,7 @@
 """Ranks: which part of a model this process has, and the sums that all parts make together."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +33,8 @@ class Ranks:
     num_sums: int = 0
     sum_s: float = 0.0
     """Seconds in sums so far, waits for other ranks included."""
+    is_alone: bool = False
+    """See `alone`."""
 
     @property
     def leads(self) -> bool:
@@ -60,7 +64,7 @@ class Ranks:
 
     def sum_(self, x: torch.Tensor) -> torch.Tensor:
         """Replace x, contiguous, by the sum over all ranks; nothing happens on one rank alone."""
-        if self.world == 1:
+        if self.world == 1 or self.is_alone:
             return x
         began_s = perf_s()
         if self.world == 2:
@@ -115,6 +119,25 @@ class Ranks:
             received.wait()
             result[:, part] = piece
         return result
+
+    def gather_on_all(self, x: torch.Tensor, size: int) -> torch.Tensor:
+        """x [N, part] of each rank -> [N, size] on every rank: slower than `gather`."""
+        if self.world == 1 or self.is_alone:
+            return x
+        whole = x.new_zeros(len(x), size)
+        whole[:, self.padded_part(size)] = x
+        return self.sum_(whole)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it there are no sums: this rank's part is a complete smaller model, which may be
+        tried on numbers. What it decides by them all ranks must `agree` on.
+        """
+        before, self.is_alone = self.is_alone, True
+        try:
+            yield
+        finally:
+            self.is_alone = before
 
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers."""

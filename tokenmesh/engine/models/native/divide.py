@@ -24,7 +24,8 @@ def check_sizes(config: DecoderConfig, world: int) -> None:
     elif (world - 1) * -(-config.vocab_size // world) >= config.vocab_size:
         problem = f"a vocabulary of {config.vocab_size} leaves nothing for one of {world} ranks"
     elif config.qk_norm == "all":
-        problem = f"its norm is over all {heads} query heads, of which {world} ranks have a part"
+        what = f"its norm is over all {heads} query heads, of which {world} ranks have a part"
+        problem = f"{what}; --model-impl transformers sums it over the ranks"
     if problem is not None:
         raise ConfigError(f"tensor_parallel_size {world}: {problem}", param=_PARAM)
 

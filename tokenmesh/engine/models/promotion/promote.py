@@ -53,13 +53,20 @@ def promote(model: HfModel, native: bool) -> Decoder:
 
     Raises Unread, before anything has changed, where the tree is not a native decoder.
     """
+    problem: Unread | None = None
     try:
-        skeleton = read_skeleton(model)
-        readings = _read_kinds(model, skeleton)
-        config = _config_of(model, skeleton, readings)
+        with model.ranks.alone():
+            skeleton = read_skeleton(model)
+            readings = _read_kinds(model, skeleton)
+            config = _config_of(model, skeleton, readings)
+    except Unread as error:
+        problem = error
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         # reading follows another's code: what it trips over is not a plain layer
-        raise Unread(f"{type(error).__name__}: {error}") from error
+        problem = Unread(f"{type(error).__name__}: {error}")
+        problem.__cause__ = error
+    if not model.ranks.agree(problem is None):
+        raise problem or Unread("another rank cannot read its part")
     layers = []
     paths = {module: name for name, module in model.tree.body.named_modules()}
     for number, layer in enumerate(skeleton.layers):
@@ -82,8 +89,9 @@ def promote(model: HfModel, native: bool) -> Decoder:
         norm=skeleton.norm.weight,
         head=head,
         rotaries=skeleton.rotaries,
-        program=build_program(config, layers, skeleton.norm.weight, model.dtype),
+        program=build_program(config, layers, skeleton.norm.weight, model.dtype, model.ranks),
         sites=model.sites,
+        ranks=model.ranks,
     )
 
 

@@ -38,6 +38,8 @@ from tokenmesh.engine.models.tree.media.cross import (
 from tokenmesh.engine.models.tree.media.language import stand_in
 from tokenmesh.engine.models.tree.mixers import FORMS, in_fastest_form
 from tokenmesh.engine.models.tree.model import Computed, HfModel
+from tokenmesh.engine.models.tree.part import TreePart
+from tokenmesh.engine.models.tree.part_sums import join
 from tokenmesh.engine.models.tree.quantized.deferred_experts import DeferredExperts
 from tokenmesh.engine.models.tree.quantized.offers import experts_to_defer, offer_codes
 from tokenmesh.engine.models.tree.recognise import (
@@ -52,8 +54,9 @@ from tokenmesh.engine.models.tree.swap import swap
 from tokenmesh.engine.models.tree.tree import adapt
 from tokenmesh.engine.models.tree.waits import Waits
 from tokenmesh.engine.models.tree.weights import read_weights
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.kernels.dispatch import uses_triton
-from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -64,18 +67,21 @@ def build_hf(
     dtype: torch.dtype,
     progress: Progress,
     has_kernels: bool,
+    ranks: Ranks = ALONE,
 ) -> LanguageModel:
-    """Load every tensor. has_kernels: the C kernels have been started.
+    """Load every tensor, or the parts of this rank. has_kernels: the C kernels have been started.
 
     Raises CheckpointError for a tensor that is missing, misshapen or unknown, for a tree that
     computes something else in chunks than it does as a whole, and for one whose code fails.
     """
 
     def read() -> tuple[HfModel, Reference]:
-        return read_tree(facts, checkpoint, dtype, progress, deferred)
+        return read_tree(facts, checkpoint, dtype, progress, deferred, part)
 
+    part = None if ranks.world == 1 else TreePart(facts, ranks)
     try:
-        deferred = experts_to_defer(facts, checkpoint, dtype, has_kernels)
+        own = facts if part is None else part.facts
+        deferred = experts_to_defer(own, checkpoint, dtype, has_kernels)
         model, expected = read()
         promoted = None
         if not model.tree.crosses and facts.media == TEXT_ONLY:
@@ -87,7 +93,7 @@ def build_hf(
         replace_parts(model, expected, has_kernels)
     except UnservedModel as error:
         raise CheckpointError(f"{facts.architecture} cannot be served: {error.message}") from error
-    except (CheckpointError, MemoryError, torch.OutOfMemoryError):
+    except (CheckpointError, ConfigError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever a model class raises about what it is given
         what = f"its code fails: {type(error).__name__}: {error}"
@@ -108,7 +114,7 @@ def _as_decoder(model: HfModel, expected: Reference, has_kernels: bool) -> Decod
         return None
     model.is_whole = False
     try:
-        _check(promoted, partial(_logits, promoted), expected)
+        _check(promoted, partial(_logits, promoted), expected, model.ranks)
     except UnservedModel as error:
         logger.warning("%s as a native decoder: %s", name, error.message)
         return None
@@ -122,19 +128,20 @@ def replace_parts(model: HfModel, expected: Reference, has_kernels: bool) -> Non
     Raises UnservedModel.
     """
     tree, on_gpu = model.tree, uses_triton(expected.results)
-    experts.take_over(tree.body, has_kernels)
     # the others go from row to row on the host
     forms = FORMS if tree.mixers and not on_gpu else FORMS[:1]
     if on_gpu:
         for port in tree.mixers:
             port.take_form(forms[0])
-    modules = list(dict.fromkeys((*tree.body.modules(), *tree.model.modules())))
-    calls = _record(model, modules)
-    problems = site_problems(tree.body, [*tree.mixers, *tree.indexers], calls)
-    swap(modules, calls, has_kernels)
+    with model.ranks.alone():
+        experts.take_over(tree.body, has_kernels)
+        modules = list(dict.fromkeys((*tree.body.modules(), *tree.model.modules())))
+        calls = _record(model, modules)
+        problems = site_problems(tree.body, [*tree.mixers, *tree.indexers], calls)
+        swap(modules, calls, has_kernels)
     model.sites.former = former_names(model.sites_prefix)
     add_sites(model.sites, tree.body, model.sites_prefix, problems)
-    check_form = partial(_check, model, model.results, expected)
+    check_form = partial(_check, model, model.results, expected, model.ranks)
     model.waits_for = in_fastest_form(tree.mixers, forms, check_form)
 
 
@@ -156,20 +163,26 @@ def read_tree(
     dtype: torch.dtype,
     progress: Progress,
     deferred: Mapping[str, DeferredExperts] = MappingProxyType({}),
+    part: TreePart | None = None,
 ) -> tuple[HfModel, Reference]:
     """The tree over our memory, and the logits that it has to come to."""
-    model = read_weights(facts, checkpoint, dtype, progress, deferred=deferred)
-    offer_codes(model, checkpoint, facts)
+    own, ranks = (facts, ALONE) if part is None else (part.facts, part.ranks)
+    model = read_weights(own, checkpoint, dtype, progress, deferred=deferred, part=part)
+    if part is not None:
+        join(model, part)
+    cuts = {} if part is None else part.cuts(checkpoint.shapes())
+    offer_codes(model, checkpoint, facts, cuts)
     states = states_for_check(facts, dtype, model.device)
     factor = embedding_factor(model, prompts(facts.vocab_size, model.device)[0], states)
-    expected = reference(model, facts.vocab_size, states, factor)
+    expected = reference(model, facts.vocab_size, states, factor, ranks)
     tree = adapt(model, facts.ropes)
     tree.embedding_factor = factor
     take_alignment_heads(tree.crosses, tree.run, facts.directory, facts.config)
     body = Computed(tree.body)
-    keeps = tree.probe()
+    with ranks.alone():
+        keeps = tree.probe()
     stand_in(model, tree.body, body)
-    return HfModel(facts, keeps, tree, body), expected
+    return HfModel(facts, keeps, tree, body, ranks=ranks), expected
 
 
 def _logits(model: Decoder, ids: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
@@ -177,7 +190,9 @@ def _logits(model: Decoder, ids: torch.Tensor, step: Step, store: KvStore) -> to
 
 
 @torch.inference_mode()
-def _check(model: HfModel | Decoder, compute: Compute, expected: Reference) -> str | None:
+def _check(
+    model: HfModel | Decoder, compute: Compute, expected: Reference, ranks: Ranks = ALONE
+) -> str | None:
     """See `check`; an operation that would wait for a GPU, if there is one."""
     waits, device = Waits(), expected.results.device
 
@@ -187,6 +202,6 @@ def _check(model: HfModel | Decoder, compute: Compute, expected: Reference) -> s
 
     states = states_for_check(model.facts, model.dtype, device)
     has_indexers = isinstance(model, HfModel) and bool(model.tree.indexers)
-    error = check(expected, paged_results(watched, model, device, states), has_indexers)
+    error = check(expected, paged_results(watched, model, device, states), has_indexers, ranks)
     logger.info("chunks of %s are %.1e from the whole", model.facts.architecture, error)
     return waits.seen

@@ -17,6 +17,7 @@ from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.kv_store import KvStore, make_store
 from tokenmesh.engine.models.tree.embedding_factor import NEEDS_IDS
 from tokenmesh.engine.models.tree.run import UnservedModel
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 
 TOLERANCE: Final = 2e-3
 """Largest relative error of all logits in float32."""
@@ -68,9 +69,10 @@ def reference(
     vocab_size: int,
     states: Sequence[torch.Tensor] = (),
     factor: float = 1.0,
+    ranks: Ranks = ALONE,
 ) -> Reference:
     """Call it before the tree is adapted. states: of an encoder, for each prompt; factor: see
-    `embedding_factor`.
+    `embedding_factor`; ranks: of which the model is a part.
 
     Raises UnservedModel for a model in half precision that needs token ids as well as
     embeddings: what leaving them out changes may be less than what rounding does.
@@ -83,14 +85,15 @@ def reference(
             model(input_ids=ids[None], use_cache=False, **more).logits[0]
             for ids, more in zip(given, encoded, strict=True)
         ]
-        return torch.cat(each).float()
+        return ranks.gather_on_all(torch.cat(each).float(), vocab_size)
 
     expected = logits()
     if model.dtype == torch.float32:
         return Reference(expected, TOLERANCE)
     embedding: Any = model.get_input_embeddings()
     ids = given[-1]
-    if not states and not _is_near(model, embedding(ids) * factor, expected[-len(ids) :]):
+    rows, own_part = embedding(ids) * factor, ranks.padded_part(vocab_size)
+    if not states and not _is_near(model, rows, expected[-len(ids) :, own_part], ranks):
         raise UnservedModel(NEEDS_IDS)
     hook = embedding.register_forward_hook(lambda _module, _ids, rows: _rounded_anew(rows))
     try:
@@ -100,13 +103,15 @@ def reference(
     return Reference(expected, min(_MOST, max(HALF_TOLERANCE, _TIMES_OWN * own)))
 
 
-def _is_near(model: PreTrainedModel, rows: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether embeddings [T, H] alone yield the logits of their tokens."""
+def _is_near(
+    model: PreTrainedModel, rows: torch.Tensor, expected: torch.Tensor, ranks: Ranks
+) -> bool:
+    """Embeddings [T, H] alone yield the logits of their tokens, on all ranks."""
     try:
         alone = model(inputs_embeds=rows[None], use_cache=False).logits[0]
     except Exception:  # whatever the code around a body raises without ids; only the body runs here
         return True
-    return _distance(alone.float(), expected) < _SAME
+    return ranks.agree(_distance(alone.float(), expected) < _SAME)
 
 
 def _rounded_anew(rows: torch.Tensor) -> torch.Tensor:
@@ -120,10 +125,14 @@ def _distance(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float((ours - expected).norm() / expected.norm())
 
 
-def check(expected: Reference, ours: torch.Tensor, has_indexers: bool = False) -> float:
-    """The relative error; raises UnservedModel where it is too large."""
-    error = _distance(ours, expected.results)
-    if not error <= expected.limit:
+def check(
+    expected: Reference, ours: torch.Tensor, has_indexers: bool = False, ranks: Ranks = ALONE
+) -> float:
+    """The relative error; raises UnservedModel where it is too large, on all ranks.
+
+    Ranks that follow have no results, and take the leader's word."""
+    error = _distance(ours, expected.results) if ranks.leads else 0.0
+    if not ranks.agree(error <= expected.limit):
         raise UnservedModel(
             f"in chunks and batched its {expected.what} are {error:.2g} away from those of the "
             f"whole prompt, and more than {expected.limit:.2g} is not rounding"

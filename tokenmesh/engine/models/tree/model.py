@@ -18,6 +18,7 @@ from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.tree.facts import HfFacts
 from tokenmesh.engine.models.tree.media.language import media_arguments, prompt_positions
 from tokenmesh.engine.models.tree.tree import Tree
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class HfModel:
     waits_for: str | None = None
     """An operation of its code that would wait for a GPU; None: none was seen."""
     sites: AdapterSites = field(default_factory=AdapterSites)
+    ranks: Ranks = ALONE
+    """This one of them has a part of the weights."""
 
     @property
     def sites_prefix(self) -> str:
@@ -132,10 +135,15 @@ class HfModel:
         ]
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Model.logits`; by the tree's own head, with all that it does to logits."""
+        """See `Model.logits`; by the tree's own head, with all that it does to logits.
+
+        [N, 0] on ranks that follow.
+        """
         self.body.hidden = hidden[None]
         logits: torch.Tensor = self.tree.model(inputs_embeds=hidden[None], use_cache=False).logits
         self.body.hidden = None
+        if self.ranks.world > 1 and not self.ranks.is_alone:
+            return self.ranks.gather(logits[0].float(), self.facts.vocab_size, out)
         return logits[0].float() if out is None else out.copy_(logits[0])
 
 

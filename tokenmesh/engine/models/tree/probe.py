@@ -5,6 +5,7 @@ requests, widths those of the keys and values it makes. What our attention does 
 refused here, by name, before any weight is read.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
@@ -68,8 +69,13 @@ class Seen:
         return tuple(tuple(self.keeps[layer]) for layer in order)
 
 
-_seen: Seen | None = None
-"""Of the probe at work: transformers calls functions, not objects. One model loads at a time."""
+class _AtWork(threading.local):
+    """The probe at work in a thread: transformers calls functions, not objects."""
+
+    seen: Seen | None = None
+
+
+_at_work: Final = _AtWork()
 
 
 def probe(
@@ -81,13 +87,12 @@ def probe(
 ) -> tuple[LayerKeeps, ...]:
     """Run `forward`, whose attention is PROBE, and give every module its port or place; what the
     layers keep."""
-    global _seen
-    seen = _seen = Seen(run)
+    seen = _at_work.seen = Seen(run)
     run.cached_layers.clear()
     try:
         forward()
     finally:
-        _seen = None
+        _at_work.seen = None
     if own := run.cached_layers - seen.keeps.keys():
         raise UnservedModel(f"layer {min(own)} attends with its own code")
     for mixer in mixers:
@@ -123,7 +128,8 @@ def _attention(
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
     """Note one call; a result of the right shape. Some modules pass the mask by its name."""
-    assert _seen is not None
+    seen = _at_work.seen
+    assert seen is not None
     layer, kind = _layer_of(module), type(module).__name__
     mask = attention_mask.mask if isinstance(attention_mask, AnyMask) else attention_mask
     if not isinstance(mask, MaskSeen):
@@ -145,11 +151,11 @@ def _attention(
     if is_latent(module):
         if mask.window is not None or softcap or has_sinks:
             raise UnservedModel(f"{kind} has latents with a window, softcap or sinks")
-        port = LatentPort(_seen.place_of(module, Latent(key.shape[-1], width)), module)
+        port = LatentPort(seen.place_of(module, Latent(key.shape[-1], width)), module)
         width = int(module.v_head_dim)  # type: ignore[arg-type]
     else:
         kept = Pages(key.shape[1], key.shape[-1], width, mask.window)
-        port = Port(_seen.place_of(module, kept), mask.window, softcap, has_sinks, width)
+        port = Port(seen.place_of(module, kept), mask.window, softcap, has_sinks, width)
     setattr(module, PORT, port)
     return query.new_empty(1, query.shape[2], query.shape[1], width), None
 

@@ -20,6 +20,8 @@ from tokenmesh.kernels.moe import ACTIVATIONS, ExpertsSpec
 from tokenmesh.kernels.moe.cpu import activated
 from tokenmesh.kernels.rms_norm import rms_norm
 
+MEETS: Final = "tokenmesh_meets"
+"""The attribute of a module that computes with numbers of other ranks, and stays as it is."""
 FIRST_TOKENS: Final = 6
 FIRST_PAGE: Final = 4
 
@@ -160,7 +162,7 @@ def is_same_gate(expected: Any, ours: torch.Tensor) -> bool:
 def norm_of(module: torch.nn.Module) -> Norm | None:
     """None: it is not an RMS norm."""
     own = list(module.parameters())
-    if len(own) != 1 or own[0].dim() != 1 or list(module.children()):
+    if len(own) != 1 or own[0].dim() != 1 or list(module.children()) or MEETS in vars(module):
         return None
     if len(inspect.signature(module.forward).parameters) != 1:
         return None

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from tokenmesh.engine.layers.mlp import activated
+from tokenmesh.engine.models.tree.part_sums import sum_of
 from tokenmesh.engine.models.tree.quantized.codes import codes_of
 from tokenmesh.engine.models.tree.recognise import (
     Calls,
@@ -236,10 +237,10 @@ def _set_gated(module: torch.nn.Module, gated: Gated, native: bool) -> None:
     down = packed([gated.down], native)
     note_parts(gated.gate_up, gate_up)
     note_parts([gated.down], down)
-    spec = gated.spec
+    spec, total = gated.spec, sum_of(gated.down)
 
     def mlp(x: torch.Tensor) -> torch.Tensor:
-        return linear(_activated(linear(x, gate_up), spec), down)
+        return total(linear(_activated(linear(x, gate_up), spec), down))
 
     run_by(module, lambda x: _by_row(mlp, x), gate_up, down)
 

@@ -5,6 +5,7 @@ Tensors of a checkpoint are given to transformers' loader unread, and read when 
 
 import copy
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from tokenmesh.engine.models.extra_layers import counted, layer_of
 from tokenmesh.engine.models.raw_config import read_json
 from tokenmesh.engine.models.tree.facts import HfFacts, empty_tree
 from tokenmesh.engine.models.tree.media.language import is_of_tower
+from tokenmesh.engine.models.tree.part import TreePart
 from tokenmesh.engine.models.tree.quantized.deferred_experts import (
     DeferredExperts,
     defer,
@@ -33,6 +35,7 @@ Stored = Any
 """A tensor that is not read yet, as `safe_open` has it: `[...]` reads it, `get_shape` does not."""
 _BUFFER_TYPES: Final = ("I64", "BOOL")
 """Of tensors that follow from config.json, which some checkpoints hold."""
+_loading: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,18 @@ def read_weights(
     progress: Progress,
     is_ignored: Callable[[str, str], bool] = lambda _name, _problem: False,
     deferred: Mapping[str, DeferredExperts] = MappingProxyType({}),
+    part: TreePart | None = None,
 ) -> PreTrainedModel:
     """The tree with all weights in `dtype`, in eval mode, but those of the experts in `deferred`.
+
+    part: what is read of them; facts are its own then.
 
     is_ignored: whether a tensor may be "missing" or "unexpected".
     Raises CheckpointError for a tensor that is missing, misshapen, left over or of another type.
     """
     tensors = _stored_tensors(checkpoint, dtype)
+    if part is not None:
+        tensors = part.taken(tensors, checkpoint.shapes())
     if facts.left_out:
         tensors = {n: each for n, each in tensors.items() if not n.startswith(facts.left_out)}
     if numbered := _dropped_by_number(facts, tensors):
@@ -99,16 +107,8 @@ def read_weights(
         raise CheckpointError(what) from error
     for name, stored, asked in sorted(found["mismatched_keys"]):
         raise CheckpointError(f"{checkpoint.file_of(name)}: {misshapen(name, stored, asked)}")
-    for problem in ("missing_keys", "unexpected_keys"):
-        what = problem.removesuffix("_keys")
-        names = [
-            name
-            for name in found[problem]
-            if not checkpoint.is_neutral(name) and not is_ignored(name, what)
-        ]
-        if names := [name for name in names if not is_of_tower(facts.kind, name)]:
-            place = _place_of(checkpoint, names)
-            raise CheckpointError(f"{place}: {what} tensors: {listed(names)}")
+    for what in ("missing", "unexpected"):
+        _check_names(facts, checkpoint, what, found[f"{what}_keys"], is_ignored)
     progress(total, total)
     tree: PreTrainedModel = model.eval()
     defer(tree, deferred)
@@ -116,6 +116,20 @@ def read_weights(
         # in place, one tensor after the other; those without memory stay so
         tree._apply(lambda each: each if each.is_meta else each.to(checkpoint.device))
     return tree
+
+
+def _check_names(
+    facts: HfFacts,
+    checkpoint: Checkpoint,
+    what: str,
+    names: Iterable[str],
+    is_ignored: Callable[[str, str], bool],
+) -> None:
+    """Raise CheckpointError for tensors that are `what`, unless that may be."""
+    names = [n for n in names if not checkpoint.is_neutral(n) and not is_ignored(n, what)]
+    if names := [name for name in names if not is_of_tower(facts.kind, name)]:
+        place = _place_of(checkpoint, names)
+        raise CheckpointError(f"{place}: {what} tensors: {listed(names)}")
 
 
 def _stated(facts: HfFacts) -> str:
@@ -155,7 +169,8 @@ def _loaded(
         # transformers would divide weights that are loaded, as if they were new
         if getattr(part, "rescale_prenorm_residual", False):
             part.rescale_prenorm_residual = False
-    with left_uninitialized({each.kind for each in deferred.values()}):
+    # transformers changes what all threads see while it loads
+    with _loading, left_uninitialized({each.kind for each in deferred.values()}):
         model, found = facts.kind.from_pretrained(
             None,
             state_dict={n: each for n, each in tensors.items() if n not in apart},

@@ -4,7 +4,7 @@ A tree holds plain weights first, since its own code computes what ours is compa
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from tokenmesh.engine.models.checkpoint import Checkpoint, listed
+from tokenmesh.engine.models.tree.cuts import Cut
 from tokenmesh.kernels.linear.formats import Codes, merged
 from tokenmesh.kernels.linear.formats.round import Grid, Rounding, head_grid, rounded
 from tokenmesh.kernels.quantized_linear import DeviceCodes
@@ -34,9 +35,9 @@ class Offer:
     """Weight -> codes; None where there are none."""
 
 
-def offer_stored(tree: torch.nn.Module, checkpoint: Checkpoint) -> None:
+def offer_stored(tree: torch.nn.Module, checkpoint: Checkpoint, cuts: Mapping[str, Cut]) -> None:
     """Let linear layers have the codes that the checkpoint stores under their own names, or under
-    the name of the table whose weight is theirs too."""
+    the name of the table whose weight is theirs too. cuts: of those that are divided."""
     tables = {
         id(module.weight): f"{name}.weight"
         for name, module in tree.named_modules()
@@ -47,22 +48,37 @@ def offer_stored(tree: torch.nn.Module, checkpoint: Checkpoint) -> None:
             continue
         for weight in (f"{name}.weight", tables.get(id(module.weight), "")):
             if checkpoint.is_encoded(weight):
-                setattr(module, _CODES, Offer(name, partial(_stored, checkpoint, weight)))
+                setattr(module, _CODES, Offer(name, partial(_stored, checkpoint, weight, cuts)))
                 break
 
 
-def _stored(checkpoint: Checkpoint, name: str, weight: torch.Tensor) -> Codes | None:
+def _stored(
+    checkpoint: Checkpoint, name: str, cuts: Mapping[str, Cut], weight: torch.Tensor
+) -> Codes | None:
     """None where loading has made something else of the stored weight."""
-    codes = stored_codes(checkpoint, name, weight.shape)
+    codes = stored_codes(checkpoint, name, weight.shape, cuts.get(name))
     codes = None if codes is None else codes.to(weight.device)
     return codes if codes is not None and has_numbers_of(codes, weight) else None
 
 
-def stored_codes(checkpoint: Checkpoint, name: str, shape: Sequence[int]) -> Codes | None:
-    """The codes of a stored weight [O, I]; None where it has none, or another shape."""
-    if checkpoint.decoded_shape(name) != tuple(shape):
+def stored_codes(
+    checkpoint: Checkpoint, name: str, shape: Sequence[int], cut: Cut | None = None
+) -> Codes | None:
+    """The codes of a stored weight [O, I], or of a part of it; None where it has none, or another
+    shape, or where codes cannot be divided there."""
+    whole = checkpoint.decoded_shape(name)
+    if len(whole) != 2 or (cut is None and whole != tuple(shape)):
         return None
-    return checkpoint.take_codes([(name, shape[0])], shape[1])
+    codes = checkpoint.take_codes([(name, whole[0])], whole[1])
+    if codes is None or cut is None:
+        return codes
+    rows, columns = cut
+    if len(columns) != 1:
+        return None
+    if columns[0] != slice(0, whole[1]):
+        codes = codes.columns(columns[0])
+    index = torch.cat([torch.arange(each.start, each.stop) for each in rows])
+    return codes if codes is None or len(index) == whole[0] else codes.rows(index)
 
 
 def has_numbers_of(codes: Codes, weight: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ conversion, run backwards on numbers that all differ, shows which part of a stac
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.tree.cuts import Cut
 from tokenmesh.engine.models.tree.quantized.codes import has_numbers_of, stored_codes
 from tokenmesh.kernels.codes import Codes
 from tokenmesh.kernels.linear.formats.round import Rounding, rounded
@@ -100,6 +101,8 @@ class StoredExperts:
     checkpoint: Checkpoint
     places: Mapping[str, list[StoredPlace]]
     """By the parameter's name."""
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    """The cuts of stored weights of which a rank has a part."""
 
     def __deepcopy__(self, _memo: object) -> "StoredExperts":
         return self
@@ -132,6 +135,9 @@ class StoredExperts:
 
         return found
 
+    def _codes(self, name: str, shape: Sequence[int]) -> Codes | None:
+        return stored_codes(self.checkpoint, name, shape, self.cuts.get(name))
+
     def _one_by_one(self, names: Mapping[Hashable, str]) -> "Reader":
         """names: by the memory of the plain weights."""
 
@@ -139,7 +145,7 @@ class StoredExperts:
             found = []
             for weight in weights:
                 name = names.get(_memory_of(weight))
-                codes = None if name is None else stored_codes(self.checkpoint, name, weight.shape)
+                codes = None if name is None else self._codes(name, weight.shape)
                 if codes is None:
                     return None
                 found.append(codes)
@@ -170,13 +176,15 @@ def _memory_of(view: torch.Tensor) -> Hashable:
     return view.data_ptr(), view.shape, view.stride()
 
 
-def offer_stored_experts(tree: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    """Let experts have the codes that the checkpoint stores for each of them."""
+def offer_stored_experts(
+    tree: PreTrainedModel, checkpoint: Checkpoint, cuts: Mapping[str, Cut]
+) -> None:
+    """Let experts have the codes that the checkpoint stores for each; see `offer_stored`."""
     for path, module in tree.named_modules():
         if is_experts(module) and _CODES not in vars(module):
             places = places_of(tree, path)
             if places is not None:
-                offer(module, StoredExperts(checkpoint, places))
+                offer(module, StoredExperts(checkpoint, places, cuts))
 
 
 def offer(module: torch.nn.Module, codes: StoredExperts | Rounding) -> None:

@@ -1,11 +1,13 @@
 """Define what a tree's weights are multiplied as, where that is not as plain weights."""
 
 import logging
+from collections.abc import Mapping
 
 import torch
 from transformers import PreTrainedModel
 
 from tokenmesh.engine.models.checkpoint import Checkpoint
+from tokenmesh.engine.models.tree.cuts import Cut
 from tokenmesh.engine.models.tree.experts import spec_of
 from tokenmesh.engine.models.tree.facts import HfFacts, empty_tree
 from tokenmesh.engine.models.tree.quantized.codes import offer_stored, round_weights
@@ -26,12 +28,14 @@ from tokenmesh.kernels.moe import ExpertsSpec
 logger = logging.getLogger(__name__)
 
 
-def offer_codes(tree: PreTrainedModel, checkpoint: Checkpoint, facts: HfFacts) -> None:
+def offer_codes(
+    tree: PreTrainedModel, checkpoint: Checkpoint, facts: HfFacts, cuts: Mapping[str, Cut]
+) -> None:
     """Let a tree have the codes that its checkpoint stores, or those of what weights are rounded
-    to, whose numbers it gets."""
+    to, whose numbers it gets. cuts: of the stored weights of which it has a part."""
     if facts.quantization is not None:
-        offer_stored(tree, checkpoint)
-        offer_stored_experts(tree, checkpoint)
+        offer_stored(tree, checkpoint, cuts)
+        offer_stored_experts(tree, checkpoint, cuts)
     if facts.rounding is not None:
         round_weights(tree, tree.get_output_embeddings(), facts.rounding)
         round_experts(tree, facts.rounding)

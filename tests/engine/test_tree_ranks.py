@@ -1,0 +1,187 @@
+"""Every family that runs as a module tree, on two and four ranks: tokens and numbers of one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.engine.test_ranks import both, jobs, same, sampled
+from tests.fakes.engine_driver import EngineDriver, Job
+from tests.fakes.family_table import parts
+from tests.fakes.general_models import GENERAL, HEADS, VARIANTS, make_general
+from tests.fakes.models import FAKES, Fake, config_of, make_fake
+from tests.fakes.ranks import RanksDriver
+from tests.fakes.tiny import Tiny, prompt_of
+from tests.rounds import some
+from tokenmesh.engine.models.load import read_model_facts
+from tokenmesh.engine.models.raw_config import read_config
+from tokenmesh.engine.models.tree.facts import HfFacts, empty_tree
+from tokenmesh.engine.models.tree.part import PROVED, TreePart
+from tokenmesh.engine.ranks.ranks import Ranks
+from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.errors import ConfigError
+
+UNDIVIDED: Final = {
+    "lfm2": "no test has compared parts of the model type 'lfm2'",
+}
+"""Families of docs/models.md that are refused, with the reason."""
+NAMES: Final = [each for each in (*GENERAL, *VARIANTS) if each not in UNDIVIDED]
+FEW: Final = {
+    "qwen3_next": "2 heads of keys are not divisible by 4 ranks",
+    **dict.fromkeys(("mamba2", "nemotron_h"), "^.*: n_groups of 2 is not divisible by 4 ranks"),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), "mamba_n_groups of 2 is not"),
+    "kimi_linear": "linear_num_heads of 2 is not divisible by 4 ranks",
+}
+"""Families whose fakes have fewer heads or groups than four ranks, with the reason."""
+QUICK: Final = frozenset({"gemma2", "qwen2_moe", "olmoe", "deepseek_v3", "qwen3_next", "bamba"})
+"""Softcaps; a shared expert; norms over all heads; latents; two kinds of states."""
+AS_TREES: Final = [each for each in FAKES if each not in ("llama_odd", "mistral_long")]
+MOST_OF_A_PART: Final = 0.62
+"""Norms, routers and what all heads share are on both ranks."""
+
+
+def facts_of(directory: Path, **model: Any) -> HfFacts:
+    settings = ModelSettings(model=str(directory), **model)
+    facts = read_model_facts(read_config(directory), directory, settings)
+    assert isinstance(facts, HfFacts)
+    return facts
+
+
+def num_bytes(facts: HfFacts) -> int:
+    return sum(each.nbytes for each in empty_tree(facts.config, facts.kind).parameters())
+
+
+@some(NAMES, QUICK)
+def test_two_ranks_compute_what_one_does(tiny: Tiny, name: str) -> None:
+    both(tiny(name).directory, jobs(), max_num_batched_tokens=16).close()
+
+
+@some(NAMES, ())
+def test_each_of_two_ranks_reads_about_half(tiny: Tiny, name: str) -> None:
+    whole = facts_of(tiny(name).directory)
+    part = TreePart(whole, Ranks(1, 2))
+    assert num_bytes(part.facts) <= MOST_OF_A_PART * num_bytes(whole)
+
+
+@some([name for name in NAMES if name not in FEW], {"mixtral"})
+def test_four_ranks_repeat_the_heads_of_two(tiny: Tiny, name: str) -> None:
+    both(tiny(name).directory, jobs(), 4, max_num_batched_tokens=32).close()
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_groups_that_cannot_be_repeated_are_refused(tiny: Tiny, name: str) -> None:
+    with pytest.raises(ConfigError, match=FEW[name]):
+        TreePart(facts_of(tiny(name).directory), Ranks(0, 4)).check()
+
+
+def test_one_group_is_on_all_ranks(tmp_path: Path) -> None:
+    fake = GENERAL["bamba"]
+    make_fake(replace(fake, sizes={**fake.sizes, "mamba_n_groups": 1}), HEADS).save_pretrained(
+        tmp_path
+    )
+    both(tmp_path, jobs(), 4, max_num_batched_tokens=32).close()
+
+
+@some(AS_TREES, {"olmo2"})
+def test_families_of_the_native_kind_are_divided_as_trees(tiny: Tiny, name: str) -> None:
+    both(tiny(name).directory, jobs(), model_impl="transformers").close()
+
+
+def test_the_parts_of_two_ranks_are_all_of_each_tensor(tiny: Tiny) -> None:
+    whole = facts_of(tiny("bamba").directory)
+    tree = empty_tree(whole.config, whole.kind)
+    shapes = {name: tuple(each.shape) for name, each in tree.state_dict().items()}
+    cuts = [TreePart(whole, Ranks(rank, 2)).cuts(shapes) for rank in range(2)]
+    assert len(cuts[0]) > 20
+    for name in cuts[0]:
+        for size, *pieces in zip(shapes[name], *(cut[name] for cut in cuts), strict=True):
+            rows = [row for piece in pieces for part in piece for row in range(size)[part]]
+            assert sorted(set(rows)) == list(range(size))
+            assert len(rows) in (size, 2 * size)
+
+
+@pytest.fixture(scope="module")
+def mixture(tiny: Tiny) -> Iterator[tuple[EngineDriver, RanksDriver]]:
+    directory = tiny("qwen3_next").directory
+    two = RanksDriver(directory, max_num_batched_tokens=32)
+    yield EngineDriver(directory, cpu_threads=1, max_num_batched_tokens=32), two
+    two.close()
+
+
+def test_prefix_hits_and_preemptions_change_nothing(
+    mixture: tuple[EngineDriver, RanksDriver],
+) -> None:
+    prompt = prompt_of(12, 5)
+    given = [Job([*prompt, *prompt_of(3, seed)], sampled(seed)) for seed in range(5)]
+    one, two = (each.again(num_blocks=8) for each in mixture)
+    together = two.run(given)
+    same(together, one.run(given))
+    assert sum(each.num_preemptions for each in together) > 0
+    same(two.run(given[:2]), one.run(given[:2]))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_trees_on_all_ranks_sleep_and_wake(
+    mixture: tuple[EngineDriver, RanksDriver], level: int
+) -> None:
+    _, two = mixture
+    before = two.run(jobs())
+    assert two.sleep(level) > 0
+    two.model.resident.wake(["weights", "kv_cache"])
+    same(two.again().run(jobs()), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "world", "problem"),
+    [
+        ("mixtral", {}, 3, "num_attention_heads of 4 is not divisible by 3 ranks"),
+        ("qwen3_moe", {"moe_intermediate_size": 23}, 2, "moe_intermediate_size of 23"),
+        ("qwen2_moe", {"num_key_value_heads": 4}, 8, "num_attention_heads of 4 is not"),
+        ("gemma2", {"vocab_size": 161, "num_key_value_heads": 4}, 4, None),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused_with_both_numbers(
+    tmp_path: Path, name: str, sizes: dict[str, Any], world: int, problem: str | None
+) -> None:
+    fake = GENERAL[name]
+    fake = replace(fake, sizes={**fake.sizes, **sizes})
+    make_fake(fake, HEADS).save_pretrained(tmp_path)
+    part = TreePart(facts_of(tmp_path), Ranks(0, world))
+    if problem is None:
+        part.check()
+        return
+    with pytest.raises(ConfigError, match=problem) as caught:
+        part.check()
+    assert caught.value.param == "worker.tensor_parallel_size"
+
+
+@pytest.mark.parametrize("name", UNDIVIDED)
+def test_families_that_are_not_divided_are_refused_by_name(tiny: Tiny, name: str) -> None:
+    with pytest.raises(ConfigError, match=UNDIVIDED[name]):
+        TreePart(facts_of(tiny(name).directory), Ranks(0, 2)).check()
+
+
+def test_a_norm_over_all_heads_names_the_kind_that_divides_it(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="--model-impl transformers"):
+        RanksDriver(tiny("olmo2").directory)
+
+
+def test_each_family_of_the_page_is_divided_or_refused() -> None:
+    _, page, _ = parts()
+    fakes: dict[str, Fake] = {**FAKES, **GENERAL, **VARIANTS}
+    families = {each.family for each in fakes.values()}
+    written = {row.split("`")[1].removesuffix("ForCausalLM") for row in page.splitlines()[2:]}
+    assert written <= families
+    types = {config_of(each).model_type for each in fakes.values()}
+    assert types == PROVED | UNDIVIDED.keys()
+
+
+def test_a_tree_whose_tensors_have_another_shape_is_refused(tmp_path: Path) -> None:
+    model = make_general("mixtral")
+    model.save_pretrained(tmp_path)
+    raw = tmp_path / "config.json"
+    raw.write_text(raw.read_text().replace('"vocab_size": 160', '"vocab_size": 158'))
+    with pytest.raises(Exception, match="160"):
+        RanksDriver(tmp_path)
