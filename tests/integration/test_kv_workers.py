@@ -69,10 +69,14 @@ async def test_a_prompt_that_another_worker_computes_draws_the_same_tokens(pair:
         assert tokens == (await p.run(p.source, longer, cache_salt="alone"))[0]
 
 
-@pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="nixl is not installed")
-async def test_kv_goes_by_nixl_where_it_is_named(pair: MakePair) -> None:
-    async with pair(transports=("nixl",)) as p:
-        assert list(p.source.parts.process.addresses) == ["nixl"]
+@pytest.mark.parametrize(("library", "module"), [("nixl", "nixl_cu12"), ("mooncake", "mooncake")])
+async def test_kv_goes_by_the_library_that_is_named(
+    pair: MakePair, library: str, module: str
+) -> None:
+    if find_spec(module) is None:
+        pytest.skip(f"{library} is not installed")
+    async with pair(transports=(library,)) as p:
+        assert list(p.source.parts.process.addresses) == [library]
         expected, _ = await p.run(p.source, PROMPT, cache_salt="alone")
         assert await p.run(p.reader, PROMPT, kv=p.source.origin()) == (expected, 0)
         assert p.reader.computed == len(PROMPT) - BLOCKS * SIZE

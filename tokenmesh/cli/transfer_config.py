@@ -20,8 +20,8 @@ _OTHERS: Final = {
     "MooncakeStoreConnector": "there are no stores of KV outside of workers",
     "MultiConnector": "workers choose between shared memory and TCP themselves",
 }
-_NIXL: Final = ("nixl", "tcp")
-"""NIXL, and TCP to workers that have no NIXL."""
+_LIBRARIES: Final = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
+"""Used where both workers have them, and TCP elsewhere."""
 _KEYS: Final = ("kv_connector", "kv_role", "kv_load_failure_policy")
 
 
@@ -48,8 +48,8 @@ def transfer_config(text: str) -> dict[str, object]:
         what = f"{FLAG}: kv_role is {given.get('kv_role')!r}: should be one of {', '.join(_ROLES)}"
         raise ConfigError(what, param=FLAG)
     found: dict[str, object] = {"role": role}
-    if connector == "NixlConnector":
-        found["transports"] = _NIXL
+    if connector in _LIBRARIES:
+        found["transports"] = (_LIBRARIES[str(connector)], "tcp")
     else:
         logger.warning("%s: KV goes by shared memory or TCP, not by %s", FLAG, connector)
     if "kv_load_failure_policy" in given:

@@ -32,6 +32,11 @@ def test_roles_and_policy_become_settings(given: dict[str, Any], expected: dict[
     )
 
 
+def test_mooncake_moves_kv_where_it_is_the_connector() -> None:
+    found = transfer_config('{"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}')
+    assert found == {"role": "both", "transports": ("mooncake", "tcp")}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

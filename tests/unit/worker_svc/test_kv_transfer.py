@@ -20,7 +20,13 @@ from tokenmesh.shared.errors import ConfigError, Unavailable
 
 HAS_NIXL = find_spec("nixl_cu12") is not None
 needs_nixl = pytest.mark.skipif(not HAS_NIXL, reason="nixl is not installed")
-ALL = ["shm", "tcp", pytest.param("nixl", marks=needs_nixl)]
+HAS_MOONCAKE = find_spec("mooncake") is not None
+needs_mooncake = pytest.mark.skipif(not HAS_MOONCAKE, reason="mooncake is not installed")
+ALL = [
+    *("shm", "tcp"),
+    pytest.param("nixl", marks=needs_nixl),
+    pytest.param("mooncake", marks=needs_mooncake),
+]
 IMAGE = 4096 + 8
 TOKEN = b"t" * 32
 LEASE = 3
@@ -150,7 +156,7 @@ async def test_a_source_that_stands_still_ends_a_read_at_its_deadline(
     transport: KvTransport,
 ) -> None:
     # NIXL connects while it reads
-    limit_s = 2.0 if transport == "nixl" else 0.3
+    limit_s = 0.3 if transport in ("shm", "tcp") else 2.0
     async with pair(transport, transfer_s=limit_s) as (source, reader):
         source.write(0, 1)
         sums = await source.process.serve(LEASE, TOKEN, [0])
@@ -251,10 +257,20 @@ async def test_a_read_that_nixl_does_not_end_ends_with_its_process(
         assert reader.arena.memory[:] == before
 
 
-@pytest.mark.skipif(HAS_NIXL, reason="nixl is installed")
-async def test_a_library_that_is_missing_is_named_with_how_to_install_it() -> None:
-    end = End("nixl", 1)
-    with pytest.raises(ConfigError, match="pip install nixl-cu12") as caught:
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        ("nixl", "pip install nixl-cu12"),
+        ("mooncake", "pip install mooncake-transfer-engine-non-cuda"),
+    ],
+)
+async def test_a_library_that_is_missing_is_named_with_how_to_install_it(
+    library: KvTransport, words: str
+) -> None:
+    if find_spec({"nixl": "nixl_cu12"}.get(library, library)) is not None:
+        pytest.skip(f"{library} is installed")
+    end = End(library, 1)
+    with pytest.raises(ConfigError, match=words) as caught:
         await end.process.start()
     assert caught.value.param == "worker.kv.transports"
     await end.process.stop()

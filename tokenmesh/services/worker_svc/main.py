@@ -258,6 +258,8 @@ async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferPr
     await process.start()
     if "nixl" in settings.kv.used_transports:
         logger.warning("NIXL listens at addresses of its choice, without encryption or tokens")
+    if "mooncake" in settings.kv.used_transports:
+        logger.warning("Mooncake listens on all addresses, and lets any peer write KV")
     return process
 
 

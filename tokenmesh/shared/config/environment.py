@@ -108,13 +108,15 @@ def sandbox_environment() -> dict[str, str]:
     }
 
 
-_TRANSFER_PREFIXES: Final = ("NIXL_", "UCX_")
+_TRANSFER_PREFIXES: Final = ("MC_", "NIXL_", "UCX_")
 
 
 def transfer_environment() -> dict[str, str]:
     """Variables of libraries that move KV, such as which network devices they use."""
     found = {key: text for key, text in os.environ.items() if key.startswith(_TRANSFER_PREFIXES)}
-    return {"NIXL_LOG_LEVEL": "WARN", **found}
+    # Mooncake waits for a source that stands still for 30 s unless it hears otherwise
+    quick = dict.fromkeys(("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC"), "2")
+    return {"NIXL_LOG_LEVEL": "WARN", "MC_LOG_LEVEL": "WARNING", **quick, **found}
 
 
 _RANK: Final = "RANK"

@@ -8,7 +8,7 @@ from tokenmesh.shared.config.fixed import fixed
 
 KvRole = Literal["both", "prefill", "decode"]
 LoadFailurePolicy = Literal["fail", "recompute"]
-KvTransport = Literal["shm", "tcp", "nixl"]
+KvTransport = Literal["shm", "tcp", "nixl", "mooncake"]
 
 _ANY_ADDRESS: Final = ("", "0.0.0.0", "::", "[::]")
 _LAST_PORT: Final = 65535
@@ -40,8 +40,8 @@ class KvSettings(BaseModel):
         default=("shm", "tcp"),
         min_length=1,
         description="How KV is read: the first one that reaches a source. shm: the memory of a "
-        "worker of the same user on the same machine; tcp; nixl: the library of that name, which "
-        "must be installed and checks no tokens, in a network that you trust.",
+        "worker of the same user on the same machine; tcp; nixl and mooncake: the libraries of "
+        "that name, which must be installed and check no tokens, in a network that you trust.",
     )
     disk_dir: str | None = Field(
         default=None,

@@ -41,6 +41,7 @@ from tokenmesh.services.worker_svc.kv.orders import (
 )
 from tokenmesh.services.worker_svc.kv.stores.disk import DiskStore
 from tokenmesh.services.worker_svc.kv.stores.store import CannotOpen, Store
+from tokenmesh.services.worker_svc.kv.transports.mooncake import MooncakeTransport
 from tokenmesh.services.worker_svc.kv.transports.nixl import NixlTransport
 from tokenmesh.services.worker_svc.kv.transports.shm import ShmTransport
 from tokenmesh.services.worker_svc.kv.transports.tcp import TcpTransport
@@ -96,6 +97,7 @@ class TransferWork:
             "shm": lambda: ShmTransport(*own),
             "tcp": lambda: TcpTransport(*own, setup.host, setup.port),
             "nixl": lambda: NixlTransport(*own, setup.host),
+            "mooncake": lambda: MooncakeTransport(*own, setup.host),
         }
         self._transports = {name: known[name]() for name in setup.transports}
         threading.Thread(target=self._take_memory, name="kv memory", daemon=True).start()

@@ -4,11 +4,9 @@ NIXL knows neither leases nor deadlines: a source is asked before each read whet
 and a read that is late ends this process, since nothing else keeps it from writing later on.
 """
 
-import ctypes
 import importlib
 import logging
 import os
-import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,28 +16,22 @@ import msgspec
 
 from tokenmesh.services.worker_svc.kv.leases import ServedLeases
 from tokenmesh.services.worker_svc.kv.transports.transport import (
-    YES,
-    Listener,
+    STUCK,
     MappedArena,
     MissingLibrary,
-    ReadRefused,
     SlotsAsked,
     Unreachable,
-    limit,
-    send_question,
+    ask_for,
+    listen_for_questions,
 )
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.ids import new_token
 
 logger = logging.getLogger(__name__)
 
-STUCK: Final = 75
-"""Exit code of a process that ends for a read which does not."""
 _MODULES: Final = ("nixl._api", "nixl_cu12._api", "nixl_cu13._api")
 _BATCH: Final = 512
 _POLL_S: Final = 0.0002
-_CONNECT_S: Final = 1.0
-_BACKLOG: Final = 64
 _MOST_PEERS: Final = 64
 """Agents of others that stay known."""
 
@@ -66,13 +58,9 @@ class NixlTransport:
         api = _library()
         name = f"tokenmesh-{new_token().hex()}"
         self._agent = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
-        # not released: it lives as long as the process
-        self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._arena.view))
+        self._first = self._arena.address()
         self._agent.register_memory([(self._first, self._arena.view.nbytes, 0, "")], "DRAM")
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        server = socket.create_server((self._host, 0), family=family, backlog=_BACKLOG)
-        Listener(server, self._arena, self._leases, lambda _: True, _allow).start()
-        port = server.getsockname()[1]
+        port = listen_for_questions(self._host, self._arena, self._leases)
         metadata = self._agent.get_agent_metadata()
         return msgspec.msgpack.encode((self._host, port, metadata, self._first))
 
@@ -86,14 +74,9 @@ class NixlTransport:
     ) -> None:
         try:
             host, port, metadata, first = _decode(address)
-            connection = socket.create_connection((host, port), timeout=_CONNECT_S)
-        except (OSError, msgspec.DecodeError) as error:
+        except msgspec.DecodeError as error:
             raise Unreachable(str(error)) from error
-        with connection:
-            send_question(connection, ask, deadline_s)
-            limit(connection, deadline_s)
-            if connection.recv(1) != YES:
-                raise ReadRefused
+        ask_for(host, port, ask, deadline_s)
         peer = self._peer(metadata)
         for begin in range(0, len(slots), _BATCH):
             here, there = slots[begin : begin + _BATCH], ask.slots[begin : begin + _BATCH]
@@ -157,10 +140,6 @@ class NixlTransport:
     def _forget(self, metadata: bytes) -> None:
         with self._lock:
             self._peers.pop(metadata, None)
-
-
-def _allow(connection: socket.socket, _: SlotsAsked) -> None:
-    connection.sendall(YES)
 
 
 def _library() -> Any:

@@ -1,6 +1,7 @@
 """What transports have in common."""
 
 import contextlib
+import ctypes
 import logging
 import socket
 import struct
@@ -19,6 +20,10 @@ logger = logging.getLogger(__name__)
 
 MOST_PEERS: Final = 64
 """Connections that are served at a time; further ones are closed."""
+STUCK: Final = 75
+"""Exit code of a process that ends for a read which does not."""
+_CONNECT_S: Final = 1.0
+_BACKLOG: Final = 64
 YES: Final = b"\x01"
 NO: Final = b"\x00"
 _ASK_BYTES: Final = 128 + 5 * MOST_SLOTS
@@ -47,6 +52,10 @@ class MappedArena:
     view: memoryview
     num_slots: int
     image_bytes: int
+
+    def address(self) -> int:
+        """Return where it begins. It stays there as long as this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.view))
 
     def image(self, slot: int) -> memoryview:
         return self.view[slot * self.image_bytes : (slot + 1) * self.image_bytes]
@@ -182,3 +191,29 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
             return None
         data += part
     return data
+
+
+def listen_for_questions(host: str, arena: MappedArena, leases: ServedLeases) -> int:
+    """Answer, at the port, whether a library that knows no leases may read. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    Listener(server, arena, leases, lambda _: True, _allow).start()
+    port: int = server.getsockname()[1]
+    return port
+
+
+def _allow(connection: socket.socket, _: SlotsAsked) -> None:
+    connection.sendall(YES)
+
+
+def ask_for(host: str, port: int, ask: SlotsAsked, deadline_s: float) -> None:
+    """Ask such a listener. Raises Unreachable, ReadRefused, TimeoutError, OSError."""
+    try:
+        connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    except OSError as error:
+        raise Unreachable(str(error)) from error
+    with connection:
+        send_question(connection, ask, deadline_s)
+        limit(connection, deadline_s)
+        if connection.recv(1) != YES:
+            raise ReadRefused
