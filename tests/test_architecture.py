@@ -109,6 +109,13 @@ def test_the_scheduler_half_of_the_engine_has_no_torch() -> None:
     assert offenders == []
 
 
+@pytest.mark.parametrize("name", ["core/engine.py", "core/scheduler.py", "request/request.py"])
+def test_the_centre_of_the_engine_has_room(name: str) -> None:
+    text = (PACKAGE / "engine" / name).read_text("utf-8")
+    assert len(text.splitlines()) <= 230
+    assert "fmt: skip" not in text
+
+
 def test_the_environment_is_read_in_the_config_only() -> None:
     offenders = [
         str(path.relative_to(PACKAGE))
