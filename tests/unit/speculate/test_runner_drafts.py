@@ -39,11 +39,11 @@ def decode(
     asked, num_right = [], 0.0
     for _ in range(num_tokens):
         request.token_ids.append(1)
-        if not drafts.wants(request):
-            asked.append(0)
-            continue
-        (number,) = drafts.ask([(request, 9)], 1)
+        number = 0
+        if drafts.wants(request):
+            (number,) = drafts.ask([(request, 9)], 1)
         asked.append(number)
+        drafts.note_step(1, number, drafts._cost.factor(1, number))
         if number:
             num_right += share_right * number
             accepted, num_right = int(num_right), num_right % 1
@@ -88,7 +88,29 @@ def test_a_stream_that_rested_drafts_again_once_drafts_are_right() -> None:
     drafts, request = drafts_of(costly()), stream()
     decode(drafts, request, 100, 0.0)
     asked = decode(drafts, request, 400, 1.0)
-    assert sum(number > 0 for number in asked[-100:]) == 100
+    # now and then a step without drafts is measured again
+    assert sum(number > 0 for number in asked[-100:]) >= 98
+
+
+def test_drafts_that_never_pay_take_a_hundredth_of_the_time_whatever_streams_come() -> None:
+    drafts, num_tokens = drafts_of(costly()), 100
+    decode(drafts, stream(), 1000, 0.0)
+    asked = [n for each in range(20) for n in decode(drafts, stream(each), num_tokens, 0.0)]
+    wasted_s = sum(drafts._cost.factor(1, number) - 1.0 for number in asked)
+    assert 0 < wasted_s < 0.015 * len(asked) + 2.0
+
+
+def test_a_stream_does_not_wait_for_drafts_where_those_of_others_do_not_pay() -> None:
+    drafts = drafts_of(costly())
+    decode(drafts, stream(), 1000, 0.0)
+    late = stream(1)
+    held = 0
+    for _ in range(30):
+        late.token_ids.append(1)
+        if drafts.wants(late):
+            held += 1
+            drafts.ask([(late, 9)], 1)
+    assert held == 1
 
 
 def test_nothing_is_kept_of_a_stream_that_ended() -> None:

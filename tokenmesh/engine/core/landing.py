@@ -45,6 +45,8 @@ class Landing:
         self._outbox = outbox
         self._rates = rates
         self._totals = totals
+        self._ended_s = 0.0
+        """When the step before ended; 0: there was none."""
 
     def land(self, step: InFlightStep, result: StepResult, later: Sequence[InFlightStep]) -> None:
         """Hand out the tokens of a step and end the requests that reached their end.
@@ -145,7 +147,10 @@ class Landing:
         self._totals.decode_tokens += step.num_decode
         self._rates.note(duration_s, step.num_prefill, step.num_decode)
         if not step.num_prefill:
-            self._scheduler.speculating.note_step(step.plan, duration_s)
+            # its rows were in the step before: what lies between is a cost of not overlapping
+            taken_s = ended_s - (self._ended_s or step.started_s)
+            self._scheduler.speculating.note_step(step.plan, taken_s)
+        self._ended_s = ended_s
         num_used = self._cache.pool.num_used
         self._outbox.log.add(TimelineStep(ended_ns, batch_size, num_tokens, num_used))
         return ended_ns

@@ -18,6 +18,10 @@ _REST_TOKENS: Final = 32
 _MOST_REST: Final = 1024
 _TRIALS: Final = 2
 """A row that wakes up has a draft in so many steps, whatever was measured before."""
+_TRIAL_SHARE: Final = 0.01
+"""Such drafts of all rows together may take this share of the time of all steps."""
+_MOST_SAVED: Final = 2.0
+"""Steps without drafts whose time may be saved for them."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,10 @@ class RunnerDrafts:
         self._acceptance = Acceptance()
         self._cost = StepCost() if cost is None else cost
         self._by_request: dict[Request, _Row] = {}
+        self._num_rows = 1
+        """Rows of the last step."""
+        self._saved = _MOST_SAVED
+        """Time that is left for trials, in steps without drafts."""
 
     def note(self, request: Request, drafts: list[int]) -> None:
         """A step has landed, and its tokens are known: what may follow them."""
@@ -72,8 +80,18 @@ class RunnerDrafts:
             return True
         if row.awake_at > request.num_known:
             return False
-        row.awake_at, row.last_drafted, row.trials = 0, request.num_known, _TRIALS
+        if self._saved < self._trial_cost:
+            row.awake_at = request.num_known + _IDLE_TOKENS
+            return False
+        row.awake_at, row.trials = 0, _TRIALS
+        # it rests again after its trials, unless drafts pay
+        row.last_drafted = request.num_known + _TRIALS - _IDLE_TOKENS
         return True
+
+    @property
+    def _trial_cost(self) -> float:
+        """Return how much longer a step takes with one draft, in steps without."""
+        return max(0.0, self._cost.factor(self._num_rows, 1) - 1.0)
 
     def propose(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[list[int]]:
         return [self._take(request)[:limit] for request, limit in rows]
@@ -81,6 +99,7 @@ class RunnerDrafts:
     def ask(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[int]:
         """How many drafts the runner is to propose for each request after this step, at most as
         many as stand with it. `num_rows` is how many the step has."""
+        self._num_rows = num_rows
         found = [self._row_of(request) for request, _ in rows]
         kept = [
             survivals(row.rates, _STRENGTH, min(limit, self.max_drafts))
@@ -91,7 +110,9 @@ class RunnerDrafts:
         for index, (row, (request, limit)) in enumerate(zip(found, rows, strict=True)):
             if row.trials and is_known and limit > 0:
                 row.trials -= 1
-                lengths[index] = max(1, lengths[index])
+                if not lengths[index] and self._saved >= self._trial_cost:
+                    self._saved -= self._trial_cost
+                    lengths[index] = 1
             if lengths[index]:
                 row.last_drafted = request.num_known
             elif is_known and request.num_known - row.last_drafted >= _IDLE_TOKENS:
@@ -109,6 +130,7 @@ class RunnerDrafts:
 
     def note_step(self, num_rows: int, num_drafts: int, duration_s: float) -> None:
         self._cost.note(num_rows, num_drafts, duration_s)
+        self._saved = min(self._saved + _TRIAL_SHARE, _MOST_SAVED)
 
     def forget(self, request: Request) -> None:
         self._by_request.pop(request, None)
@@ -117,7 +139,9 @@ class RunnerDrafts:
         row = self._by_request.get(request)
         if row is None:
             rates, known = self._acceptance.of_row(), request.num_known
-            row = self._by_request[request] = _Row(rates, [], last_drafted=known)
+            # where drafts of other streams do not pay, it rests at once
+            last = known - _IDLE_TOKENS
+            row = self._by_request[request] = _Row(rates, [], last_drafted=last)
         return row
 
     def _take(self, request: Request) -> list[int]:
