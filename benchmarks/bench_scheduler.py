@@ -59,6 +59,7 @@ class IdleRunner:
     max_proposed = 0
     images = NO_IMAGES
     has_own_device = True
+    num_lanes = 1
 
     def launch(self, plan: StepPlan) -> FinishedLaunch:
         """One token a row."""

@@ -224,6 +224,7 @@ class Schedule:
         has_drafts: bool = False,
         max_proposed: int = 0,
         has_host: bool = False,
+        num_lanes: int = 1,
     ) -> None:
         """max_proposed: drafts come from the runner."""
         rng = self._rng = Random(seed)
@@ -252,6 +253,7 @@ class Schedule:
             max_proposed,
             num_images,
         )
+        self.runner.num_lanes = num_lanes
         self._loads = Loads(Random(seed + 3), self) if has_host else None
         self._fetches = Fetches(Random(seed + 4), self) if has_host else None
         self.proposer = self._make_proposer(seed) if has_drafts else None
@@ -313,7 +315,7 @@ class Schedule:
         """To its end; how its requests ended and what happened on the way."""
         rng, engine = self._rng, self.engine
         arriving = sorted(self.cases, key=lambda case: case.arrives)
-        for step in range(MAX_STEPS):
+        for step in range(MAX_STEPS * self.runner.num_lanes):
             while arriving and (arriving[0].arrives <= step or not engine.has_work):
                 self._added.append(arriving.pop(0))
                 self._enter(self._added[-1].request)

@@ -127,6 +127,7 @@ class KvRunner:
         self.num_saved_states = num_saved_states
         self.images = HostImages(num_images, SAVED_BYTES // 2)
         self.has_own_device = True
+        self.num_lanes = 1
         self.num_blocks = num_blocks
         self.num_wasted = 0
         """Launches on top of a failed one."""

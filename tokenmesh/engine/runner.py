@@ -55,6 +55,9 @@ class Runner(Protocol):
     """It holds what it can copy blocks to, and from there back."""
     has_own_device: bool
     """It tells whether steps run on hardware that the engine thread does not need."""
+    num_lanes: int
+    """It computes so many steps at a time, as a pipeline of stages does. Rows are divided into as
+    many lanes: steps of different lanes have no row in common. 1: one step after the other."""
 
     def launch(self, plan: StepPlan) -> Launch:
         """Queue a step behind those in flight and return at once. Raises nothing: `result` does.
@@ -68,6 +71,8 @@ class Runner(Protocol):
 
 def depth_of(runner: Runner, async_scheduling: bool | None) -> int:
     """Steps that may be in flight when another one is launched."""
+    if runner.num_lanes > 1:
+        return runner.num_lanes - 1
     is_async = runner.has_own_device if async_scheduling is None else async_scheduling
     return 1 if is_async else 0
 

@@ -43,6 +43,7 @@ class Troubled:
     max_proposed = 0
     images = NO_IMAGES
     has_own_device = True
+    num_lanes = 1
 
     def __init__(self) -> None:
         self._sim = SimRunner(SimVocabulary(100), SETTINGS, lambda _: None)

@@ -42,6 +42,7 @@ class Laboratory:
     max_proposed = 0
     images = NO_IMAGES
     has_own_device = True
+    num_lanes = 1
 
     def __init__(self, clock: VirtualClock) -> None:
         self._sim = SimRunner(SimVocabulary(100), SETTINGS, clock.sleep)

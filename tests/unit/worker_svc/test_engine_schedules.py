@@ -189,3 +189,28 @@ def test_drafts_of_the_runner_change_no_token_and_none_is_kept(
         counts += schedule.run()
     assert min(counts[kind] for kind in EVENTS) > 0
     assert counts["right drafts"] > 100
+
+
+@pytest.mark.parametrize("trouble", [0.0, 0.15])
+@rounds("chunk", 1, 50)
+def test_lanes_of_a_pipeline_change_no_token(
+    chunk: int, trouble: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger=engine_module.__name__)
+    counts: Counter[str] = Counter()
+    first = 13_000_000 + 2 * SCHEDULES_PER_TEST * chunk
+    for seed in range(first, first + 2 * SCHEDULES_PER_TEST):
+        schedule = Schedule(
+            seed,
+            trouble,
+            is_async=seed % 2 > 0,
+            has_tenants=seed % 3 > 1,
+            has_boundary=seed % 5 == 0,
+            has_windows=seed % 7 == 3,
+            has_drafts=seed % 4 == 2,
+            has_host=seed % 11 == 5,
+            num_lanes=2 + seed % 3,
+        )
+        counts += schedule.run()
+        assert schedule.runner.max_in_flight <= 2 + seed % 3
+    assert min(counts[kind] for kind in (*EVENTS, "abort", "overlapped", "right drafts")) > 3

@@ -16,7 +16,7 @@ class RowAdmission:
     def admit(self, plan: StepPlan, budget: int) -> None:
         """Give rows, and plan the first chunks of their requests with what is left of the step."""
         live = self._live
-        while budget > 0 and live.rows.has_free and len(live.waiting):
+        while budget > 0 and live.rows.has_free and len(live.waiting) and live.has_room_in_lane:
             request = live.waiting.first
             hits = live.find(request)
             if hits is None or not _fits_step(request, budget, plan):

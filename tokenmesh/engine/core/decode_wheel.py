@@ -18,6 +18,22 @@ from tokenmesh.engine.request.request import (
 _NEVER = -1
 
 
+class _Lane:
+    """Members whose tokens the same steps compute."""
+
+    __slots__ = ("arriving", "held", "turning", "turns")
+
+    def __init__(self) -> None:
+        self.turns = TurnCount()
+        self.turning: dict[int, Request] = {}
+        """By row: members that compute one token each turn."""
+        self.held: dict[int, Request] = {}
+        """By row: the other members."""
+        self.arriving: defaultdict[int, list[Request]] = defaultdict(list)
+        """Requests that reach a border, by turn; those that left or are due at another turn are
+        skipped. No border is further away than a block, so this stays small."""
+
+
 class DecodeWheel:
     """Writes the `decode` part of requests. Members have a row, and all of their tokens but the
     last are computed.
@@ -26,37 +42,38 @@ class DecodeWheel:
     the last token is drawn, nothing is left to compute from the KV that there is.
     """
 
-    def __init__(self) -> None:
-        self._turns = TurnCount()
-        self._turning: dict[int, Request] = {}
-        """By row: members that compute one token each turn."""
-        self._held: dict[int, Request] = {}
-        """By row: the other members."""
-        self._arriving: defaultdict[int, list[Request]] = defaultdict(list)
-        """Requests that reach a border, by turn; those that left or are due at another turn are
-        skipped. No border is further away than a block, so this stays small."""
+    def __init__(self, num_lanes: int = 1) -> None:
+        self._lanes = [_Lane() for _ in range(num_lanes)]
+        self._lane = self._lanes[0]
         self._outgrown: list[Request] = []
         """Requests whose next token exceeds the rope boundary; it is drawn, or on its way."""
 
+    def select(self, lane: int) -> None:
+        """Turn this lane's members from here on, and name no others."""
+        self._lane = self._lanes[lane]
+
+    def _of(self, request: Request) -> "_Lane":
+        return self._lanes[request.place.lane]
+
     def __contains__(self, request: Request) -> bool:
-        row = request.place.row
-        return self._turning.get(row) is request or self._held.get(row) is request
+        lane, row = self._of(request), request.place.row
+        return lane.turning.get(row) is request or lane.held.get(row) is request
 
     def is_held(self, request: Request) -> bool:
         """Return whether `advance` counts the tokens of this member."""
-        return self._held.get(request.place.row) is request
+        return self._of(request).held.get(request.place.row) is request
 
     def rows(self) -> list[int]:
         """Rows that compute a token each turn."""
-        return list(self._turning)
+        return list(self._lane.turning)
 
     def turning(self) -> list[Request]:
         """Members that compute a token each turn."""
-        return list(self._turning.values())
+        return list(self._lane.turning.values())
 
     def held(self) -> list[Request]:
         """Members that `advance` counts."""
-        return list(self._held.values())
+        return list(self._lane.held.values())
 
     def begin(self, request: Request, num_computed: int) -> None:
         """The request has so many tokens, and computes the others from here on."""
@@ -75,36 +92,36 @@ class DecodeWheel:
 
     def enter(self, request: Request) -> None:
         """The last known token is computed: the next one is computed with the next turn."""
-        state, length = request.decode, request.num_computed
+        state, length, lane = request.decode, request.num_computed, self._of(request)
         state.is_prefilling = False
-        self._held.pop(request.place.row, None)
-        state.turns = self._turns
-        state.base = length - self._turns.count
-        self._turning[request.place.row] = request
+        lane.held.pop(request.place.row, None)
+        state.turns = lane.turns
+        state.base = length - lane.turns.count
+        lane.turning[request.place.row] = request
         self.expect_border(request, length)
 
     def hold(self, request: Request) -> None:
         """Take a member out of the turns."""
         self.leave(request)
-        self._held[request.place.row] = request
+        self._of(request).held[request.place.row] = request
 
     def leave(self, request: Request) -> None:
         """Stop; nothing happens when it is not a member."""
         if request in self._outgrown:
             self._outgrown.remove(request)
-        row, state = request.place.row, request.decode
-        if self._turning.get(row) is request:
+        row, state, lane = request.place.row, request.decode, self._of(request)
+        if lane.turning.get(row) is request:
             state.base, state.turns, state.due = request.num_computed, NO_TURNS, _NEVER
-            del self._turning[row]
-        elif self._held.get(row) is request:
-            del self._held[row]
+            del lane.turning[row]
+        elif lane.held.get(row) is request:
+            del lane.held[row]
 
     def leave_at_end(self, request: Request) -> None:
         """Stop at the token that cannot be computed from the KV that there is.
 
         It is the request's last, or the first one past its boundary; it may still be on its way.
         """
-        is_turning = request.decode.turns is self._turns
+        is_turning = request.decode.turns is not NO_TURNS
         self.leave(request)
         request.decode.base -= is_turning  # the turn has counted a token that is not computed
         if request.decode_end < request.spec.max_len:
@@ -119,11 +136,13 @@ class DecodeWheel:
 
         `num_computed` counts the token already. Each stays, and needs `expect_border`, or leaves.
         """
-        self._turns.count += 1
-        now = self._turns.count
+        lane = self._lane
+        lane.turns.count += 1
+        now = lane.turns.count
         at_border = []
-        for request in self._arriving.pop(now, ()):
-            if request.decode.due == now:
+        for request in lane.arriving.pop(now, ()):
+            # a request may turn in another lane by now
+            if request.decode.due == now and request.decode.turns is lane.turns:
                 # a request that left and came back may be here twice
                 request.decode.due = _NEVER
                 at_border.append(request)
@@ -138,5 +157,6 @@ class DecodeWheel:
             border = end
         if spec.rope_boundary is not None and request.decode_end < border:
             border = request.decode_end
-        due = request.decode.due = self._turns.count + border - length
-        self._arriving[due].append(request)
+        lane = self._of(request)
+        due = request.decode.due = lane.turns.count + border - length
+        lane.arriving[due].append(request)

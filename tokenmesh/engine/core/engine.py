@@ -54,7 +54,10 @@ class Engine:
         self._cache = make_cache(settings, runner, route_tokens, log)
         self._pool = self._cache.pool
         self.exchange: Final = KvExchange(self._cache, settings.block_size)
-        self._scheduler = Scheduler(settings, self._cache, proposer)
+        self._num_lanes = runner.num_lanes
+        self._lane = 0
+        """Which lane's step is planned next."""
+        self._scheduler = Scheduler(settings, self._cache, proposer, runner.num_lanes)
         self.busy_since_s: float | None = None
         """When the oldest in-flight step began, `monotonic_s`; read by any thread."""
         self._depth = depth_of(runner, settings.async_scheduling)
@@ -102,13 +105,21 @@ class Engine:
 
         Without async scheduling nothing stays in flight, so it is the same step. Blocks until the
         step to hand out has ended. Raises EngineBroken when the runner keeps failing.
+
+        Lanes take turns; the tokens of a lane's last step are known before its next one is planned.
         """
-        plan = self._scheduler.schedule()
+        while self._num_lanes > 1 and any(each.lane == self._lane for each in self._in_flight):
+            self._land()
+        plan = self._scheduler.schedule(self._lane)
         self._note_preempted()
-        if not plan.num_rows:
+        if plan.num_rows:
+            self._launch(plan)
+        elif self._num_lanes == 1:
             self.settle()
-            return
-        self._launch(plan)
+        elif self._in_flight:
+            # nothing else of this lane can be planned before that
+            self._land()
+        self._lane = (self._lane + 1) % self._num_lanes
         if len(self._in_flight) > self._depth:
             self._land()
 
@@ -122,7 +133,8 @@ class Engine:
 
         The next step cannot begin before, and accepts no request after its launch.
         """
-        if self._in_flight:
+        # a pipeline's next step begins in the first stage, which the ones in flight have left
+        if self._in_flight and self._num_lanes == 1:
             step = self._in_flight[-1]
             expected_s = self._rates.expected_s(step.num_prefill, step.num_decode)
             rest_s = step.started_s + expected_s - perf_s()
@@ -155,7 +167,9 @@ class Engine:
         launch = self._runner.launch(plan)
         num_decode = plan.num_tokens - num_prefill
         self._in_flight.append(
-            InFlightStep(plan, notes, launch, started_ns, started_s, num_prefill, num_decode)
+            InFlightStep(
+                plan, notes, launch, started_ns, started_s, num_prefill, num_decode, self._lane
+            )
         )
 
     def _land(self) -> None:

@@ -48,6 +48,7 @@ class InFlightStep:
     """Tokens of prefill chunks."""
     num_decode: int
     """Its other tokens: one of each stream that decodes, and drafts."""
+    lane: int = 0
 
     @property
     def rows(self) -> set[int]:

@@ -4,6 +4,7 @@ A request waits, computes its known tokens (it prefills), then decodes. Here it 
 the other, and with that gets or loses its row and its blocks.
 """
 
+from collections.abc import Iterable
 from itertools import count
 
 from tokenmesh.engine.core.decode_wheel import DecodeWheel
@@ -22,7 +23,10 @@ from tokenmesh.shared.config.worker import WorkerSettings
 class LiveRequests:
     """Owns queues, rows and blocks of requests; what reads and plans them is handed this."""
 
-    def __init__(self, settings: WorkerSettings, cache: PrefixCache) -> None:
+    def __init__(self, settings: WorkerSettings, cache: PrefixCache, num_lanes: int = 1) -> None:
+        self.num_lanes = num_lanes
+        self.lane = 0
+        """The lane whose step is planned."""
         self._block_size = settings.block_size
         self._watermark_blocks = int(settings.kv_watermark * cache.pool.num_blocks)
         """Free blocks that an admission leaves to the running requests."""
@@ -36,13 +40,32 @@ class LiveRequests:
         self.running = ServiceQueue()
         self.prefilling = ServiceQueue()
         """Running requests are here until all their known tokens are computed."""
-        self.wheel = DecodeWheel()
+        self.wheel = DecodeWheel(num_lanes)
         """The others, but for those whose last token is on its way."""
         self.ends = EndDetector()
         self.num_queued_tokens = 0
         """Sum of `backlog` over all requests."""
         self.notes = StepNotes()
         """About the latest step."""
+
+    def select(self, lane: int) -> None:
+        """Plan a step of this lane from here on."""
+        self.lane = lane
+        self.wheel.select(lane)
+
+    def in_lane(self, requests: Iterable[Request]) -> list[Request]:
+        """Those of running requests whose tokens the lane's steps compute."""
+        if self.num_lanes == 1:
+            return list(requests)
+        return [each for each in requests if each.place.lane == self.lane]
+
+    @property
+    def has_room_in_lane(self) -> bool:
+        """Whether one that waits may join the lane: another lane may have fewer requests."""
+        if self.num_lanes == 1:
+            return True
+        num_live = len(self.running) + len(self.waiting)
+        return len(self.in_lane(self.running)) * self.num_lanes < num_live
 
     @property
     def is_one(self) -> bool:
@@ -82,6 +105,7 @@ class LiveRequests:
         """Give a request that waited its row and its blocks."""
         self.waiting.remove(request)
         self.num_queued_tokens -= request.backlog
+        request.place.lane = self.lane
         self.wheel.begin(request, num_cached := len(hits[0]) * self._block_size)
         self.tables.give(request, hits)
         request.place.num_expected = 0

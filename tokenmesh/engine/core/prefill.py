@@ -35,7 +35,7 @@ class Prefill:
         live = self._live
         is_alone = live.is_one
         left = budget
-        for request in list(live.prefilling):
+        for request in live.in_lane(live.prefilling):
             if left <= 0:
                 break
             fills = self._fill(request, left, plan.step, is_alone=is_alone)

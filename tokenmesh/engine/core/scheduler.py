@@ -32,13 +32,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, settings: WorkerSettings, cache: PrefixCache, proposer: Proposer | None = None
+        self,
+        settings: WorkerSettings,
+        cache: PrefixCache,
+        proposer: Proposer | None = None,
+        num_lanes: int = 1,
     ) -> None:
         self._budget = settings.max_num_batched_tokens
         self._cache = cache
         self._pool = cache.pool
         self._groups = cache.groups
-        self.live = live = LiveRequests(settings, cache)
+        self.live = live = LiveRequests(settings, cache, num_lanes)
         self.rows = live.rows
         self._tables = live.tables
         self._wheel = live.wheel
@@ -76,9 +80,11 @@ class Scheduler:
         """Send a running request back to wait; all it knows will be computed again."""
         self.live.preempt(request)
 
-    def schedule(self) -> StepPlan:
-        """The next step. Computes nothing only when all that requests need is in flight."""
+    def schedule(self, lane: int = 0) -> StepPlan:
+        """The next step of a lane, of which none is in flight if there are several. Computes
+        nothing only when all that the lane's requests need is in flight."""
         live = self.live
+        live.select(lane)
         plan = StepPlan(step=next(self._steps))
         live.notes = notes = StepNotes()
         self.rows.expect_no_late()

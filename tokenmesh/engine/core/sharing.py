@@ -175,8 +175,8 @@ class Sharing:
     def _split(self, budget: int) -> dict[str, int]:
         """Steps in which a tenant prefills that has had much less than another are not shared with
         that other: they are few, and short ones bring the first token sooner."""
-        prefilling = list(self._live.prefilling)
-        left = max(0, budget - len(self._running) + len(prefilling))
+        prefilling = self._live.in_lane(self._live.prefilling)
+        left = max(0, budget - len(self._live.in_lane(self._running)) + len(prefilling))
         if (
             len(self._waiting)
             and self._rows.has_free

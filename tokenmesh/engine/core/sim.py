@@ -154,7 +154,8 @@ class SimLaunch:
 
 
 class SimRunner:
-    """Implements `Runner`. A step begins when it is launched and the one before it has ended."""
+    """Implements `Runner`. A step begins when it is launched and the one before it has left the
+    first stage; all stages take equally long."""
 
     def __init__(
         self,
@@ -175,6 +176,7 @@ class SimRunner:
         self.max_proposed = 0
         self.images = images
         self.has_own_device = True
+        self.num_lanes = settings.pipeline_parallel_size
         self.num_blocks = settings.num_gpu_blocks_override or settings.sim_num_blocks
         self._vocabulary = vocabulary
         self._settings = settings
@@ -182,13 +184,15 @@ class SimRunner:
         self._size = pooled_size
         self._num_labels = num_labels
         self._rows: dict[int, _SimRow] = {}
-        self._end_s = 0.0
-        """When the last launched step ends, on `monotonic_s`."""
+        self._ends_s = [0.0] * self.num_lanes
+        """When each stage has ended the steps launched so far, on `monotonic_s`."""
 
     def launch(self, plan: StepPlan) -> SimLaunch:
         duration_s = step_seconds(plan, self._settings) * self._settings.sim_time_scale
-        self._end_s = max(self._end_s, monotonic_s()) + duration_s
-        return SimLaunch(self._carry_out(plan), self._end_s, self._wait)
+        end_s, each_s = monotonic_s(), duration_s / self.num_lanes
+        for stage, busy_until_s in enumerate(self._ends_s):
+            end_s = self._ends_s[stage] = max(end_s, busy_until_s) + each_s
+        return SimLaunch(self._carry_out(plan), end_s, self._wait)
 
     def _carry_out(self, plan: StepPlan) -> StepResult:
         for number in plan.removed_rows:

@@ -37,6 +37,7 @@ class PoolRunner:
     def __init__(self, model: PoolModel, store: KvStore, rows: HostRows, *, is_async: bool) -> None:
         """is_async: launches return at once, and a separate thread carries them out."""
         self.has_own_device = False
+        self.num_lanes = 1
         self.takes_drafts = False
         self.max_proposed = 0
         self.num_blocks = store.num_blocks

@@ -83,6 +83,7 @@ class TorchRunner:
         """is_async: launches return at once, and a separate thread carries them out. arena: of the
         host tier."""
         self.has_own_device = False
+        self.num_lanes = 1
         # what a recording's encoder left is too large to be copied in each step
         self.takes_drafts = not store.has_states or model.write_cross is None
         self.max_proposed = 0 if drafter is None else drafter.max_proposed

@@ -37,6 +37,8 @@ class QueuePlace:
     arrival: int = 0
     """Order of arrival; set when the scheduler accepts the request, kept over preemptions."""
     row: int = NO_ROW
+    lane: int = 0
+    """Steps alternate between lanes; this one's compute its tokens while it has the row."""
     admitted_step: int = 0
     """The step that gave the row; what older steps drew there is not for this request."""
     num_expected: int = 0

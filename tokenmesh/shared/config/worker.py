@@ -55,6 +55,14 @@ class WorkerSettings(BaseModel):
         description="Ranks that share a model: each computes with a part of the weights, and holds "
         "a part of the KV cache. More than 1: for models of the native kind on CPUs.",
     )
+    pipeline_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Stages that share a model: each has some of the layers, with their KV cache. "
+        "More than 1: for models of the native kind on CPUs; each stage has "
+        "`tensor_parallel_size` ranks.",
+    )
     rank_start_s: float = fixed(
         default=600.0, gt=0, description="How long all ranks of a worker have to appear."
     )

@@ -61,6 +61,7 @@ class CudaRunner:
         limits: CudaLimits,
     ) -> None:
         self.has_own_device = True
+        self.num_lanes = 1
         self.takes_drafts = False
         self.max_proposed = 0
         self.num_blocks = store.num_blocks
