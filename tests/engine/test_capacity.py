@@ -16,9 +16,10 @@ from tests.fakes.engine_driver import EngineDriver
 from tests.fakes.ranks import RanksDriver
 from tests.fakes.tiny import Tiny
 from tokenmesh.engine.capacity.__main__ import PlanQuestion, plan, table
-from tokenmesh.engine.capacity.sizes import MAX_RANKS, divisions, stages_of
+from tokenmesh.engine.capacity.sizes import MAX_RANKS, divisions
 from tokenmesh.engine.core.sim import step_seconds
 from tokenmesh.engine.plan import StepPlan
+from tokenmesh.engine.ranks.pipe import stages_of
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import TokenMeshError
 

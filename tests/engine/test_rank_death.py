@@ -40,8 +40,16 @@ class Group:
 
 
 @contextmanager
-def group(directory: Path, phase: str) -> Iterator[Group]:
-    command = [sys.executable, "-m", "tests.fakes.rank_leader", str(directory), "1.5", phase]
+def group(directory: Path, phase: str, *stages: str) -> Iterator[Group]:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fakes.rank_leader",
+        str(directory),
+        "1.5",
+        phase,
+        *stages,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield Group(process, phase)
@@ -108,6 +116,22 @@ def test_a_leader_that_stands_still_loses_its_followers_and_ends_when_it_goes_on
         wait_until_gone(ranks.follower, DETECTION_S + SLACK_S)
         os.kill(ranks.process.pid, signal.SIGCONT)
         assert ranks.process.wait(DETECTION_S) == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
+def test_a_stage_that_ends_or_stands_still_ends_the_worker(
+    tiny: Tiny, number: signal.Signals
+) -> None:
+    directory = tiny("llama").directory
+    (expected,) = EngineDriver(directory).tokens([Job(list(range(3, 8)), greedy(30))])
+    with group(directory, "decode", "stages") as ranks:
+        assert ranks.tokens.split()[1:] == [str(each) for each in expected]
+        os.kill(ranks.follower, number)
+        assert ranks.process.wait(DETECTION_S + SLACK_S) != 0
+        wait_until_gone(ranks.follower, SLACK_S)
 
 
 @pytest.mark.timeout(60)

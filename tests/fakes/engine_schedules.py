@@ -248,10 +248,7 @@ class Schedule:
             *chances,
             boundary,
             windows,
-            num_saved,
-            has_pages,
-            max_proposed,
-            num_images,
+            *(num_saved, has_pages, max_proposed, num_images),
         )
         self.runner.num_lanes = num_lanes
         self._loads = Loads(Random(seed + 3), self) if has_host else None

@@ -1,6 +1,6 @@
 """A process that leads two ranks, without a mesh: prints what it is at, and computes until killed.
 
-python -m tests.fakes.rank_leader DIRECTORY SILENCE_S
+python -m tests.fakes.rank_leader DIRECTORY SILENCE_S PHASE [STAGES]
 """
 
 import sys
@@ -26,11 +26,12 @@ def announce() -> None:
 
 
 def main() -> None:
-    _, directory, silence_s, phase = sys.argv
+    _, directory, silence_s, phase, *stages = sys.argv
+    sizes = {"pipeline_parallel_size": 2} if stages else {"tensor_parallel_size": 2}
     threading.Thread(target=announce, daemon=True).start()
     llm = LLM(
         directory,
-        tensor_parallel_size=2,
+        **sizes,
         rank_silence_s=float(silence_s),
         device="cpu",
         dtype="float32",

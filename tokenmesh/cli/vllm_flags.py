@@ -53,7 +53,6 @@ FIXED: Final = {
         "states are saved at ends of blocks; `worker.saved_states` 0 saves none", ("align",)
     ),
     "nnodes": Fixed("a model uses one machine; more workers may join from others", ("1",)),
-    "pipeline-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
     "profiler-config.profiler": Fixed("torch's profiler is the one there is", ("torch",)),
     "profiler-config.torch-profiler-dump-cuda-time-total": Fixed(_PROFILE, ()),
     "profiler-config.torch-profiler-record-shapes": Fixed(_PROFILE, ()),

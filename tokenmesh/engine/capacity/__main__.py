@@ -31,7 +31,6 @@ from tokenmesh.shared.errors import ConfigError, TokenMeshError
 _GIB: Final = 1 << 30
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _CHOSEN: Final = ("num_experts_per_tok", "moe_topk", "top_k_experts")
-_NO_PIPELINE: Final = "stages of layers are not served yet"
 _NO_GPUS: Final = "a model on several GPUs is not served yet"
 
 
@@ -104,15 +103,14 @@ def _unserved(
     device: PlannedDevice,
 ) -> str:
     """Why this version does not serve a division; empty: it does."""
-    ranks = size.tensor_parallel_size
-    if size.pipeline_parallel_size > 1:
-        return _NO_PIPELINE
+    ranks, stages = size.tensor_parallel_size, size.pipeline_parallel_size
     if device.is_gpu:
-        return _NO_GPUS if ranks > 1 else facts.gpu_problem() or ""
-    if ranks == 1:
+        return _NO_GPUS if ranks * stages > 1 else facts.gpu_problem() or ""
+    if ranks * stages == 1:
         return ""
     try:
-        check_divisible(model, worker.model_copy(update={"tensor_parallel_size": ranks}))
+        sizes = {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages}
+        check_divisible(model, worker.model_copy(update=sizes))
     except ConfigError as error:
         return error.message
     return ""

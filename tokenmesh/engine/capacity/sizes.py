@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Final
 
 import torch
@@ -24,8 +23,9 @@ from tokenmesh.engine.exec.memory import (
     need_of,
     size_store,
 )
-from tokenmesh.engine.models.keeps import LayerKeeps, Pages, window_groups
+from tokenmesh.engine.models.keeps import LayerKeeps, Pages, stage_groups, window_groups
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
+from tokenmesh.engine.ranks.pipe import stages_of
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
@@ -121,13 +121,6 @@ class Size:
     speeds: Speeds | None = None
 
 
-def stages_of(num_layers: int, stages: int) -> list[range]:
-    """Layers of each stage, in order; the first stages have one more where they do not divide."""
-    each, more = divmod(num_layers, stages)
-    starts = [number * each + min(number, more) for number in range(stages + 1)]
-    return [range(first, last) for first, last in pairwise(starts)]
-
-
 def divisions(count: int) -> Iterator[tuple[int, int]]:
     """Pairs of ranks and stages that share `count` devices evenly, those with fewest first."""
     pairs = [
@@ -189,10 +182,11 @@ def _with_store(
 
 
 def _need(subject: PlannedModel, device: PlannedDevice, ranks: int, layers: range) -> Need:
-    keeps = subject.keeps_of(ranks, layers)
+    keeps, whole = subject.keeps_of(ranks, layers), window_groups(subject.keeps)
+    is_whole = len(keeps) == len(subject.keeps)
     return need_of(
         keeps,
-        window_groups(keeps),
+        whole if is_whole else stage_groups(keeps, whole.windows),
         subject.settings,
         subject.weights.dtype,
         subject.max_model_len,

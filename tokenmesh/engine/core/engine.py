@@ -56,7 +56,7 @@ class Engine:
         self.exchange: Final = KvExchange(self._cache, settings.block_size)
         self._num_lanes = runner.num_lanes
         self._lane = 0
-        """Which lane's step is planned next."""
+        """The next step is planned for this lane."""
         self._scheduler = Scheduler(settings, self._cache, proposer, runner.num_lanes)
         self.busy_since_s: float | None = None
         """When the oldest in-flight step began, `monotonic_s`; read by any thread."""

@@ -61,7 +61,7 @@ class LiveRequests:
 
     @property
     def has_room_in_lane(self) -> bool:
-        """Whether one that waits may join the lane: another lane may have fewer requests."""
+        """Return whether one that waits may join the lane: another one may have fewer requests."""
         if self.num_lanes == 1:
             return True
         num_live = len(self.running) + len(self.waiting)

@@ -1,6 +1,7 @@
 """The arena: host memory for images of blocks, a slot each."""
 
 import logging
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
@@ -27,8 +28,16 @@ class Arena(NamedTuple):
 NO_ARENA: Final = Arena()
 
 
-def make_arena(store: KvStore, settings: WorkerSettings, local_world: int = 1) -> Arena:
-    """Memory is taken as slots are first used; ranks of one host share it. Raises ConfigError."""
+def make_arena(
+    store: KvStore,
+    settings: WorkerSettings,
+    local_world: int = 1,
+    least: Callable[[int], int] = int,
+) -> Arena:
+    """Memory is taken as slots are first used; ranks of one host share it. Raises ConfigError.
+
+    `least` of all ranks' numbers of slots is that of each.
+    """
     num_bytes = settings.host_tier_bytes // local_world
     if not num_bytes:
         if settings.kv.is_used:
@@ -55,7 +64,7 @@ def make_arena(store: KvStore, settings: WorkerSettings, local_world: int = 1) -
             f"kv_offloading_size of {num_bytes} bytes holds no block of {store.image_bytes} bytes",
             param=_PARAM,
         )
-    shape = num_bytes // store.image_bytes, store.image_bytes
+    shape = least(num_bytes // store.image_bytes), store.image_bytes
     if not settings.kv.is_used:
         return Arena(huge_pages.empty(shape, torch.uint8))
     shared = SharedArena(*shape)

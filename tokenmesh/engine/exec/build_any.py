@@ -15,7 +15,7 @@ def build(
     model: ModelSettings, worker: WorkerSettings, progress: Progress
 ) -> RunnableModel | LoadedPooler:
     """Build what `build_ranked`, `build_runner` or `build_pool_runner` does."""
-    if worker.tensor_parallel_size > 1:
+    if worker.num_ranks > 1:
         # here, so that a worker of one rank starts without them
         from tokenmesh.engine.exec.leader import build_ranked
 

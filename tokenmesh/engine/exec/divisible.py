@@ -15,13 +15,14 @@ from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
 _PARAM: Final = "worker.tensor_parallel_size"
+_STAGES_PARAM: Final = "worker.pipeline_parallel_size"
 _LOOKUPS: Final = (None, "ngram", "suffix")
 """Where drafts come from tokens, which the leader has."""
 
 
 def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
     """Raises ConfigError that names what does not work on so many ranks."""
-    world = worker.tensor_parallel_size
+    world, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
     refused = {
         "on a GPU: several GPUs are not served yet": device_of(worker).type == "cuda",
         "with LoRA adapters": worker.lora.enable_lora,
@@ -35,19 +36,33 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
         refused["for a model that pools"] = True
     for what, is_asked in refused.items():
         if is_asked:
-            raise _error(world, what)
+            raise _error(worker, what)
     facts = read_model_facts(raw, directory, model)
     if isinstance(facts, NativeFacts):
-        check_sizes(facts.config, world)
+        if world > 1:
+            check_sizes(facts.config, world)
+        num_layers = len(facts.config.layers)
+        if num_layers < stages:
+            problem = f"{num_layers} layers are fewer than {stages} stages"
+            raise ConfigError(f"pipeline_parallel_size {stages}: {problem}", param=_STAGES_PARAM)
         return
+    if stages > 1:
+        problem = f"for {facts.architecture}, which is not of the native kind"
+        what = f"pipeline_parallel_size {stages} does not work {problem}"
+        raise ConfigError(what, param=_STAGES_PARAM)
     from tokenmesh.engine.models.tree.facts import HfFacts
     from tokenmesh.engine.models.tree.part import TreePart
 
     assert isinstance(facts, HfFacts)
     if facts.rounding is not None:
-        raise _error(world, "for a module tree whose weights are rounded when it is loaded")
+        what = "for a module tree whose weights are rounded when it is loaded"
+        raise _error(worker, what)
     TreePart(facts, Ranks(0, world)).check()
 
 
-def _error(world: int, what: str) -> ConfigError:
-    return ConfigError(f"tensor_parallel_size {world} does not work {what}", param=_PARAM)
+def _error(worker: WorkerSettings, what: str) -> ConfigError:
+    world, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
+    if world > 1:
+        return ConfigError(f"tensor_parallel_size {world} does not work {what}", param=_PARAM)
+    problem = f"pipeline_parallel_size {stages} does not work {what}"
+    return ConfigError(problem, param=_STAGES_PARAM)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from tokenmesh.engine.exec.build import build_runner
 from tokenmesh.engine.exec.draws import FollowedDraws
 from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.exec.pipeline import StageRunner
 from tokenmesh.engine.exec.role import Role
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
@@ -20,8 +21,9 @@ from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.location import locate
 from tokenmesh.engine.plan import StepPlan
 from tokenmesh.engine.ranks.ends import BAD_CONFIG, end_process
-from tokenmesh.engine.ranks.frames import Beat, Command, RankDone, SleepRanks
+from tokenmesh.engine.ranks.frames import Beat, Finish, RankDone, SleepRanks, WakeRanks
 from tokenmesh.engine.ranks.link import End, FollowerLink
+from tokenmesh.engine.ranks.pipe import Pipe
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.engine.ranks.rendezvous import join_group
 from tokenmesh.engine.sampling.sampler import RowSampler
@@ -42,7 +44,7 @@ def follow(place: RankPlace, end: End) -> None:
     group = join_group(place, START_S, end)
     link = group.link
     try:
-        role = Role(group.ranks, group.local_world, partial(_runner, link))
+        role = Role(group.ranks, group.local_world, partial(_runner, link, group.ranks.pipe))
         built = build_runner(group.model, group.worker, lambda done, total: None, role)
         link.is_loaded = True
         model = group.model
@@ -59,26 +61,33 @@ def follow(place: RankPlace, end: End) -> None:
 
 def _runner(
     link: FollowerLink,
+    pipe: Pipe,
     model: LanguageModel,
     store: KvStore,
     rows: HostRows,
     _sampler: RowSampler,
     **options: Any,
 ) -> TorchRunner:
-    return TorchRunner(model, store, rows, FollowedDraws(link.drawn), **options)
+    draws = FollowedDraws(link.drawn)
+    if pipe.stages > 1:
+        return StageRunner(model, store, rows, draws, pipe=pipe, **options)
+    return TorchRunner(model, store, rows, draws, **options)
 
 
 def _serve(built: RunnableModel, link: FollowerLink, ranks: Ranks) -> None:
     while (work := link.work.get()) is not None:
         if isinstance(work, StepPlan):
             built.runner.carry_out(work)
-            link.progress = Beat(work.step, ranks.sum_s)
+            link.progress = Beat(work.step, ranks.sum_s, ranks.pipe.wait_s)
+        elif isinstance(work, Finish):
+            assert isinstance(built.runner, StageRunner)
+            built.runner.finish()
         else:
             _carry_out(work, built)
             link.done(RankDone())
 
 
-def _carry_out(command: Command, built: RunnableModel) -> None:
+def _carry_out(command: SleepRanks | WakeRanks, built: RunnableModel) -> None:
     if isinstance(command, SleepRanks):
         built.resident.sleep(command.level)
     else:

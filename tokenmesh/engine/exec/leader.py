@@ -1,7 +1,7 @@
 """The leader of a group of ranks: a runner whose plans the other ranks carry out as well."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from tokenmesh.engine.exec.compute_thread import Task
 from tokenmesh.engine.exec.divisible import check_divisible
 from tokenmesh.engine.exec.draws import SharedSampler
 from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.exec.pipeline import StagedLaunch, StageRunner
 from tokenmesh.engine.exec.resident import TorchResident
 from tokenmesh.engine.exec.role import Role
 from tokenmesh.engine.exec.rows import HostRows
@@ -22,7 +23,7 @@ from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.location import locate
 from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.ranks.ends import end_process
-from tokenmesh.engine.ranks.frames import SleepRanks, WakeRanks
+from tokenmesh.engine.ranks.frames import Finish, SleepRanks, WakeRanks
 from tokenmesh.engine.ranks.launch import launch_process
 from tokenmesh.engine.ranks.link import End, LeaderLink
 from tokenmesh.engine.ranks.rendezvous import Launch, LeaderGroup, lead_group
@@ -44,7 +45,7 @@ def build_ranked(
     launch: Launch = launch_process,
     end: End = _END,
 ) -> RunnableModel:
-    """`build_runner` over `worker.tensor_parallel_size` ranks, of which this process is the first.
+    """`build_runner` over `worker.num_ranks` ranks, of which this process is the first.
 
     Raises ConfigError for what cannot be divided, before any other rank is started.
     """
@@ -63,10 +64,13 @@ def build_ranked(
 
 
 def _role(group: LeaderGroup, end: End) -> Role:
+    pipe = group.ranks.pipe
     return Role(
         group.ranks,
         group.local_world,
-        partial(LeadingRunner, link=group.link, end=end),
+        partial(LeadingRunner, link=group.link, end=end)
+        if pipe.stages == 1
+        else partial(LeadingStage, link=group.link, end=end, pipe=pipe),
         partial(LeadingResident, link=group.link, end=end),
     )
 
@@ -103,13 +107,53 @@ class LeadingRunner(TorchRunner):
         return super().launch(plan)
 
     def carry_out(self, plan: StepPlan) -> StepResult:
-        try:
-            return super().carry_out(plan)
-        except Exception as error:
-            logger.exception("a step of several ranks failed")
-            self._link.fail(f"a step failed on the leader: {error!r}", is_config=False)
-            self._end(f"a step failed: {error!r}", False)
-            raise
+        return _or_end(partial(super().carry_out, plan), self._link, self._end)
+
+
+class LeadingStage(StageRunner):
+    """The first stage of a pipeline, whose other ranks carry out both halves of its steps."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: KvStore,
+        rows: HostRows,
+        sampler: RowSampler,
+        *,
+        link: LeaderLink,
+        end: End,
+        is_async: bool,
+        **options: Any,
+    ) -> None:
+        """is_async: ignored, since steps of other lanes are launched meanwhile in any case."""
+        draws = SharedSampler(sampler, link)
+        super().__init__(model, store, rows, draws, is_async=True, **options)
+        self._link, self._end = link, end
+
+    def launch(self, plan: StepPlan) -> StagedLaunch:  # type: ignore[override]
+        self._link.send_plan(plan)
+        return StagedLaunch(super().launch(plan), self._launch_second)
+
+    def _launch_second(self) -> Task:
+        self._link.send_command(Finish())
+        return self._compute.submit(self.finish)
+
+    def carry_out(self, plan: StepPlan) -> StepResult:
+        return _or_end(partial(super().carry_out, plan), self._link, self._end)
+
+    def finish(self) -> StepResult:
+        return _or_end(super().finish, self._link, self._end)
+
+
+def _or_end(compute: Callable[[], StepResult], link: LeaderLink, end: End) -> StepResult:
+    """Compute; where it raises, the group ends: other ranks may wait for this one."""
+    try:
+        return compute()
+    except Exception as error:
+        logger.exception("a step of several ranks failed")
+        link.fail(f"a step failed on the leader: {error!r}", is_config=False)
+        end(f"a step failed: {error!r}", False)
+        raise
 
 
 class LeadingResident(TorchResident):

@@ -39,7 +39,16 @@ class LoadedModel:
 
     @property
     def num_ranks(self) -> int:
-        return 1 if self.group is None else self.group.ranks.world
+        return 1 if self.group is None else self.group.ranks.size
+
+    @property
+    def num_stages(self) -> int:
+        return 1 if self.group is None else self.group.ranks.pipe.stages
+
+    def wait_seconds(self, rank: int) -> float:
+        if self.group is None:
+            return 0.0
+        return self.group.ranks.pipe.wait_s if rank == 0 else self.group.link.beats[rank].wait_s
 
     def sum_seconds(self, rank: int) -> float:
         if self.group is None:

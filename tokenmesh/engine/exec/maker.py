@@ -35,6 +35,7 @@ from tokenmesh.engine.models.keeps import cross_bytes, row_bytes
 from tokenmesh.engine.models.kv_scales import NO_SCALES, KvScales
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.load import load_model
+from tokenmesh.engine.models.native.decoder import Decoder
 from tokenmesh.engine.models.scope import scope_of
 from tokenmesh.engine.sampling.sampler import Sampler
 from tokenmesh.kernels.native.build import level
@@ -139,7 +140,7 @@ class RunnerMaker:
             shows_processed=worker.logprobs_mode == "processed_logprobs",
         )
         is_async = worker.async_scheduling is True
-        arena = make_arena(store, worker, self.role.local_world)
+        arena = make_arena(store, worker, self.role.local_world, self.role.ranks.least)
         drafter = None
         if self.draft is not None:
             drafter = self.draft.drafter(size.num_blocks, rows, sampler)
@@ -179,6 +180,7 @@ class RunnerMaker:
             can_save=self.device.type == "cpu",
             may_be_shorter=self.may_be_shorter,
             kv_scales=self.kv_scales,
+            first_layer=model.config.first_layer if isinstance(model, Decoder) else 0,
             draft_bytes=0 if self.draft is None else self.draft.token_bytes,
             host_tier_bytes=self.settings.host_tier_bytes,
         )

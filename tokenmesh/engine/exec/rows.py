@@ -70,6 +70,10 @@ class HostRows:
     def __getitem__(self, number: int) -> Row:
         return self._row_by_number[number]
 
+    def get(self, number: int) -> Row | None:
+        """Return what is kept of a row; None for an empty one."""
+        return self._row_by_number.get(number)
+
     def add(self, new: NewRow, positions_of: PositionsOf | None = None) -> None:
         """Take a request, whatever the row held before."""
         self.remove(new.row)

@@ -113,13 +113,7 @@ class TorchRunner:
         self._fill(plan)
         copied = self._copy_states(plan)
         logits = self.forward(inputs, is_followed=self._is_followed(plan))
-        with torch.inference_mode():
-            for saved in plan.saves:
-                self._store.save_state(saved.row, saved.slot)
-            if plan.host_saves:
-                assert self._arena is not None
-                blocks, slots = torch.tensor(plan.host_saves).T
-                self._store.copy_out(blocks, self._arena, slots)
+        self._save(plan)
         result = self.sample(inputs, logits)
         if self.drafter is not None and inputs is not None and logits.hidden is not None:
             states = logits.hidden, logits.taps
@@ -128,6 +122,16 @@ class TorchRunner:
         if copied is not None and (again := copied.take_back(result)):
             self.forward(build_inputs(again, self._rows, self._store.page_size))
         return result
+
+    @torch.inference_mode()
+    def _save(self, plan: StepPlan) -> None:
+        """Copy states, and blocks to the host tier, once everything of the step is computed."""
+        for saved in plan.saves:
+            self._store.save_state(saved.row, saved.slot)
+        if plan.host_saves:
+            assert self._arena is not None
+            blocks, slots = torch.tensor(plan.host_saves).T
+            self._store.copy_out(blocks, self._arena, slots)
 
     @torch.inference_mode()
     def _copy_states(self, plan: StepPlan) -> DraftedStates | None:

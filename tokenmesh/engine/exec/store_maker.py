@@ -35,6 +35,8 @@ class StoreMaker:
     """It tells whether the runner can copy states."""
     may_be_shorter: bool = False
     kv_scales: KvScales = NO_SCALES
+    first_layer: int = 0
+    """The first of `keeps` is of the layer with this number in the checkpoint."""
     draft_bytes: int = 0
     """A drafter keeps so many bytes of each token."""
     host_tier_bytes: int = 0
@@ -79,5 +81,5 @@ class StoreMaker:
             self.grouping,
             size.num_saved,
             self.page_dtype,
-            self.kv_scales.of(len(self.keeps)),
+            self.kv_scales.of(len(self.keeps), self.first_layer),
         )

@@ -119,6 +119,23 @@ def window_groups(keeps: Sequence[LayerKeeps]) -> Grouping:
     return Grouping((None, *[window] * max(groups)), tuple(groups), tuple(slots))
 
 
+def stage_groups(keeps: Sequence[LayerKeeps], windows: tuple[int | None, ...]) -> Grouping:
+    """Group the layers of a stage into the window groups of the whole model, since all stages have
+    the same tables."""
+    num_windowed = len(windows) - 1
+    if not num_windowed:
+        return one_group(keeps)
+    is_windowed = [isinstance(each, Pages) and each.window is not None for (each,) in keeps]
+    size = max(len(keeps) - sum(is_windowed), -(-sum(is_windowed) // num_windowed))
+    groups, slots, seen = [], [], {False: 0, True: 0}
+    for each in is_windowed:
+        number = seen[each]
+        seen[each] += 1
+        groups.append(1 + number // size if each else 0)
+        slots.append(number % size)
+    return Grouping(windows, tuple(groups), tuple(slots))
+
+
 def token_bytes(keeps: Sequence[LayerKeeps], grouping: Grouping, dtype: torch.dtype) -> int:
     """Bytes that one block of a type holds of one token, in all layers of a group."""
     first_of: dict[int, LayerKeeps] = {}

@@ -32,11 +32,13 @@ class KvScales:
     """Tensors that hold them."""
     by_layer: Mapping[int, KvScale] | None = None
 
-    def of(self, num_layers: int) -> tuple[KvScale, ...]:
+    def of(self, num_layers: int, first: int = 0) -> tuple[KvScale, ...]:
         """One for each layer; none where the checkpoint has none."""
         if not self.by_layer:
             return ()
-        return tuple(self.by_layer.get(layer, NO_SCALE) for layer in range(num_layers))
+        return tuple(
+            self.by_layer.get(layer, NO_SCALE) for layer in range(first, first + num_layers)
+        )
 
 
 NO_SCALES: Final = KvScales()

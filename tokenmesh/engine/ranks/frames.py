@@ -31,6 +31,10 @@ class FrameKind(IntEnum):
     """Both ways, last: why the sender ends."""
 
 
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The second half of the oldest step that has begun; nothing answers it."""
+
+
 class Hello(msgspec.Struct, frozen=True):
     token: str
     rank: int
@@ -54,7 +58,7 @@ class WakeRanks(msgspec.Struct, frozen=True, tag=True):
     tags: list[str]
 
 
-Command = SleepRanks | WakeRanks
+Command = SleepRanks | WakeRanks | Finish
 
 
 class RankDone(msgspec.Struct, frozen=True):
@@ -67,6 +71,8 @@ class Beat(msgspec.Struct, frozen=True):
     """The last one that has ended."""
     sum_s: float = 0.0
     """Seconds in sums so far."""
+    wait_s: float = 0.0
+    """Seconds so far of waiting for another stage."""
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch.distributed import AllreduceOptions, ReduceOp
 
+from tokenmesh.engine.ranks.pipe import Pipe
 from tokenmesh.shared.clock import perf_s
 from tokenmesh.shared.errors import ConfigError
 
@@ -31,6 +32,8 @@ class Ranks:
     group: Any = None
     """A process group of torch.distributed."""
     num_sums: int = 0
+    pipe: Pipe = field(default_factory=Pipe)
+    """To the ranks of other stages; a rank's number and its group are those within its stage."""
     sum_s: float = 0.0
     """Seconds in sums so far, waits for other ranks included."""
     is_alone: bool = False
@@ -39,6 +42,11 @@ class Ranks:
     @property
     def leads(self) -> bool:
         return self.rank == _LEADER
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks in all stages."""
+        return self.world * self.pipe.stages
 
     def part(self, size: int) -> slice:
         """This rank's part of `size` things, which all ranks have equally many of."""
@@ -141,12 +149,12 @@ class Ranks:
 
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
-        if self.world == 1:
-            return number
         value = torch.tensor([number])
         options: Any = AllreduceOptions()
         options.reduceOp = ReduceOp.MIN
-        self.group.allreduce([value], options).wait()
+        for group in (self.group, self.pipe.group):
+            if group is not None and self.size > 1:
+                group.allreduce([value], options).wait()
         return int(value)
 
     def agree(self, flag: bool) -> bool:

@@ -31,6 +31,7 @@ from tokenmesh.engine.ranks.frames import (
     pack_frame,
 )
 from tokenmesh.engine.ranks.link import End, FollowerLink, LeaderLink
+from tokenmesh.engine.ranks.pipe import Pipe
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.environment import RankPlace
@@ -73,10 +74,12 @@ def lead_group(
     place: None where nothing has started the others: `launch` does then. Raises ConfigError for
     ranks of other versions, and Unavailable when not all of them appear in time.
     """
-    world, wait_s = worker.tensor_parallel_size, worker.rank_start_s
+    world, wait_s = worker.num_ranks, worker.rank_start_s
     if place is not None and place.world != world:
         raise ConfigError(
-            f"tensor_parallel_size is {world}, and {place.world} ranks were started",
+            f"tensor_parallel_size is {worker.tensor_parallel_size} and pipeline_parallel_size "
+            f"{worker.pipeline_parallel_size}, so there must be {world} ranks, and "
+            f"{place.world} were started",
             param="worker.tensor_parallel_size",
         )
     host = _LOOPBACK if place is None else place.host
@@ -94,9 +97,9 @@ def lead_group(
     _send_all(peers, FrameKind.START, msgspec.msgpack.encode(start))
     link = LeaderLink(peers, worker.rank_silence_s, end)
     link.start()
-    group = _process_group(_keys(store, place), 0, world, host)
+    ranks = _ranks(_keys(store, place), 0, worker, host)
     logger.info("%d ranks have met at %s", world, host)
-    return LeaderGroup(Ranks(0, world, group), link, local_world)
+    return LeaderGroup(ranks, link, local_world)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +126,8 @@ def join_group(place: RankPlace, wait_s: float, end: End) -> FollowerGroup:
     worker = WorkerSettings.model_validate_json(start.worker)
     link = FollowerLink(leader, worker.rank_silence_s, end)
     link.start()
-    group = _process_group(_keys(store, place), place.rank, place.world, host)
     return FollowerGroup(
-        Ranks(place.rank, place.world, group),
+        _ranks(_keys(store, place), place.rank, worker, host),
         link,
         ModelSettings.model_validate_json(start.model),
         worker,
@@ -234,6 +236,18 @@ def _differences(versions: dict[int, dict[str, str]]) -> str:
         if theirs.get(name) != own[name]
     ]
     return "; ".join(found)
+
+
+def _ranks(store: Store, number: int, worker: WorkerSettings, host: str) -> Ranks:
+    """Meet the ranks of the same stage, then one of each other stage."""
+    world, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
+    stage, rank = divmod(number, world)
+    group = pipe = None
+    if world > 1:
+        group = _process_group(PrefixStore(f"stage/{stage}", store), rank, world, host)
+    if stages > 1:
+        pipe = _process_group(PrefixStore(f"pipe/{rank}", store), stage, stages, host)
+    return Ranks(rank, world, group, pipe=Pipe(stage, stages, pipe))
 
 
 def _process_group(store: Store, rank: int, world: int, host: str) -> ProcessGroupGloo:

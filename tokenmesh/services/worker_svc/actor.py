@@ -122,7 +122,7 @@ class WorkerActor(Actor):
         self._pace = EarlyHeartbeats(settings)
         meters = WorkerMetrics(around.metrics, identity.names[0], identity.worker_id, self._book)
         meters.show_format(loaded.weight_format)
-        meters.watch_ranks(loaded.num_ranks, loaded.sum_seconds)
+        meters.watch_ranks(loaded)
         sender = (around.bus, identity.worker_id, identity.epoch)
         self._kv = self._make_kv(around.transfer, meters)
         self._publisher = Publisher(

@@ -154,6 +154,13 @@ class Loaded(Protocol):
     def num_ranks(self) -> int:
         """Processes that compute it together."""
 
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline that these processes are."""
+
+    def wait_seconds(self, rank: int) -> float:
+        """Seconds that a rank has waited for other stages."""
+
     def sum_seconds(self, rank: int) -> float:
         """Seconds that a rank has spent in sums with the others."""
 
@@ -180,10 +187,14 @@ class SimModel:
     rope_boundary: None = None
     weight_format: str = "simulated"
     num_ranks: int = 1
+    num_stages: int = 1
     shared_kv: SharedKv | None = None
     pooling: PoolingFacts | None = None
 
     def sum_seconds(self, _rank: int) -> float:
+        return 0.0
+
+    def wait_seconds(self, _rank: int) -> float:
         return 0.0
 
     def cache_salt(self, salt: str | None, _num_prompt: int) -> str | None:

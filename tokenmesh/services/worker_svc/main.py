@@ -226,6 +226,7 @@ def card_of(
         slots="" if on_demand is None else on_demand.slots_name,
         weight_format=loaded.weight_format,
         ranks=loaded.num_ranks,
+        stages=loaded.num_stages,
         host_kv_bytes=images.slots * images.num_bytes
         + (kv.block * loaded.runner.num_blocks if kv.is_on_host else 0),
         only_transcribes=bool(loaded.encoder_states),

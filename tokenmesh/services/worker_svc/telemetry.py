@@ -16,6 +16,7 @@ from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.timeline import Timeline
 from tokenmesh.services.worker_svc.host_tier_metrics import HostTierMetrics
 from tokenmesh.services.worker_svc.load import TOO_LONG, TOO_MANY, LoadBook
+from tokenmesh.services.worker_svc.loaded import Loaded
 from tokenmesh.shared.ids import ModelName, WorkerId
 from tokenmesh.shared.metrics import Metrics
 from tokenmesh.shared.telemetry import REQUEST_ID, Event, record_span
@@ -115,12 +116,17 @@ class WorkerMetrics:
         """Export how the model's weights are kept."""
         self._metrics.gauge("model_weights", **self.labels, format=weight_format).set(1)
 
-    def watch_ranks(self, count: int, sum_seconds: Callable[[int], float]) -> None:
-        """Export a worker's ranks; `sum_seconds` of each is called at each scrape."""
+    def watch_ranks(self, loaded: Loaded) -> None:
+        """Export a worker's ranks, and where each has waited, read at each scrape."""
+        count, stages = loaded.num_ranks, loaded.num_stages
         self._metrics.gauge("ranks", **self.labels).set(count)
+        self._metrics.gauge("stages", **self.labels).set(stages)
         for rank in range(count if count > 1 else 0):
-            read = partial(sum_seconds, rank)
-            self._metrics.gauge_of("rank_sum_seconds", read, **self.labels, rank=str(rank))
+            labels = {**self.labels, "rank": str(rank)}
+            self._metrics.gauge_of("rank_sum_seconds", partial(loaded.sum_seconds, rank), **labels)
+            if stages > 1:
+                read = partial(loaded.wait_seconds, rank)
+                self._metrics.gauge_of("rank_wait_seconds", read, **labels)
 
     def watch_sleep(self, level_of: Callable[[], int]) -> None:
         """Export the sleep state; `level_of` is called at each scrape."""

@@ -338,6 +338,11 @@ class WorkerSettings(BaseModel):
         return int(size * (1 << 30))
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that share the model, in all stages."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def num_rows(self) -> int:
         """Streams that run at a time: each that decodes takes a token of every step."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)

@@ -54,6 +54,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The format of its weights: a method of quantization, or a type."""
     ranks: int = 1
     """Processes that share the model."""
+    stages: int = 1
+    """Stages of layers that these are divided into."""
     host_kv_bytes: int = 0
     """Host memory that the KV pool takes once all of it has been used; 0: it is on a GPU."""
     only_transcribes: bool = False

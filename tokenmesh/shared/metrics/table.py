@@ -88,6 +88,14 @@ ENGINE_METRICS: Final = (
     ),
     _gauge("model_weights", "1; the format of the weights is a label.", *_MODEL, "format"),
     _gauge("ranks", "Processes that share the model.", *_MODEL),
+    _gauge("stages", "Stages of layers that these are divided into.", *_MODEL),
+    _gauge(
+        "rank_wait_seconds",
+        "Seconds that a rank has waited for hidden states of another stage: the slow stage has "
+        "least.",
+        *_MODEL,
+        "rank",
+    ),
     _gauge(
         "rank_sum_seconds",
         "Seconds that a rank has spent in sums, waits for the others included: the slow one has "

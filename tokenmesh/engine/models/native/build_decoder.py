@@ -50,15 +50,16 @@ def build_decoder(
     loader = LayerLoader(
         facts, config, names, checkpoint, dtype, native, sites, facts.rounding, ranks
     )
-    embedding, head = loader.ends(shape)
-    num_bytes = checkpoint.num_bytes(names.ignored)
+    pipe, ignored = ranks.pipe, (*names.ignored, *_of_other_stages(facts, names, ranks))
+    embedding, head = loader.ends(shape) if pipe.is_first else (None, None)
+    num_bytes = checkpoint.num_bytes(ignored)
     layers = []
-    for number, layer in enumerate(config.layers):
+    for number, layer in enumerate(config.layers, config.first_layer):
         layers.append(loader.load(number, layer))
         trim_heap()
         progress(checkpoint.bytes_read, num_bytes)
-    norm = loader.norm(f"{names.model}norm", config.hidden_size)
-    checkpoint.finish(names.ignored)
+    norm = loader.norm(f"{names.model}norm", config.hidden_size) if pipe.is_last else None
+    checkpoint.finish(ignored)
     for problem, decoded in loader.decoded.items():
         what = "weights of %d modules are decoded to %s, which saves no memory: %s: %s"
         logger.warning(what, len(decoded), dtype, problem, listed(decoded))
@@ -76,6 +77,18 @@ def build_decoder(
         sites=sites,
         ranks=ranks,
     )
+
+
+def _of_other_stages(facts: NativeFacts, names: Names, ranks: Ranks) -> list[str]:
+    """Prefixes of tensors that this rank's stage does not have."""
+    pipe, count = ranks.pipe, len(facts.config.layers)
+    own = pipe.layers(count)
+    found = [
+        f"{names.model}{names.layer.format(number)}" for number in range(count) if number not in own
+    ]
+    if not pipe.is_first:
+        found += [f"{names.model}embed_tokens.", names.head]
+    return found if pipe.is_last else [*found, f"{names.model}norm."]
 
 
 def names_in(facts: NativeFacts, checkpoint: Checkpoint) -> Names:

@@ -7,7 +7,6 @@ from typing import Final
 import torch
 
 from tokenmesh.engine.layers.mlp import Activation, Experts, Mlp
-from tokenmesh.engine.models.keeps import window_groups
 from tokenmesh.engine.models.native.attention import Attention
 from tokenmesh.engine.models.native.config import (
     DecoderConfig,
@@ -51,7 +50,7 @@ class _Buffer(IntEnum):
 def build_program(
     config: DecoderConfig,
     layers: Sequence[DecoderLayer],
-    norm: torch.Tensor,
+    norm: torch.Tensor | None,
     dtype: torch.dtype,
     ranks: Ranks = ALONE,
 ) -> Program | None:
@@ -67,7 +66,8 @@ def build_program(
         starts.append(len(writer.ops))
         writer.attention_block(number, layer, layer_config)
         writer.mlp_block(layer)
-    writer.final_norm(norm)
+    if norm is not None:
+        writer.final_norm(norm)
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     hidden, mixed = config.hidden_size, config.num_heads * config.head_dim
     model = ProgramModel(
@@ -122,7 +122,7 @@ class _Writer:
 
     def __init__(self, config: DecoderConfig) -> None:
         self._config = config
-        self._grouping = window_groups(config.keeps)
+        self._grouping = config.grouping
         self.ops: list[Op] = []
         self.sums: list[int] = []
         """Numbers of operations after which BLOCK is one rank's part of a sum."""

@@ -5,7 +5,13 @@ from typing import Literal
 
 from tokenmesh.engine.layers.mlp import Activation
 from tokenmesh.engine.layers.rotary import RopeConfig
-from tokenmesh.engine.models.keeps import LayerKeeps, Pages
+from tokenmesh.engine.models.keeps import (
+    Grouping,
+    LayerKeeps,
+    Pages,
+    stage_groups,
+    window_groups,
+)
 from tokenmesh.kernels.moe import Routing
 
 
@@ -98,6 +104,17 @@ class DecoderConfig:
     logits_softcap: float | None = None
     """Softcap of the divided logits, in the same way."""
     query_scaling: QueryScaling | None = None
+    first_layer: int = 0
+    """The number that the first of `layers` has in the checkpoint, where this is one stage."""
+    windows: tuple[int | None, ...] | None = None
+    """Window groups of all stages together; None: there is one stage."""
+
+    @property
+    def grouping(self) -> Grouping:
+        """Return which layers share a block table."""
+        if self.windows is None:
+            return window_groups(self.keeps)
+        return stage_groups(self.keeps, self.windows)
 
     @property
     def keeps(self) -> tuple[LayerKeeps, ...]:

@@ -15,7 +15,7 @@ from tokenmesh.engine.layers.mlp import Experts, Mlp
 from tokenmesh.engine.layers.rotary import Rotary
 from tokenmesh.engine.layers.step import HostStep, Patch, Step
 from tokenmesh.engine.models.api import ModelFacts, Taps
-from tokenmesh.engine.models.keeps import Grouping, LayerKeeps, window_groups
+from tokenmesh.engine.models.keeps import Grouping, LayerKeeps
 from tokenmesh.engine.models.kv_store import KvStore, LayerPages
 from tokenmesh.engine.models.native.attention import Attention, TurnedStep
 from tokenmesh.engine.models.native.config import DecoderConfig, QueryScaling
@@ -89,13 +89,15 @@ class Decoder:
     facts: ModelFacts
     config: DecoderConfig
     """The switches."""
-    embedding: torch.Tensor | Table
-    """[V, hidden], or the head's weight, which is the same."""
+    embedding: torch.Tensor | Table | None
+    """[V, hidden], or the head's weight, which is the same; None on all stages but the first."""
     dtype: torch.dtype
     """It is the type of activations."""
     layers: Sequence[DecoderLayer]
-    norm: torch.Tensor
-    head: Linear
+    norm: torch.Tensor | None
+    """The final one; None on all stages but the last."""
+    head: Linear | None
+    """None on all stages but the first."""
     rotaries: Sequence[Rotary]
     program: Program | None
     """The layers as a program of C kernels; None if unavailable for the model or the machine."""
@@ -110,7 +112,7 @@ class Decoder:
 
     @property
     def grouping(self) -> Grouping:
-        return window_groups(self.keeps)
+        return self.config.grouping
 
     @property
     def write_cross(self) -> None:
@@ -159,6 +161,7 @@ class Decoder:
     def _own_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         if isinstance(self.embedding, torch.Tensor):
             return self.embedding.index_select(0, token_ids)
+        assert self.embedding is not None, "only the first stage embeds"
         return self.embedding.rows(token_ids, self.dtype)
 
     def positions_of(
@@ -209,6 +212,7 @@ class Decoder:
 
         [N, 0] on ranks that follow.
         """
+        assert self.head is not None, "only the first stage has logits"
         if self.ranks.world > 1:
             own = linear(hidden, self.head, torch.float32)
             logits = self.ranks.gather(own, self.config.vocab_size, out)

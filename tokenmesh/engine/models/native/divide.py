@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from tokenmesh.engine.models.keeps import window_groups
 from tokenmesh.engine.models.native.config import DecoderConfig
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.errors import ConfigError
@@ -32,6 +33,11 @@ def check_sizes(config: DecoderConfig, world: int) -> None:
 
 def divided(config: DecoderConfig, ranks: Ranks) -> DecoderConfig:
     """The config of this rank's part; the vocabulary stays whole, see `Ranks.padded_part`."""
+    if ranks.pipe.stages > 1:
+        layers = ranks.pipe.layers(len(config.layers))
+        windows = window_groups(config.keeps).windows
+        own = config.layers[layers.start : layers.stop]
+        config = replace(config, layers=own, first_layer=layers.start, windows=windows)
     if ranks.world == 1:
         return config
     check_sizes(config, ranks.world)

@@ -271,6 +271,8 @@ def card_attributes(card: ModelCard) -> dict[str, str]:
     found = {"tokenmesh.weight_format": card.weight_format} if card.weight_format else {}
     if card.ranks > 1:
         found["tokenmesh.ranks"] = str(card.ranks)
+    if card.stages > 1:
+        found["tokenmesh.stages"] = str(card.stages)
     return found if card.adapter is None else {**found, "tokenmesh.adapter": card.adapter.name}
 
 
