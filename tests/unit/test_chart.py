@@ -26,7 +26,7 @@ CHART = ROOT / "deploy/chart"
 KUBERNETES = "1.34"
 """The version against whose schemas manifests are checked."""
 pytestmark = pytest.mark.timeout(60)  # schemas are large files
-WITHOUT_SCHEMA = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
+WITHOUT_SCHEMA = {"LeaderWorkerSet", "ServiceMonitor", "PrometheusRule", "ScaledObject"}
 Manifest = dict[str, Any]
 Values = dict[str, Any]
 
@@ -405,3 +405,73 @@ def test_the_probe_of_a_start_looks_for_a_metric_that_a_ready_service_has(
     compile(probe[2], "probe", "exec")
     source = (ROOT / "tokenmesh/shared/service/run.py").read_text("utf-8")
     assert "class ProcessControl(Actor)" in source
+
+
+RANKS: Values = {
+    "models": [
+        {
+            "name": "large",
+            "model": "/models/large",
+            "replicas": 2,
+            "nodes": 2,
+            "ranksPerNode": 2,
+            "worker": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            "resources": RESOURCES,
+        }
+    ]
+}
+
+
+def test_a_worker_of_several_pods_lives_and_dies_as_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = render(RANKS)
+    (group,) = of_kind(manifests, "LeaderWorkerSet").values()
+    assert not any("worker" in name for name in of_kind(manifests, "Deployment"))
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert (group["spec"]["replicas"], template["size"]) == (2, 2)
+    assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
+    leader, follower = (template[f"{each}Template"] for each in ("leader", "worker"))
+    for each in (leader, follower):
+        pod = {"apiVersion": "v1", "kind": "Pod", **each}
+        pod["metadata"] = {**pod["metadata"], "name": "one"}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+        assert each["spec"]["containers"][0]["command"][:5] == [
+            "torchrun",
+            "--nnodes=$(LWS_GROUP_SIZE)",
+            "--node-rank=$(LWS_WORKER_INDEX)",
+            "--nproc-per-node=2",
+            "--master-addr=$(LWS_LEADER_ADDRESS)",
+        ]
+    # ranks that follow are no part of the mesh, and have no metrics
+    (first,), (second,) = (each["spec"]["containers"] for each in (leader, follower))
+    assert {"startupProbe", "livenessProbe"} <= set(first)
+    assert not {"startupProbe", "livenessProbe", "readinessProbe"} & set(second)
+    command = first["command"]
+    first["command"] = command[command.index("tokenmesh") :]
+    deployment = {"metadata": group["metadata"], "spec": {"template": leader}}
+    assert settings_of(deployment, manifests, tmp_path, monkeypatch).worker.num_ranks == 4
+
+
+def test_ranks_of_a_worker_reach_each_other_and_no_others() -> None:
+    manifests = render(RANKS)
+    policy = of_kind(manifests, "NetworkPolicy")["demo-tokenmesh-ranks-large"]
+    kubernetes_validate.validate(policy, KUBERNETES, strict=True)
+    spec = policy["spec"]
+    own = [{"podSelector": spec["podSelector"]}]
+    assert spec["ingress"] == [{"from": own}]
+    assert spec["egress"] == [{"to": own}]
+    assert spec["podSelector"]["matchLabels"]["tokenmesh/model"] == "large"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ranksPerNode": 1}, "2 nodes with 1 ranks each, and its worker has 4 ranks"),
+        ({"scaling": SCALING}, "scaling is for workers of one pod"),
+    ],
+)
+def test_pods_that_are_not_as_many_as_ranks_need_are_refused(changes: Values, problem: str) -> None:
+    (model,) = RANKS["models"]
+    with pytest.raises(helm.HelmError, match=problem):
+        render({"models": [{**model, **changes}]})

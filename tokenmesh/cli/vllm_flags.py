@@ -16,7 +16,10 @@ class Fixed(NamedTuple):
     """True where taking the flag needs a warning: what it asks for does not happen."""
 
 
-_ONE_DEVICE: Final = "a worker uses one device; --workers N starts N replicas"
+_REPLICAS: Final = "replicas are workers of their own: `up --workers N`, or more of `serve worker`"
+_HOSTS: Final = (
+    "torchrun starts ranks on several hosts, as docs/guides/more-than-one-device.md shows"
+)
 _PROFILE: Final = "a profile has what torch records by default"
 
 FIXED: Final = {
@@ -25,12 +28,17 @@ FIXED: Final = {
     "chat-template-content-format": Fixed("read from the template", ("auto",)),
     "config-format": Fixed("checkpoints are in Hugging Face's format", ("auto", "hf")),
     "cpu-offload-gb": Fixed("weights are on one device", ("0",)),
-    "data-parallel-size": Fixed(_ONE_DEVICE, ("1",)),
+    "data-parallel-size": Fixed(_REPLICAS, ("1",)),
     "disable-cascade-attn": Fixed("cascade attention is not implemented"),
-    "disable-custom-all-reduce": Fixed("a model uses one device"),
+    "disable-custom-all-reduce": Fixed("sums are those of torch.distributed"),
     "disable-log-requests": Fixed("requests are traced, not logged"),
     "disable-log-stats": Fixed("statistics are at GET /metrics, not in the log"),
     "disable-uvicorn-access-log": Fixed("requests are traced, not logged"),
+    "distributed-executor-backend": Fixed(
+        "ranks are processes, which torchrun starts on other hosts: "
+        "docs/guides/more-than-one-device.md",
+        ("mp", "uni", "external_launcher"),
+    ),
     "enable-auto-tool-choice": Fixed("tool calls are always parsed"),
     "enable-chunked-prefill": Fixed("prefill is always chunked"),
     "enable-expert-parallel": Fixed("it has no effect on one device", warns=True),
@@ -41,7 +49,7 @@ FIXED: Final = {
         "workers can sleep anyway; --enable-admin-routes serves /sleep and /wake_up", warns=True
     ),
     "enable-ssl-refresh": Fixed("certificates are read again when they change"),
-    "fully-sharded-loras": Fixed(_ONE_DEVICE),
+    "fully-sharded-loras": Fixed("adapters are not divided over ranks"),
     "kv-events-config.publisher": Fixed(
         "events are published on NATS: docs/guides/subscribe-to-block-events.md", ("null",)
     ),
@@ -52,7 +60,7 @@ FIXED: Final = {
     "mamba-cache-mode": Fixed(
         "states are saved at ends of blocks; `worker.saved_states` 0 saves none", ("align",)
     ),
-    "nnodes": Fixed("a model uses one machine; more workers may join from others", ("1",)),
+    "nnodes": Fixed(_HOSTS, ("1",)),
     "profiler-config.profiler": Fixed("torch's profiler is the one there is", ("torch",)),
     "profiler-config.torch-profiler-dump-cuda-time-total": Fixed(_PROFILE, ()),
     "profiler-config.torch-profiler-record-shapes": Fixed(_PROFILE, ()),
@@ -113,6 +121,8 @@ ADVICE: Final = {
     "logits-processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
     "lora-extra-vocab-size": "adapters with a vocabulary of their own are not served; merge them",
     "lora-target-modules": "every linear layer that an adapter has is served, or it is refused",
+    "master-addr": _HOSTS,
+    "master-port": _HOSTS,
     "max-log-len": "requests are traced, not logged; leave it out",
     "max-num-active-seqs": "use --max-num-seqs",
     "max-num-queued-reqs": "set worker.max_waiting, or limits of tenants in --keys-file",
@@ -122,6 +132,7 @@ ADVICE: Final = {
     "mm-encoder-only": "encoders are services of their own: `tokenmesh serve encoder`",
     "mm-processor-cache-gb": "set encoder.cache_bytes in --config",
     "mm-processor-kwargs": "send mm_processor_kwargs with each request",
+    "node-rank": _HOSTS,
     "optimization-level": "kernels are compiled ahead; --enforce-eager turns CUDA graphs off",
     "pooler-config": "of its keys there are pooling_type, task, use_activation, "
     "enable_chunked_processing and max_embed_len",
@@ -148,7 +159,11 @@ ADVICE: Final = {
 }
 """Advice for the flags that people have in their scripts."""
 
-_NOTHING_TO_DIVIDE: Final = "a model uses one device, so there is nothing to divide; leave it out"
+_NOTHING_TO_DIVIDE: Final = "a model is divided by layers or within them; leave it out"
+_NO_LOCK_STEP: Final = (
+    "replicas do not compute in lock step, since each has all experts; leave it out, --workers N "
+    "starts N of them"
+)
 _CHOSEN: Final = "kernels are chosen by the device and the types; leave it out"
 _READ_AS_IT_IS: Final = "a checkpoint is read as what it is; leave it out"
 _OWN_CACHES: Final = "the caches are managed otherwise; leave it out"
@@ -158,20 +173,23 @@ _MEASURES: Final = "statistics are at GET /metrics and in traces; leave it out"
 
 _REASONS: Final = {
     _NOTHING_TO_DIVIDE: """
-        all2all-backend cp-kv-cache-interleave-size cpu-distributed-timeout-seconds
-        data-parallel-address data-parallel-backend data-parallel-external-lb
-        data-parallel-hybrid-lb data-parallel-multi-port-external-lb data-parallel-rpc-port
-        data-parallel-start-rank data-parallel-supervisor-port dbo-decode-token-threshold
-        dbo-prefill-token-threshold dcp-comm-backend dcp-kv-cache-interleave-size dcp-q-replicate
-        decode-context-parallel-size disable-nccl-for-dp-sync disable-nccl-for-dp-synchronization
-        distributed-executor-backend distributed-timeout-seconds
+        cp-kv-cache-interleave-size cpu-distributed-timeout-seconds dcp-comm-backend
+        dcp-kv-cache-interleave-size dcp-q-replicate decode-context-parallel-size
+        distributed-timeout-seconds ec-manager-config ec-transfer-config
+        enable-batch-sharded-sampling enable-hc-sp enable-nccl-comm-suspend
+        max-parallel-loading-workers mm-encoder-tp-mode prefill-context-parallel-size
+        ray-workers-use-nsight ubatch-size worker-cls
+    """,
+    _NO_LOCK_STEP: """
+        all2all-backend data-parallel-address data-parallel-backend
+        data-parallel-external-lb data-parallel-hybrid-lb
+        data-parallel-multi-port-external-lb data-parallel-rpc-port data-parallel-start-rank
+        data-parallel-supervisor-port dbo-decode-token-threshold dbo-prefill-token-threshold
+        disable-nccl-for-dp-sync disable-nccl-for-dp-synchronization
         dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s
-        dp-supervisor-probe-timeout-s dp-sync-interval ec-manager-config ec-transfer-config
-        elastic-ep-max-dp-size enable-batch-sharded-sampling enable-dbo enable-elastic-ep
-        enable-ep-weight-filter enable-eplb enable-fault-tolerance enable-hc-sp
-        enable-nccl-comm-suspend eplb-config expert-placement-strategy fault-tolerance-config
-        master-addr master-port max-parallel-loading-workers mm-encoder-tp-mode node-rank
-        prefill-context-parallel-size ray-workers-use-nsight ubatch-size worker-cls
+        dp-supervisor-probe-timeout-s dp-sync-interval elastic-ep-max-dp-size enable-dbo
+        enable-elastic-ep enable-ep-weight-filter enable-eplb enable-fault-tolerance
+        eplb-config expert-placement-strategy fault-tolerance-config
     """,
     _CHOSEN: """
         diffusion-config enable-cumem-allocator enable-flash-late-interaction

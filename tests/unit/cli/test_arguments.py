@@ -169,7 +169,7 @@ def test_drafts_that_are_not_there_are_refused_before_anything_starts(
     ("flag", "expected"),
     [
         ("--pipeline-parallel-size", "--workers N starts N replicas"),
-        ("-pp", "--workers N starts N replicas"),
+        ("-n", "torchrun starts ranks on several hosts"),
         ("--speculative-model", "--spec-model names the model that drafts"),
         ("--kv-transfer-config.role", "unknown flag --kv-transfer-config.role"),
         ("-O3", "-O3 is a flag of vLLM that TokenMesh does not have: kernels are compiled"),
@@ -179,7 +179,7 @@ def test_drafts_that_are_not_there_are_refused_before_anything_starts(
         ("--lora-target-modules", "does not have: every linear layer that an adapter has"),
         ("--lora-extra-vocab-size=9", "TokenMesh does not have: adapters with a vocabulary"),
         ("--no-enable-chunked-prefill", "prefill is always chunked"),
-        ("--pipeline-parallel-size=2", "can only be 1: a worker uses one device"),
+        ("--nnodes=2", "can only be 1: torchrun starts ranks on several hosts"),
         ("--task=embed", "can only be auto or generate: `--runner` and `--convert`"),
         ("--max-num", "may be any of --max-num-active-seqs, --max-num-batched-tokens"),
         ("--structured-outputs-config.disable-any-whitespace", "of its keys there is `backend`"),

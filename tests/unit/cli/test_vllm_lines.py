@@ -77,7 +77,7 @@ def test_expert_parallelism_is_taken_with_a_warning(caplog: pytest.LogCaptureFix
 
 def test_ranks_of_data_parallelism_are_replicas() -> None:
     assert settings_of("-dp", "3").up.workers == 3
-    with pytest.raises(ConfigError, match="a worker uses one device"):
+    with pytest.raises(ConfigError, match="replicas are workers of their own"):
         arrange(["-dp", "3"], known_flags("serve"))
 
 

@@ -127,7 +127,7 @@ def join_group(place: RankPlace, wait_s: float, end: End) -> FollowerGroup:
     link = FollowerLink(leader, worker.rank_silence_s, end)
     link.start()
     return FollowerGroup(
-        _ranks(_keys(store, place), place.rank, worker, host),
+        _ranks(_keys(store, place), place.rank, worker, leader.getsockname()[0]),
         link,
         ModelSettings.model_validate_json(start.model),
         worker,
@@ -239,7 +239,8 @@ def _differences(versions: dict[int, dict[str, str]]) -> str:
 
 
 def _ranks(store: Store, number: int, worker: WorkerSettings, host: str) -> Ranks:
-    """Meet the ranks of the same stage, then one of each other stage."""
+    """Meet the ranks of the same stage, then one of each other stage; `host`: the address at which
+    others reach this rank."""
     world, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
     stage, rank = divmod(number, world)
     group = pipe = None
@@ -254,9 +255,6 @@ def _process_group(store: Store, rank: int, world: int, host: str) -> ProcessGro
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._timeout = _NEVER
-    # on loopback where the leader is: other hosts have no business in these sums
-    is_local = host == _LOOPBACK
-    options._devices = [
-        gloo.create_device(hostname=_LOOPBACK) if is_local else gloo.create_default_device()
-    ]
+    # where the other ranks are, be it loopback: the host's name may stand for another network
+    options._devices = [gloo.create_device(hostname=host)]
     return ProcessGroupGloo(PrefixStore("gloo", store), rank, world, options)
