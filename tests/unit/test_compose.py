@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "compose/compose.yaml"
 GPU = ROOT / "compose/gpu.yaml"
 OBSERVE = ROOT / "compose/observe.yaml"
+RANKS = ROOT / "compose/ranks.yaml"
 VARIABLES = {f"{service.upper()}_PASSWORD": f"p{service}" for service in SERVICE_BY_NAME}
 LIGHT = ("gateway", "scheduler")
 
@@ -60,7 +61,7 @@ def follows_the_specification(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, str(path)], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("path", [COMPOSE, GPU, OBSERVE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [COMPOSE, GPU, OBSERVE, RANKS], ids=lambda path: path.name)
 def test_the_file_follows_the_compose_specification(path: Path) -> None:
     answer = follows_the_specification(path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -104,6 +105,18 @@ def test_every_service_runs_its_own_command_in_its_own_image(services: list[Serv
         assert service.target == service.name
         assert service.command[:3] == ("tokenmesh", "serve", service.name)
         arrange(service.command[3:], known_flags("serve"))
+
+
+def test_the_two_ranks_differ_in_their_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = yaml.safe_load(RANKS.read_text())["services"].values()
+    start = first["command"].index("tokenmesh")
+    assert first["command"][start:] == ["tokenmesh", "serve", "worker"]
+    changed = {"--node-rank=0": "--node-rank=1"}
+    assert second["command"] == [changed.get(each, each) for each in first["command"]]
+    assert "--master-addr=worker" in first["command"]
+    for name, value in first["environment"].items():
+        monkeypatch.setenv(name, value)
+    assert load_settings().worker.num_ranks == 2
 
 
 def test_every_variable_is_a_setting(
