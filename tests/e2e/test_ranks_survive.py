@@ -52,10 +52,17 @@ def rank_of(worker: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+    ("number", "size"),
+    [
+        (signal.SIGKILL, "-tp"),
+        pytest.param(signal.SIGSTOP, "-tp", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, "-pp", marks=pytest.mark.slow),
+    ],
 )
-def test_a_stream_goes_on_with_the_same_tokens_when_a_rank_ends(number: signal.Signals) -> None:
-    flags = ("--workers", "2", "-tp", "2")
+def test_a_stream_goes_on_with_the_same_tokens_when_a_rank_ends(
+    number: signal.Signals, size: str
+) -> None:
+    flags = ("--workers", "2", size, "2")
     with (
         mesh(free_port(), *flags) as running,
         httpx.Client(base_url=running.url, timeout=60.0) as client,
@@ -70,7 +77,8 @@ def test_a_stream_goes_on_with_the_same_tokens_when_a_rank_ends(number: signal.S
         ]
         ranks = [float(value) for name, value in measured if name.startswith("tokenmesh:ranks{")]
         assert ranks == [2, 2]
-        sums = [float(value) for name, value in measured if "rank_sum_seconds" in name]
+        what = "rank_sum_seconds" if size == "-tp" else "rank_wait_seconds"
+        sums = [float(value) for name, value in measured if what in name]
         assert sum(each > 0 for each in sums) >= 2
         before = cpu_seconds(workers)
         with stream(client) as texts:

@@ -101,7 +101,7 @@ def end(process: psutil.Popen) -> None:
 def guide_lines(nats: str, redis: str) -> list[list[str]]:
     """The torchrun lines of the guide, for this model."""
     text = GUIDE.read_text().replace("\\\n", " ")
-    found = re.findall(r"^torchrun .*$", text, re.MULTILINE)
+    found = re.findall(r"^torchrun --.*$", text, re.MULTILINE)
     values = {"FIRST_HOST": FIRST, "./my-model": str(MODEL), "--nats URL": f"--nats {nats}"}
     values["--redis URL"] = f"--redis {redis}"
     for name, value in values.items():

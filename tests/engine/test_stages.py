@@ -12,6 +12,7 @@ from tests.fakes.engine_driver import EngineDriver, Job
 from tests.fakes.models import FAKES
 from tests.fakes.ranks import RanksDriver
 from tests.fakes.tiny import Tiny, prompt_of
+from tests.rounds import some
 from tokenmesh.engine.exec.divisible import check_divisible
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -20,10 +21,9 @@ from tokenmesh.shared.errors import ConfigError
 STAGES: dict[str, Any] = {"pipeline_parallel_size": 2}
 QUICK = {"llama", "ministral", "olmo2", "phi3"}
 """One with windows, one with norms over all heads, one with fused weights: the rest run slowly."""
-FAMILIES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAKES]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@some(FAKES, QUICK)
 def test_two_stages_compute_what_one_rank_does(tiny: Tiny, name: str) -> None:
     many = both(tiny(name).directory, jobs(), 1, max_num_batched_tokens=16, **STAGES)
     assert many.model.num_ranks == many.model.num_stages == 2
@@ -50,7 +50,8 @@ def test_two_stages_of_two_ranks_compute_what_one_rank_does(tiny: Tiny, name: st
 
 @pytest.fixture(scope="module")
 def llama(tiny: Tiny) -> Iterator[tuple[EngineDriver, RanksDriver]]:
-    """One rank and two stages, for tests that differ by their engine."""
+    """One rank and two stages, for tests that differ by their engine; each makes its own with
+    `again`, since others have written to the pool."""
     directory = tiny("llama").directory
     two = RanksDriver(directory, 1, max_num_batched_tokens=32, kv_offloading_size=0.01, **STAGES)
     one = EngineDriver(directory, cpu_threads=1, max_num_batched_tokens=32, kv_offloading_size=0.01)
@@ -59,7 +60,7 @@ def llama(tiny: Tiny) -> Iterator[tuple[EngineDriver, RanksDriver]]:
 
 
 def test_steps_of_two_lanes_are_in_flight(llama: tuple[EngineDriver, RanksDriver]) -> None:
-    one, two = llama
+    one, two = (each.again() for each in llama)
     seen: list[set[int]] = []
 
     def note(_: object) -> None:
@@ -92,7 +93,7 @@ def test_prefix_hits_and_preemptions_change_nothing(
 
 
 def test_drafts_are_checked_in_all_stages(llama: tuple[EngineDriver, RanksDriver]) -> None:
-    one, two = llama
+    one, two = (each.again() for each in llama)
     expected = one.run(jobs())
     outputs = {
         job.sampling.seed: each.token_ids for job, each in zip(jobs(), expected, strict=True)
@@ -108,7 +109,7 @@ def test_drafts_are_checked_in_all_stages(llama: tuple[EngineDriver, RanksDriver
 def test_a_row_that_fails_fails_alone(llama: tuple[EngineDriver, RanksDriver]) -> None:
     impossible = sampled(1, allowed_token_ids=[5], bad_words_ids=[[5]])
     given = [Job(prompt_of(9), impossible), Job(prompt_of(9, 4), sampled(2))]
-    one, two = llama
+    one, two = (each.again() for each in llama)
     ours = two.run(given)
     assert ours[0].error == one.run(given)[0].error is not None
     assert ours[1].token_ids == one.run(given)[1].token_ids
@@ -117,7 +118,7 @@ def test_a_row_that_fails_fails_alone(llama: tuple[EngineDriver, RanksDriver]) -
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_all_stages_sleep_and_wake(llama: tuple[EngineDriver, RanksDriver], level: int) -> None:
-    _, two = llama
+    two = llama[1].again()
     before = two.run(jobs())
     assert two.sleep(level) > 0
     two.model.resident.wake(["weights", "kv_cache"])

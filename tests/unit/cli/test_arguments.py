@@ -168,7 +168,7 @@ def test_drafts_that_are_not_there_are_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("flag", "expected"),
     [
-        ("--pipeline-parallel-size", "--workers N starts N replicas"),
+        ("--node-rank", "torchrun starts ranks on several hosts"),
         ("-n", "torchrun starts ranks on several hosts"),
         ("--speculative-model", "--spec-model names the model that drafts"),
         ("--kv-transfer-config.role", "unknown flag --kv-transfer-config.role"),
@@ -209,7 +209,7 @@ def test_flags_of_vllm_for_what_is_so_anyway_are_taken() -> None:
     line = (
         "m --enable-auto-tool-choice --enable-chunked-prefill --enable-prompt-tokens-details "
         "--enable-server-load-tracking --task generate --show-hidden-metrics-for-version 0.1 "
-        "--enable-request-id-headers -pp 1 --no-enable-eplb "
+        "--enable-request-id-headers -n 1 --no-enable-eplb "
         "--disable_log_requests --tokenizer-mode auto"
     )
     assert overrides_of(line) == {"model": {"model": "m"}}

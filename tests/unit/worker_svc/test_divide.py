@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenmesh.engine.models.native.config import DecoderConfig, LayerConfig
 from tokenmesh.engine.models.native.divide import check_sizes, divided
 from tokenmesh.engine.models.native.pieces import pieces_of
+from tokenmesh.engine.ranks.pipe import Pipe
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.errors import ConfigError
 
@@ -91,3 +92,22 @@ def test_fused_and_separate_matrices_have_the_same_outputs(
 def test_one_rank_is_not_divided() -> None:
     config = replace(config_of(), qk_norm="all")
     assert divided(config, Ranks()) is config
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 8))
+def test_stages_have_the_tables_of_the_whole_model(windowed: list[bool], stages: int) -> None:
+    layers = tuple(LayerConfig(8 if each else None, 0) for each in windowed)
+    whole = config_of(layers=layers)
+    stages = min(stages, len(layers))
+    found = []
+    for stage in range(stages):
+        part = divided(whole, Ranks(pipe=Pipe(stage, stages)))
+        assert part.grouping.windows == whole.grouping.windows
+        places = list(zip(part.grouping.group_of, part.grouping.slot_of, strict=True))
+        assert len(set(places)) == len(places) == len(part.layers)
+        if len(part.grouping.windows) > 1:
+            own = [layer.window is not None for layer in part.layers]
+            assert own == [group > 0 for group in part.grouping.group_of]
+        assert max(part.grouping.group_of) < len(part.grouping.windows)
+        found += range(part.first_layer, part.first_layer + len(part.layers))
+    assert found == list(range(len(layers)))

@@ -154,3 +154,30 @@ def test_a_step_takes_the_time_of_its_parts_and_begins_after_the_one_before(
     prefill_s, decode_s = 2 * (1.0 + 0.25 + 3.0), 2 * (1.0 + 0.25)
     expected = [prefill_s, prefill_s + decode_s, prefill_s + 2 * decode_s]
     assert shown == pytest.approx(expected)
+
+
+def test_stages_change_no_token_and_compute_prompts_at_a_time(make_request: MakeRequest) -> None:
+    def run(stages: int) -> tuple[list[list[int]], float]:
+        settings = WorkerSettings(
+            pipeline_parallel_size=stages,
+            max_num_batched_tokens=16,
+            enable_prefix_caching=False,
+            sim_step_s=0.0,
+            sim_seq_s=0.0,
+            sim_prefill_tokens_per_s=1.0,
+        )
+        with virtual_time() as clock:
+            runner = SimRunner(VOCABULARY, settings, clock.sleep)
+            engine = Engine(runner, settings)
+            requests = [make_request(each, [each] * 16, max_tokens=1) for each in range(8)]
+            for request in requests:
+                engine.add(request)
+            while engine.has_work:
+                engine.step()
+            return [request.token_ids[16:] for request in requests], clock.elapsed_s
+
+    (one, one_s), (two, two_s) = run(1), run(2)
+    assert one == two
+    # eight prompts of 16 s, or nine halves of them
+    assert one_s == pytest.approx(128.0, rel=0.01)
+    assert two_s == pytest.approx(72.0, rel=0.01)

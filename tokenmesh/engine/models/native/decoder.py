@@ -191,11 +191,15 @@ class Decoder:
         return _add_and_norm(hidden, x, self.norm, self.config)
 
     def _program_inputs(self, step: HostStep, store: KvStore) -> ProgramInputs:
+        tables = [step.all_tables, *step.windowed_tables]
+        if self.config.windows is not None:
+            # a stage may have no layers of the last groups
+            tables = tables[: 1 + max(self.config.grouping.group_of)]
         return ProgramInputs(
             starts=step.starts,
             counts=step.counts,
             numbers=step.numbers,
-            tables=[step.all_tables, *step.windowed_tables],
+            tables=tables,
             turns=[
                 RopeTurns(rotary.table(step.longest), is_by_position=True)
                 if rotary.has_table
