@@ -6,6 +6,8 @@ Each kind is a process of its own, and they take turns:
   one    one rank with two threads
   two    two ranks with one thread each
   part   what one of two ranks computes, without sums
+  turns  two stages of one thread each, one step at a time
+  lanes  the same with a step of each lane in flight
   link   the bare sum of a step's rows, a plan's way to a follower, and the same bytes on a socket
 
 Ratios, not times, are what this shows: `step` is a step of two ranks over its own products and as
@@ -41,7 +43,8 @@ from tokenmesh.shared.config.environment import RankPlace, rank_environment, ran
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 
-KINDS: Final = ("one", "two", "part", "link")
+KINDS: Final = ("one", "two", "part", "link", "turns", "lanes")
+STAGED: Final = ("turns", "lanes")
 ROWS: Final = (1, 8)
 TOKENS: Final = 24
 PREFILL: Final = (8, 256)
@@ -86,6 +89,7 @@ def settings_of(kind: str) -> WorkerSettings:
         device="cpu",
         cpu_threads=2 if kind == "one" else 1,
         tensor_parallel_size=2 if kind in ("two", "link") else 1,
+        pipeline_parallel_size=2 if kind in STAGED else 1,
         num_gpu_blocks_override=512,
         max_num_batched_tokens=1024,
         enable_prefix_caching=False,
@@ -97,6 +101,8 @@ def measure_engine(kind: str, folder: Path, shape: ModelShape) -> Callable[[], d
     # draws of a part mean nothing, which changes no time: rows never end early
     role = Role(Ranks(0, 2, NoGroup()), 2) if kind == "part" else None
     loop = EngineLoop(folder, settings_of(kind), role=role)
+    if kind == "turns":
+        loop.take_turns()
 
     def measure() -> dict[str, float]:
         found = {}
@@ -208,12 +214,15 @@ def child(kind: str, folder: Path, shape: ModelShape) -> None:
 
 def ratios(seen: dict[str, dict[str, float]], layers: int) -> dict[str, float]:
     """Return what the run shows, from the medians of its rounds."""
-    one, two, part, link = (seen[kind] for kind in KINDS)
+    one, two, part, link, turns, lanes = (seen[kind] for kind in KINDS)
     found = {"prefill": one["prefill"] / two["prefill"]}
     for rows in ROWS:
         products = part[f"step {rows}"] + (2 * layers + 1) * link[f"sum {rows}"]
         found[f"decode {rows}"] = one[f"step {rows}"] / two[f"step {rows}"]
         found[f"step {rows}"] = two[f"step {rows}"] / products
+    rows = max(ROWS)
+    found[f"lanes {rows}"] = lanes[f"step {rows}"] / turns[f"step {rows}"]
+    found["lanes prefill"] = lanes["prefill"] / turns["prefill"]
     found["plan"] = link["plan"] / link["socket"]
     return found
 

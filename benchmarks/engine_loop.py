@@ -59,6 +59,11 @@ class EngineLoop:
         self.model = built
         self._next = Engine(self.model.runner, settings)
 
+    def take_turns(self) -> None:
+        """Let stages of a pipeline compute one step after the other."""
+        self.model.runner.num_lanes = 1
+        self._next = Engine(self.model.runner, self._settings)
+
     def run(
         self,
         asks: Sequence[Ask],
