@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 CHUNKS: Final = 30
 FAULTS: Final = ("kill", "kill leader", "stop", "stop", "slow") * 2
-"""Of a chunk, in random order."""
+"""A chunk has all of these, in random order."""
 DETECTION_S: Final = 2.0
 SLOW_S: Final = 2.0
 RUNS_S, STANDS_S = 0.01, 0.1
 """A rank that is ten times slower."""
 detected_s: list[float] = []
-"""Of all chunks so far in this process: from a fault to the end of the other ranks."""
+"""Seconds from each fault to the end of another rank, in this process so far."""
 
 
 def ended_after(ranks: Group, process: int, number: int) -> float:
@@ -33,7 +33,7 @@ def ended_after(ranks: Group, process: int, number: int) -> float:
     began_s = time.monotonic()
     os.kill(process, number)
     while is_there(other):
-        assert time.monotonic() - began_s < DETECTION_S + SLACK_S, "nobody has noticed"
+        assert time.monotonic() - began_s < DETECTION_S + SLACK_S, "no rank has noticed"
         if other == ranks.process.pid:
             ranks.process.poll()
         time.sleep(0.005)
