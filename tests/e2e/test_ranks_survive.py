@@ -70,6 +70,12 @@ def test_a_stream_goes_on_with_the_same_tokens_when_a_rank_ends(
         workers = running.wait_workers(2)
         with stream(client) as texts:
             expected = "".join(texts)
+        (entry,) = client.get("/v1/models").json()["data"]
+        sizes = entry["parallel_config"]
+        assert sizes == {
+            "tensor_parallel_size": 2 if size == "-tp" else 1,
+            "pipeline_parallel_size": 2 if size == "-pp" else 1,
+        }
         measured = [
             line.rsplit(" ", 1)
             for line in client.get("/metrics").text.splitlines()

@@ -269,7 +269,9 @@ def test_a_norm_of_another_width_beside_the_layers_changes_nothing(tiny: Tiny) -
     model = tree_of(tiny("llama").directory)
     body = model.tree.body
     body._modules = {"small": LlamaRMSNorm(8), **body._modules}
-    assert promote(model, False).norm.shape == (model.facts.hidden_size,)
+    norm = promote(model, False).norm
+    assert norm is not None
+    assert norm.shape == (model.facts.hidden_size,)
 
 
 def test_an_activation_that_is_not_known_stays_in_the_tree(

@@ -48,6 +48,18 @@ def test_two_stages_of_two_ranks_compute_what_one_rank_does(tiny: Tiny, name: st
     many.close()
 
 
+def test_three_stages_compute_what_one_rank_does(tiny: Tiny) -> None:
+    """With more than two lanes a stream that gives way draws its next token again."""
+    many = both(tiny("llama").directory, jobs(), 1, pipeline_parallel_size=3)
+    prompt = prompt_of(40, 5)
+    given = [Job([*prompt, *prompt_of(3, seed)], sampled(seed)) for seed in range(8)]
+    one = EngineDriver(tiny("llama").directory, cpu_threads=1)
+    together = many.again(num_blocks=10).run(given)
+    same(together, one.run(given))
+    assert sum(each.num_preemptions for each in together) > 0
+    many.close()
+
+
 @pytest.fixture(scope="module")
 def llama(tiny: Tiny) -> Iterator[tuple[EngineDriver, RanksDriver]]:
     """One rank and two stages, for tests that differ by their engine; each makes its own with
@@ -70,7 +82,7 @@ def test_steps_of_two_lanes_are_in_flight(llama: tuple[EngineDriver, RanksDriver
         assert len(set(rows)) == len(rows)
         seen.append(set(lanes))
 
-    two.on_output = note  # type: ignore[method-assign]
+    two.on_output = note  # type: ignore[assignment, method-assign]
     same(two.run(jobs()), one.run(jobs()))
     block, half = one.model.kv_bytes.block, two.model.kv_bytes.block
     assert 0 < half < block, "a stage keeps KV of its own layers"
@@ -113,7 +125,7 @@ def test_a_row_that_fails_fails_alone(llama: tuple[EngineDriver, RanksDriver]) -
     ours = two.run(given)
     assert ours[0].error == one.run(given)[0].error is not None
     assert ours[1].token_ids == one.run(given)[1].token_ids
-    assert not two.followers.ends
+    assert not llama[1].followers.ends
 
 
 @pytest.mark.parametrize("level", [1, 2])

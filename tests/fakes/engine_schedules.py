@@ -239,16 +239,18 @@ class Schedule:
             for case in self.cases:
                 case.change_spec(owner=random_owner(rng))
         chances = rng.choice([(trouble, 0.0), (0.0, trouble), (trouble / 4, trouble / 2)])
-        dice = Random(seed + 1)
         num_images = rng.choice([1, 2, 4, 12, 40]) if has_host else 0
         self.runner = KvRunner(
             self.settings,
             num_blocks,
-            dice,
+            Random(seed + 1),
             *chances,
             boundary,
             windows,
-            *(num_saved, has_pages, max_proposed, num_images),
+            num_saved,
+            has_pages,
+            max_proposed,
+            num_images,
         )
         self.runner.num_lanes = num_lanes
         self._loads = Loads(Random(seed + 3), self) if has_host else None
@@ -257,9 +259,8 @@ class Schedule:
         self.runner_drafts = self._take_runner_drafts() if max_proposed else None
         proposer = self.proposer or self.runner_drafts
         self.engine = Engine(self.runner, self.settings, proposer=proposer)
-        self._may_cancel = may_cancel
         self._added: list[Case] = []
-        self._totals = DraftTotals()
+        self._may_cancel, self._totals = may_cancel, DraftTotals()
 
     def _make_cases(
         self, capacity: int, has_boundary: bool, has_host: bool

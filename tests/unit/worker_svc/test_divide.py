@@ -99,7 +99,7 @@ def test_stages_have_the_tables_of_the_whole_model(windowed: list[bool], stages:
     layers = tuple(LayerConfig(8 if each else None, 0) for each in windowed)
     whole = config_of(layers=layers)
     stages = min(stages, len(layers))
-    found = []
+    found: list[int] = []
     for stage in range(stages):
         part = divided(whole, Ranks(pipe=Pipe(stage, stages)))
         assert part.grouping.windows == whole.grouping.windows

@@ -25,6 +25,7 @@ from tokenmesh.services.gateway.apis.openai.shapes import (
     Model,
     ModelDrafts,
     ModelList,
+    ModelParallelism,
     ModelPermission,
 )
 from tokenmesh.services.gateway.core.context import access_of, context_of
@@ -125,6 +126,9 @@ def _model(
         tasks=[*(["generate"] if card.generates else []), *card.tasks],
         speculative_config=ModelDrafts(card.draft_method, card.max_drafts)
         if card.draft_method
+        else None,
+        parallel_config=ModelParallelism(card.ranks // card.stages, card.stages)
+        if card.ranks > 1
         else None,
     )
 

@@ -146,6 +146,13 @@ class ModelDrafts(msgspec.Struct):
     num_speculative_tokens: int
 
 
+class ModelParallelism(msgspec.Struct):
+    """The division of a model over processes of a worker, by vLLM's names."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+
+
 class Model(msgspec.Struct, kw_only=True):
     """One entry of /v1/models."""
 
@@ -161,6 +168,8 @@ class Model(msgspec.Struct, kw_only=True):
     """`generate`, and tasks of pooling."""
     speculative_config: ModelDrafts | None = None
     """None: there are no drafts."""
+    parallel_config: ModelParallelism | None = None
+    """None: one process computes it."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):
