@@ -18,7 +18,7 @@ from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 
-_DEMO = Path(tokenmesh.__file__).parent / "demo_model"
+DEMO = Path(tokenmesh.__file__).parent / "demo_model"
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def demo_mesh(
     settings = Settings(
         models=(
             ModelSettings.model_validate(
-                {"model": str(_DEMO), "served_model_name": ("demo",), **(model or {})}
+                {"model": str(DEMO), "served_model_name": ("demo",), **(model or {})}
             ),
         ),
         bus=bus_settings_of(nats),

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.demo_mesh import demo_mesh
+from tests.fakes.demo_mesh import DEMO, demo_mesh
 from tests.servers import Server
 from tokenmesh.engine.speculate.adaptive import StepCost
 
@@ -48,7 +48,7 @@ def without_details(found: dict[Any, Any]) -> dict[Any, Any]:
     return {key: value for key, value in found.items() if key[-1] != "details"}
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
 async def test_responses_are_the_same_with_drafts(
     nats_server: Server, redis_server: Server, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -59,7 +59,12 @@ async def test_responses_are_the_same_with_drafts(
         expected = await responses(client)
         (entry,) = (await client.get("/v1/models")).json()["data"]
         assert entry["speculative_config"] is None
-    config = {"method": method, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 8}
+    if method == "draft_model":
+        # the model drafts for itself: all but what depends on penalties and grammars is right
+        config["model"] = str(DEMO)
+    else:
+        config |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     async with demo_mesh(nats_server, redis_server, model={"speculative_config": config}) as client:
         found = await responses(client)
         (entry,) = (await client.get("/v1/models")).json()["data"]
