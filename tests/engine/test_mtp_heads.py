@@ -11,9 +11,13 @@ from safetensors.torch import load_file, save_file
 from tests.engine.test_draft_models import with_drafts
 from tests.engine.test_drafts_of_families import TROUBLES, check_all, jobs
 from tests.engine.test_eagle_heads import noted
+from tests.engine.test_media_families import ImageFamily
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
-from tests.fakes.mtp import FILE, PREDICTORS, make_predictor
+from tests.fakes.media_models import media_checkpoint, oracle
+from tests.fakes.mtp import FILE, PREDICTORS, add_module, make_predictor
 from tests.fakes.tiny import Tiny, prompt_of
+from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 
 K: Final = 3
@@ -48,6 +52,45 @@ def test_streams_are_the_same_with_a_head(tmp_path: Path, name: str) -> None:
     made = make_predictor(tmp_path, name)
     driver = driver_of(made.directory, **TROUBLES)
     check_all(driver, jobs(), 70 if name == "exaone_moe" else 34, ["model"])
+
+
+@pytest.mark.timeout(60)  # as above
+def test_a_head_has_the_positions_of_prompts_with_images(tmp_path: Path) -> None:
+    directory = media_checkpoint(tmp_path, "qwen3_5")
+    add_module(directory)
+    config = {"method": "mtp", "num_speculative_tokens": K}
+    parts = ImageFamily.parts(directory, speculative_config=config)
+    family = ImageFamily(
+        name="qwen3_5",
+        model=oracle(directory, "qwen3_5"),
+        processor=ItemProcessor(directory),
+        **parts,
+    )
+    family.driver = with_drafts(family.driver, max_num_batched_tokens=40)
+    runner = family.driver.model.runner
+    assert isinstance(runner, TorchRunner)
+    drafter: Any = runner.drafter
+    head, seen = drafter.model, list[torch.Tensor | None]()
+
+    class Noting:
+        """Notes the positions that the head is given."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(head, name)
+
+        def forward(self, hidden: torch.Tensor, step: Any, store: Any) -> torch.Tensor:
+            seen.append(step.media.positions)
+            return head.forward(hidden, step, store)  # type: ignore[no-any-return]
+
+    drafter.model = Noting()
+    prompts = [family.items(1), family.items(), family.items(2, 3)]
+    found = family.driver.run(family.jobs(prompts))
+    assert [each.token_ids for each in found] == family.answers(prompts)
+    assert family.driver.drafts.draft_tokens > 20
+    given = [each for each in seen if each is not None]
+    assert {len(each) for each in given} == {3}
+    # rows and columns of images have positions of their own
+    assert any(not torch.equal(each[0], each[2]) for each in given)
 
 
 def test_a_head_sleeps_and_wakes_with_its_model(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from tests.fakes.general_models import GENERAL, HEADS, make_general
 from tests.fakes.models import Fake, make_fake, randomized
@@ -138,6 +139,24 @@ def make_predictor(directory: Path, name: str, **config: Any) -> TinyPredictor:
     file.write_text(json.dumps(values))
     layer.model.norm = torch.nn.Identity()
     return TinyPredictor(directory, target, layer, around, kind)
+
+
+def add_module(directory: Path) -> None:
+    """Add a layer of Qwen3.5 to a checkpoint that takes images, too."""
+    config: Any = AutoConfig.from_pretrained(directory).get_text_config()
+    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+    layer = randomized(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config))
+    tensors = load_file(directory / FILE)
+    for name, each in layer.state_dict().items():
+        if "layers.0." in name:
+            tensors[f"mtp.layers.0.{name.split('layers.0.', 1)[1]}"] = each.contiguous()
+    for name, each in _around(_MODULE, config.hidden_size).items():
+        tensors[f"mtp.{name}"] = each
+    save_file(tensors, directory / FILE, {"format": "pt"})
+    file = directory / "config.json"
+    values = json.loads(file.read_text())
+    values["text_config"]["mtp_num_hidden_layers"] = 1
+    file.write_text(json.dumps(values))
 
 
 def _layer_of(fake: Fake) -> Any:
