@@ -237,7 +237,11 @@ MUTANTS = {
         LiveRequests, "remove", "self._cache.unpin(request)", "pass", has_host=True
     ),
     "images of a wrong load are kept for a request": Mutant(
-        KvExchange, "arrived", "are_good)", "[True for _ in keys])", has_host=True
+        KvExchange,
+        "arrived",
+        "finish(keys, are_good",
+        "finish(keys, [True] * len(keys)",
+        has_host=True,
     ),
     "blocks are not filled": Mutant(
         Prefill, "_compute", "list(fills.entries)", "[]", has_host=True
