@@ -55,6 +55,8 @@ async def test_streams_that_are_aborted_at_any_moment_leave_nothing_and_no_wrong
         for _ in range(0, number, AT_A_TIME):
             p.deltas.clear()
             await asyncio.gather(*(abort(p, dice, dice.choice(prompts)) for _ in range(AT_A_TIME)))
+            # the queue of the reader is bounded
+            assert await p.reader.actor._streams.wait_idle(10)
         await p.at_rest()
         for side in p.sides:
             assert await side.actor._streams.wait_idle(10)
