@@ -14,7 +14,7 @@ from tests.engine.test_rank_death import SLACK_S, Group, group, is_there
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CHUNKS: Final = 30
 FAULTS: Final = ("kill", "kill leader", "stop", "stop", "slow") * 2
