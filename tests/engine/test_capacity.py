@@ -171,7 +171,7 @@ def test_the_command_prints_a_table_and_json(tiny: Tiny) -> None:
     assert found["max_model_len"] == 32
     text = table(found)
     assert "a cost model" in text
-    assert len(text.splitlines()) == 4 + len(found["sizes"]) + 3 + 1
+    assert len(text.splitlines()) == 4 + len(found["sizes"]) + 3
     refused = subprocess.run([*command[:5], "--gpus", "2xL99"], capture_output=True, check=False)
     assert refused.returncode == 2
     assert b"L99 is unknown" in refused.stderr
