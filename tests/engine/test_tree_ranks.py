@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from safetensors import safe_open
 
 from tests.engine.test_ranks import both, jobs, same, sampled
 from tests.fakes.engine_driver import EngineDriver, Job
@@ -35,6 +36,14 @@ FEW: Final = {
     "kimi_linear": "linear_num_heads of 2 is not divisible by 4 ranks",
 }
 """Families whose fakes have fewer heads or groups than four ranks, with the reason."""
+NAMED_OTHERWISE: Final = frozenset(
+    (
+        *("mixtral", "olmoe", "minimax_m2", "gpt_oss", "deepseek_v2", "deepseek_v3"),
+        *("glm4_moe_lite", "deepseek_v32", "qwen3_next", "kimi_linear", "granitemoehybrid"),
+        *("nemotron_h", "olmoe_unclipped"),
+    )
+)
+"""Mixtures of experts whose names do not say so."""
 QUICK: Final = frozenset({"gemma2", "qwen2_moe", "olmoe", "deepseek_v3", "qwen3_next", "bamba"})
 """Softcaps; a shared expert; norms over all heads; latents; two kinds of states."""
 AS_TREES: Final = [each for each in FAKES if each not in ("llama_odd", "mistral_long")]
@@ -47,6 +56,11 @@ def facts_of(directory: Path, **model: Any) -> HfFacts:
     facts = read_model_facts(read_config(directory), directory, settings)
     assert isinstance(facts, HfFacts)
     return facts
+
+
+def stored_names(directory: Path) -> list[str]:
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        return list(file.keys())
 
 
 def num_bytes(facts: HfFacts) -> int:
@@ -82,6 +96,37 @@ def test_one_group_is_on_all_ranks(tmp_path: Path) -> None:
         tmp_path
     )
     both(tmp_path, jobs(), 4, max_num_batched_tokens=32).close()
+
+
+MIXTURES: Final = [name for name in NAMES if "_moe" in name or name in NAMED_OTHERWISE]
+
+
+@some(MIXTURES, {"qwen2_moe", "gpt_oss"})
+def test_two_ranks_have_half_of_the_experts_each(tiny: Tiny, name: str) -> None:
+    both(tiny(name).directory, jobs(), enable_expert_parallel=True).close()
+
+
+@some([name for name in MIXTURES if name not in FEW], ())
+def test_four_ranks_have_some_experts_each(tiny: Tiny, name: str) -> None:
+    both(tiny(name).directory, jobs(), 4, enable_expert_parallel=True).close()
+
+
+def test_experts_are_read_by_the_rank_that_has_them(tiny: Tiny) -> None:
+    whole = facts_of(tiny("mixtral").directory)
+    shapes = dict.fromkeys(stored_names(tiny("mixtral").directory), (1,))
+    read = [
+        TreePart(whole, Ranks(rank, 2, by_expert=True)).taken(dict.fromkeys(shapes), shapes)
+        for rank in range(2)
+    ]
+    own = [{name for name in each if ".experts." in name} for each in read]
+    assert len(own[0]) == len(own[1]) == 3 * 3 * 4
+    assert not own[0] & own[1]
+
+
+def test_experts_that_do_not_divide_are_refused_with_both_numbers(tiny: Tiny) -> None:
+    part = TreePart(facts_of(tiny("mixtral").directory), Ranks(0, 3, by_expert=True))
+    with pytest.raises(ConfigError, match="8 experts are not divisible by 3 ranks"):
+        part.check()
 
 
 @some(AS_TREES, {"olmo2"})

@@ -135,6 +135,7 @@ FLAGS: Final = (
     Flag("--engine", ("worker", "engine")),
     Flag("--tensor-parallel-size", ("worker", "tensor_parallel_size")),
     Flag("--pipeline-parallel-size", ("worker", "pipeline_parallel_size")),
+    Flag("--enable-expert-parallel", ("worker", "enable_expert_parallel"), is_switch=True),
     Flag("--max-num-seqs", ("worker", "max_num_seqs")),
     Flag(
         "--max-num-batched-tokens",

@@ -41,7 +41,6 @@ FIXED: Final = {
     ),
     "enable-auto-tool-choice": Fixed("tool calls are always parsed"),
     "enable-chunked-prefill": Fixed("prefill is always chunked"),
-    "enable-expert-parallel": Fixed("it has no effect on one device", warns=True),
     "enable-prompt-tokens-details": Fixed("usage always has prompt_tokens_details"),
     "enable-request-id-headers": Fixed("X-Request-Id is always sent back"),
     "enable-server-load-tracking": Fixed("GET /load always counts"),

@@ -1,7 +1,6 @@
 """Lines with which vLLM's own tests start a server are taken unchanged, or refused with advice."""
 
 import json
-import logging
 import re
 import shlex
 from collections.abc import Iterator
@@ -68,11 +67,8 @@ def test_an_unknown_flag_is_never_taken_for_one_that_is_spelled_alike(flag: str)
     assert re.findall(r"--[a-z-]+", text) == ["--help"]
 
 
-def test_expert_parallelism_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert overrides_of("--enable-expert-parallel") == {}
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert record.getMessage() == "--enable-expert-parallel: it has no effect on one device"
+def test_expert_parallelism_is_a_setting_of_workers() -> None:
+    assert settings_of("--enable-expert-parallel").worker.enable_expert_parallel
 
 
 def test_ranks_of_data_parallelism_are_replicas() -> None:

@@ -1,5 +1,7 @@
 """build: settings -> what the checkpoint is served for, by one process or several ranks."""
 
+import logging
+
 from tokenmesh.engine.exec.build import build_runner, fitting, start_device
 from tokenmesh.engine.exec.loaded_model import LoadedPooler, RunnableModel
 from tokenmesh.engine.exec.pool_build import build_pool_runner
@@ -9,6 +11,8 @@ from tokenmesh.engine.models.pooling.kind import pools
 from tokenmesh.engine.models.raw_config import read_config
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
+
+logger = logging.getLogger(__name__)
 
 
 def build(
@@ -20,6 +24,8 @@ def build(
         from tokenmesh.engine.exec.leader import build_ranked
 
         return build_ranked(model, worker, progress)
+    if worker.enable_expert_parallel:
+        logger.warning("enable_expert_parallel has no effect on one rank")
     directory = locate(model, with_code=model.trust_remote_code)
     raw = read_config(directory)
     if not pools(model, raw, directory):

@@ -57,7 +57,7 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
     if facts.rounding is not None:
         what = "for a module tree whose weights are rounded when it is loaded"
         raise _error(worker, what)
-    TreePart(facts, Ranks(0, world)).check()
+    TreePart(facts, Ranks(0, world, by_expert=worker.enable_expert_parallel)).check()
 
 
 def _error(worker: WorkerSettings, what: str) -> ConfigError:

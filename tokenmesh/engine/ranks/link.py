@@ -127,17 +127,19 @@ class Link:
     def _until_end(self) -> tuple[str, bool]:
         """Take frames until a peer ends or is silent; why, and whether settings are the reason."""
         silence = _Silence(self._peers)
-        readers = {each: RankFrames(each) for each in self._peers.values()}
-        ranks = {each: rank for rank, each in self._peers.items()}
+        readers = {rank: RankFrames(each) for rank, each in self._peers.items()}
+        poll = select.poll()  # `select` takes no descriptor above 1,023
+        try:
+            ranks = {each.fileno(): rank for rank, each in self._peers.items()}
+            for descriptor in ranks:
+                poll.register(descriptor, select.POLLIN)
+        except (OSError, ValueError):  # closed by this process
+            return "the link is closed", False
         while not self._closed.is_set():
-            try:
-                ready, _, _ = select.select(list(readers), [], [], BEAT_S)
-            except (OSError, ValueError):  # closed by this process
-                return "the link is closed", False
-            for connection in ready:
-                rank = ranks[connection]
+            for descriptor, _ in poll.poll(BEAT_S * 1000):
+                rank = ranks[descriptor]
                 try:
-                    frames = readers[connection].read()
+                    frames = readers[rank].read()
                 except (EOFError, OSError):
                     return f"rank {rank} has ended", False
                 silence.hear(rank)

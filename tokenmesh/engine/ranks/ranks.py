@@ -31,6 +31,8 @@ class Ranks:
     world: int = 1
     group: Any = None
     """A process group of torch.distributed."""
+    by_expert: bool = False
+    """A rank has some experts whole, and not a part of each."""
     num_sums: int = 0
     pipe: Pipe = field(default_factory=Pipe)
     """To the ranks of other stages; a rank's number and its group are those within its stage."""

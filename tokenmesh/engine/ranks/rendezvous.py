@@ -248,7 +248,8 @@ def _ranks(store: Store, number: int, worker: WorkerSettings, host: str) -> Rank
         group = _process_group(PrefixStore(f"stage/{stage}", store), rank, world, host)
     if stages > 1:
         pipe = _process_group(PrefixStore(f"pipe/{rank}", store), stage, stages, host)
-    return Ranks(rank, world, group, pipe=Pipe(stage, stages, pipe))
+    by_expert = worker.enable_expert_parallel
+    return Ranks(rank, world, group, by_expert, pipe=Pipe(stage, stages, pipe))
 
 
 def _process_group(store: Store, rank: int, world: int, host: str) -> ProcessGroupGloo:

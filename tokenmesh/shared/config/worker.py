@@ -53,7 +53,12 @@ class WorkerSettings(BaseModel):
         ge=1,
         le=64,
         description="Ranks that share a model: each computes with a part of the weights, and holds "
-        "a part of the KV cache. More than 1: for models of the native kind on CPUs.",
+        "a part of the KV cache. More than 1: on CPUs.",
+    )
+    enable_expert_parallel: bool = Field(
+        default=False,
+        description="Each rank of a mixture of experts has some experts whole, instead of a part "
+        "of each.",
     )
     pipeline_parallel_size: int = Field(
         default=1,

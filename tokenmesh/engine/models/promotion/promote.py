@@ -31,6 +31,7 @@ from tokenmesh.engine.models.promotion.skeleton import Skeleton, read_skeleton
 from tokenmesh.engine.models.tree.attention import PORT, Port
 from tokenmesh.engine.models.tree.model import HfModel
 from tokenmesh.engine.models.tree.quantized.deferred_experts import settle
+from tokenmesh.engine.models.tree.quantized.expert_codes import is_experts
 from tokenmesh.engine.models.tree.recognise import (
     FIRST_PAGE,
     first_step,
@@ -55,6 +56,8 @@ def promote(model: HfModel, native: bool) -> Decoder:
     """
     problem: Unread | None = None
     try:
+        if model.ranks.by_expert and any(map(is_experts, model.tree.body.modules())):
+            raise Unread("its experts are on different ranks")
         with model.ranks.alone():
             skeleton = read_skeleton(model)
             readings = _read_kinds(model, skeleton)

@@ -17,7 +17,9 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.engine.models.tree.cuts import Cut, CutTensor, Shapes
 from tokenmesh.engine.models.tree.facts import HfFacts, empty_tree
+from tokenmesh.engine.models.tree.part_experts import names_of_others, part_of_experts, take_form
 from tokenmesh.engine.models.tree.part_pieces import pieces_of
+from tokenmesh.engine.models.tree.quantized.expert_codes import is_experts
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.errors import ConfigError
 
@@ -32,6 +34,8 @@ _EQUAL: Final = (
 """Keys of config.json of which each rank has an equal part."""
 _REPEATED: Final = ("num_key_value_heads", "linear_num_key_heads")
 """Keys of what several ranks may need."""
+_OF_EXPERTS: Final = "moe_intermediate_size"
+"""The key of a width that ranks with whole experts need not divide."""
 _GROUPS: Final = ("mamba_n_groups", "n_groups")
 """Keys of groups of heads, over each of which a norm is taken: those of a rank are whole, unless
 there is one group, which all ranks share."""
@@ -48,6 +52,7 @@ _OF_SIZES: Final = frozenset(
         *("shared_expert_intermediate_size", "n_groups", "group_size", "num_embeddings"),
         *(
             "hidden_size",
+            "num_experts",
             "groups_time_state_size",
             "vocab_size",
             "padding_idx",
@@ -82,17 +87,23 @@ class TreePart:
     @cached_property
     def facts(self) -> HfFacts:
         """The facts of the smaller tree."""
-        config, kind = part_config(self.whole, self.ranks), _part_kind(self.whole.kind)
-        return replace(self.whole, config=config, kind=kind)
+        experts = part_of_experts(self._whole_tree, self.ranks)
+        kind = _part_kind(self.whole.kind, experts)
+        return replace(self.whole, config=part_config(self.whole, self.ranks), kind=kind)
+
+    @cached_property
+    def _whole_tree(self) -> PreTrainedModel:
+        return empty_tree(self.whole.config, self.whole.kind)
 
     @cached_property
     def _trees(self) -> tuple[PreTrainedModel, PreTrainedModel]:
         """The whole one and the part, without weights."""
-        return tuple(empty_tree(each.config, each.kind) for each in (self.whole, self.facts))
+        return self._whole_tree, empty_tree(self.facts.config, self.facts.kind)
 
     def taken(self, tensors: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
         """Stored tensors, of which those that are cut are read in part."""
-        cuts = self.cuts(shapes)
+        cuts, others = self.cuts(shapes), names_of_others(self._whole_tree, self.ranks)
+        tensors = {name: each for name, each in tensors.items() if name not in others}
         return tensors | {name: CutTensor(tensors[name], cut) for name, cut in cuts.items()}
 
     def cuts(self, shapes: Shapes) -> Mapping[str, Cut]:
@@ -109,7 +120,9 @@ class TreePart:
         cuts = {
             name: self._cut(places.get(id(tensor), ""), tensor.shape, asked[name].shape)
             for name, tensor in stored.items()
-            if tensor.shape != asked[name].shape and shapes.get(name) == tuple(tensor.shape)
+            if name in asked
+            and tensor.shape != asked[name].shape
+            and shapes.get(name) == tuple(tensor.shape)
         }
         for name, module, cut in self.modules():
             if isinstance(module, torch.nn.Conv1d) and isinstance(cut, torch.nn.Conv1d):
@@ -148,7 +161,7 @@ class TreePart:
         if place in _tables(whole):
             return [self.ranks.padded_part(size)]
         sizes, parts = ([total] for total in (size, part))
-        if place:
+        if place and not (self.ranks.by_expert and is_experts(_owner(whole, place))):
             sizes, parts = pieces_of(whole, place, size), pieces_of(own, place, part)
         pieces, first = [], 0
         for of_all, of_own in zip(sizes, parts, strict=True):
@@ -182,12 +195,16 @@ class TreePart:
         return [each for each in found if _is_cut(*each[1:])]
 
 
-def _part_kind(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
+def _part_kind(
+    kind: type[PreTrainedModel], experts: Mapping[str, torch.nn.Module]
+) -> type[PreTrainedModel]:
     """A class whose trees are as wide as their configs say, also where a norm over all heads takes
-    its width from another key."""
+    its width from another key. experts: what its own are like, by their paths."""
 
     def build(self: Any, config: Any, *args: Any, **named: Any) -> None:
         kind.__init__(self, config, *args, **named)
+        for path, like in experts.items():
+            take_form(self.get_submodule(path), like)
         for module in self.modules():
             for norm, projection in (("q_norm", "q_proj"), ("k_norm", "k_proj")):
                 weight = getattr(getattr(module, norm, None), "weight", None)
@@ -206,9 +223,10 @@ def part_config(facts: HfFacts, ranks: Ranks) -> PreTrainedConfig:
     if getattr(text, "head_dim", None) is None and hasattr(text, "num_attention_heads"):
         values["head_dim"] = text.hidden_size // text.num_attention_heads
     for key, size in _numbers(text, _EQUAL):
-        if size % world:
+        if size % world == 0:
+            values[key] = size // world
+        elif not (ranks.by_expert and key == _OF_EXPERTS):
             raise _problem(world, f"{key} of {size} is not divisible by {world} ranks")
-        values[key] = size // world
     for key, size in _numbers(text, _REPEATED):
         if size % world and world % size:
             what = f"{key} of {size} and {world} ranks: neither is a multiple of the other"
@@ -233,6 +251,10 @@ def part_config(facts: HfFacts, ranks: Ranks) -> PreTrainedConfig:
     for each in (config, text):
         each.pad_token_id = None  # it may be in another part of the vocabulary
     return config
+
+
+def _owner(tree: torch.nn.Module, place: str) -> torch.nn.Module:
+    return tree.get_submodule(place.rpartition(".")[0])
 
 
 def _numbers(text: Any, keys: Sequence[str]) -> list[tuple[str, int]]:

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from tokenmesh.engine.models.tree.part import TreePart
+from tokenmesh.engine.models.tree.part_experts import choose_own
 from tokenmesh.engine.models.tree.quantized.expert_codes import is_experts
 from tokenmesh.engine.models.tree.recognise import MEETS
 from tokenmesh.engine.ranks.ranks import Ranks
@@ -33,7 +34,11 @@ def join(model: PreTrainedModel, part: TreePart) -> None:
             if whole.in_features != own.in_features:
                 _sum_after(module, module.bias, part.ranks)
         elif is_experts(module):
-            _sum_after(module, getattr(module, "down_proj_bias", None), part.ranks)
+            bias = getattr(module, "down_proj_bias", None)
+            if part.ranks.by_expert:
+                choose_own(module, part.ranks)
+                bias = None  # each expert has its own, on one rank
+            _sum_after(module, bias, part.ranks)
         elif "Norm" in type(module).__name__ and _extent(whole) != _extent(own):
             _mean_of_all(module, part.ranks)
 
