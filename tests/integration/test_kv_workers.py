@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,23 @@ async def test_a_lease_is_polled_released_and_ends_when_its_reader_is_silent(
         assert p.source.parts.desk.num_leases == 1
         await p.at_rest()
         assert p.source.parts.desk.num_expired == 1
+
+
+async def test_a_source_whose_steps_take_longer_than_it_may_be_silent_brings_the_prompt(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(silent_s=0.6, load_failure_policy="fail") as p:
+        expected, _ = await p.run(p.source, PROMPT, cache_salt="alone")
+        engine = p.source.actor._host._engine
+        step = engine.step
+
+        def slow_step(*args: Any) -> Any:
+            time.sleep(0.8)
+            return step(*args)
+
+        monkeypatch.setattr(engine, "step", slow_step)
+        assert await p.run(p.reader, PROMPT, kv=p.source.origin()) == (expected, 0)
+        assert p.reader.computed == len(PROMPT) - BLOCKS * SIZE
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])

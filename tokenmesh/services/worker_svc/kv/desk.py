@@ -41,8 +41,10 @@ class ReaderLease:
     number: int
     name: LeaseName
     request: Request
-    keys: Sequence[bytes]
     ends_s: float
+    keys: Sequence[bytes] = ()
+    """Known once `learning` is over."""
+    learning: "asyncio.Task[None] | None" = None
     token: bytes = field(default_factory=new_token)
     is_computing: bool = False
     first: int = -1
@@ -71,6 +73,7 @@ class KvDesk:
     _by_name: dict[LeaseName, ReaderLease] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
     _change: asyncio.Event = field(default_factory=asyncio.Event)
+    _answers: "set[asyncio.Task[KvReady]]" = field(default_factory=set)
 
     @property
     def num_leases(self) -> int:
@@ -90,22 +93,38 @@ class KvDesk:
             return Refused(reason=problem, retry_after_s=0.0)
         part = _computing_only(request)
         ends_s = monotonic_s() + self.settings.lease_s
-        lease = ReaderLease(next(self._numbers), name, part, (), ends_s)
+        lease = ReaderLease(next(self._numbers), name, part, ends_s)
         self._leases[lease.number] = self._by_name[name] = lease
         try:
             if message.computes:
                 lease.is_computing = True
                 await self.begin(part)
-            lease.keys = await ask(
-                self.host, lambda engine: engine.exchange.keys_of(part, message.num_blocks)
-            )
+            lease.learning = asyncio.create_task(self._learn(lease, message))
+            # The engine answers between two steps, and one of a long prompt may take longer than
+            # a reader waits for a source that is silent.
+            await asyncio.wait((lease.learning,), timeout=_POLL_S)
         except BaseException:
             await asyncio.shield(self._end(lease))
             raise
+        if lease.is_over:
+            return Refused(reason="the lease has ended", retry_after_s=0.0)
+        problem = lease.learning.exception() if lease.learning.done() else None
+        if problem is None:
+            return self._started(lease)
+        await self._end(lease)
+        if isinstance(problem, NotFound):
+            return Refused(reason=problem.message, retry_after_s=0.0)
+        raise problem
+
+    async def _learn(self, lease: ReaderLease, message: PrefillKv) -> None:
+        """Ask the engine for the keys of a lease. Raises NotFound where it has other ones."""
+        part = lease.request
+        keys = await ask(
+            self.host, lambda engine: engine.exchange.keys_of(part, message.num_blocks)
+        )
         if part.kv.hashes[message.num_blocks - 1] != message.last_key:
-            await self._end(lease)
-            return Refused(reason="this worker has other keys for the prompt", retry_after_s=0.0)
-        return self._started(lease)
+            raise NotFound("this worker has other keys for the prompt")
+        lease.keys = keys
 
     def _problem(self, message: PrefillKv, request: Request) -> str | None:
         if message.scope != self.shared.scope:
@@ -128,12 +147,15 @@ class KvDesk:
         )
 
     async def poll(self, message: PollKv) -> KvReady:
-        """What is there behind the first `have` keys. Raises NotFound, Unavailable."""
+        """What is there behind the first `have` keys; nothing where the engine is busy for long.
+
+        Raises NotFound, Unavailable.
+        """
         lease = self._find(message.lease, message.token)
         until_s = monotonic_s() + _POLL_S
         while True:
             change = self._change
-            ready = await self._ready(lease, message.have)
+            ready = await self._ready_soon(lease, message.have, until_s)
             rest_s = until_s - monotonic_s()
             if ready.slots or ready.is_done or rest_s <= 0:
                 lease.ends_s = monotonic_s() + self.settings.lease_s
@@ -144,9 +166,32 @@ class KvDesk:
             except TimeoutError:
                 continue
 
+    async def _ready_soon(self, lease: ReaderLease, have: int, until_s: float) -> KvReady:
+        """The next images; none where they are not known in time. A later poll finds them."""
+        answer = asyncio.create_task(self._ready(lease, have))
+        self._answers.add(answer)
+        answer.add_done_callback(self._forget)
+        rest_s = max(0.0, until_s - monotonic_s())
+        done, _ = await asyncio.wait((answer,), timeout=rest_s)
+        if done:
+            return answer.result()
+        computed = _computed_of(lease.request)
+        return KvReady(first=have, slots=b"", checksums=b"", computed=computed, is_done=False)
+
+    def _forget(self, answer: "asyncio.Task[KvReady]") -> None:
+        self._answers.discard(answer)
+        # read, or asyncio logs an error of an answer that came too late: the next poll fails too
+        if not answer.cancelled():
+            answer.exception()
+
     async def _ready(self, lease: ReaderLease, have: int) -> KvReady:
+        assert lease.learning is not None
+        await asyncio.wait((lease.learning,))
         async with lease.lock:
-            if lease.is_over or not 0 <= have <= len(lease.keys):
+            if lease.is_over:
+                raise NotFound("the lease has ended")
+            lease.learning.result()
+            if not 0 <= have <= len(lease.keys):
                 raise NotFound("the lease has ended")
             # read first: what is computed then is saved when the engine is asked
             is_computing = lease.is_computing
@@ -219,6 +264,8 @@ class KvDesk:
             lease.is_over = True
             self._leases.pop(lease.number, None)
             self._by_name.pop(lease.name, None)
+            if lease.learning is not None:
+                lease.learning.cancel()
             if lease.is_computing:
                 self.cancel(lease.request.key)
             # no read by it may go on when its slots change
