@@ -223,7 +223,7 @@ class RealtimeSettings(BaseModel):
 class ConsoleSettings(BaseModel):
     """It holds what open pages of the console may cost."""
 
-    max_console_pages: int = Field(
+    max_console_pages: int = fixed(
         default=32, ge=0, description="Pages of the console that follow this gateway at a time."
     )
     max_console_pages_per_tenant: int = fixed(

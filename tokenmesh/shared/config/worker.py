@@ -247,7 +247,7 @@ class WorkerSettings(BaseModel):
         ge=1,
         description="Processes that compile grammars. One tenant's take all but one of them.",
     )
-    grammar_prestart: bool = Field(
+    grammar_prestart: bool = fixed(
         default=True,
         description="Start them, and load the grammar libraries, as soon as the worker is ready; "
         "until then schedulers place streams with grammars on other workers with room. Off: with "

@@ -143,7 +143,7 @@ class ConsolePages:
             len(self._pages) >= limits.max_console_pages
         ):
             raise Overloaded(
-                "too many pages of the console are open (gateway.max_console_pages)",
+                f"{len(self._pages)} pages of the console are open, {own} of them this tenant's",
                 retry_after_s=_RETRY_S,
             )
         page = Page(access)
