@@ -108,13 +108,13 @@ class KvDesk:
             raise
         if lease.is_over:
             return Refused(reason="the lease has ended", retry_after_s=0.0)
-        problem = lease.learning.exception() if lease.learning.done() else None
-        if problem is None:
+        error = lease.learning.exception() if lease.learning.done() else None
+        if error is None:
             return self._started(lease)
         await self._end(lease)
-        if isinstance(problem, NotFound):
-            return Refused(reason=problem.message, retry_after_s=0.0)
-        raise problem
+        if isinstance(error, NotFound):
+            return Refused(reason=error.message, retry_after_s=0.0)
+        raise error
 
     async def _learn(self, lease: ReaderLease, message: PrefillKv) -> None:
         """Ask the engine for the keys of a lease. Raises NotFound where it has other ones."""
