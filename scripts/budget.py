@@ -41,18 +41,6 @@ FORWARDING_DOCSTRING: Final = re.compile(r"See [\w`.]+\.?\Z")
 FRAGMENT: Final = re.compile(r"(?:Whether|What|Of|Which|How)\b")
 IN_QUOTES: Final = re.compile(r'"""\s*' + FRAGMENT.pattern)
 """The first word of a docstring that has no subject: it is not a sentence."""
-MOST_FRAGMENTS: Final = {
-    "tokenmesh/engine/capacity": 24,
-    "tokenmesh/engine/exec": 21,
-    "tokenmesh/engine/kv": 27,
-    "tokenmesh/engine/models": 33,
-    "tokenmesh/engine/ranks": 11,
-    "tokenmesh/engine/speculate": 21,
-    "tokenmesh/services/worker_svc": 35,
-    "tokenmesh/shared/config": 3,
-}
-"""Folders in which fragments are left, and how many there may be: lower the number with each that
-is rewritten. A folder goes when it has none; elsewhere there are none."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +160,7 @@ def names_and_docstrings(paths: list[Path]) -> tuple[list[str], list[str]]:
 
 
 def fragments(path: Path) -> Iterator[str]:
-    """Yield a line for each docstring, those of fields included, that is a fragment."""
+    """Yield a line for each docstring, those of fields included, that has no subject."""
     source = (ROOT / path).read_text(encoding="utf-8")
     # Most files need not be parsed.
     for node in ast.walk(ast.parse(source)) if IN_QUOTES.search(source) else ():
@@ -180,27 +168,6 @@ def fragments(path: Path) -> Iterator[str]:
             case ast.Expr(value=ast.Constant(value=str() as text)) if FRAGMENT.match(text.lstrip()):
                 first = text.strip().splitlines()[0]
                 yield f"{path}:{node.lineno}: the docstring {first!r} has no subject"
-
-
-def counted_fragments(paths: list[Path]) -> tuple[str, list[str]]:
-    """The numbers of fragments by folder that may have some, and a line for each one too many."""
-    numbers, problems = dict.fromkeys(MOST_FRAGMENTS, 0), []
-    for path in paths:
-        folder = next((each for each in numbers if path.is_relative_to(each)), None)
-        found = [*fragments(path)]
-        if folder is None:
-            problems += found
-        else:
-            numbers[folder] += len(found)
-    for folder, number in numbers.items():
-        if number > MOST_FRAGMENTS[folder]:
-            problems.append(
-                f"{folder} has {number} docstrings without a subject (limit "
-                f"{MOST_FRAGMENTS[folder]}): write a sentence, or nothing"
-            )
-        if not number:
-            problems.append(f"{folder} has no fragments: remove it from MOST_FRAGMENTS")
-    return ", ".join(f"{folder} {number}" for folder, number in numbers.items()), problems
 
 
 def quantile(values: list[int], share: float) -> int:
@@ -245,8 +212,8 @@ def main() -> int:
     package = {file.path: file.lines for file in files if file.path.parts[0] == "tokenmesh"}
     twice, empty = names_and_docstrings([*package])
     print(table([*goals(package, len(twice), len(empty))]))
-    counts, found = counted_fragments([file.path for file in files])
-    print(f"  docstrings without a subject: {counts or 0}")
+    found = [line for file in files for line in fragments(file.path)]
+    print(f"  docstrings without a subject: {len(found)}")
     problems += [*empty, *twice, *found]
     graph = import_graph()
     round_trips, risers = circles(graph), upward(graph)

@@ -35,7 +35,7 @@ _NO_GPUS: Final = "a model on several GPUs is not served yet"
 
 
 class PlanQuestion(msgspec.Struct):
-    """What the command line asks."""
+    """It holds what the command line asks."""
 
     model: dict[str, Any]
     worker: dict[str, Any]

@@ -21,7 +21,7 @@ class PlannedDevice:
     num_bytes: int
     """Memory, as its driver reports it."""
     gb_per_s: float
-    """Of its memory."""
+    """It is the bandwidth of its memory."""
     tflops: float
     """Dense products in bfloat16."""
     link_gb_per_s: float

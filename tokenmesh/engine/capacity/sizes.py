@@ -31,15 +31,15 @@ from tokenmesh.shared.errors import ConfigError
 
 _GIB: Final = 1 << 30
 _READ_SHARE: Final = 0.75
-"""Of a memory's stated speed that kernels which read weights once reach."""
+"""Kernels that read weights once reach this share of a memory's stated speed."""
 _PRODUCT_SHARE: Final = 0.45
-"""Of the stated products a second that a prefill of a thousand tokens reaches."""
+"""A prefill of a thousand tokens reaches this share of the stated products a second."""
 _STEP_S: Final = 2e-4
-"""Of a step besides its products: planning, drawing, launching."""
+"""A step takes so long besides its products: planning, drawing, launching."""
 _CONTEXT_BYTES: Final = 600 << 20
-"""Of a GPU's context and its loaded kernels."""
+"""A GPU's context and its loaded kernels take so many."""
 MAX_RANKS: Final = 64
-"""Of tensor parallelism."""
+"""Tensor parallelism is planned for at most so many."""
 _HOP_S: Final = 5e-5
 """Hidden states on their way to the next stage."""
 
@@ -54,13 +54,13 @@ class PlannedModel:
     inner_size: int
     vocab_size: int
     expert_share: float
-    """Of the experts that a token gets; 1 without experts."""
+    """A token gets this share of the experts; 1 without experts."""
     max_model_len: int
     may_be_shorter: bool
     page_dtype: torch.dtype
     settings: WorkerSettings
     tokens: int
-    """Of a stream, on average, for the speeds."""
+    """A stream has so many on average, for the speeds."""
 
     @property
     def kv_heads(self) -> int:
@@ -69,7 +69,8 @@ class PlannedModel:
         return max(found, default=0)
 
     def keeps_of(self, ranks: int, layers: range) -> tuple[LayerKeeps, ...]:
-        """What a rank keeps of some layers: a part of their KV heads, all of anything else."""
+        """Return what a rank keeps of some layers: a part of their KV heads, all of anything
+        else."""
         return tuple(
             tuple(
                 replace(each, kv_heads=-(-each.kv_heads // ranks))
@@ -83,10 +84,10 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What the cost model says. Tokens a second are those of all workers together."""
+    """It holds what the cost model says. Tokens a second are those of all workers together."""
 
     step_ms: float
-    """Of a stream alone, for each of its tokens."""
+    """A stream alone takes so long for each of its tokens."""
     tokens_per_s: float
     """With `streams` on each worker."""
     streams: int
@@ -103,14 +104,14 @@ class Size:
     pipeline_parallel_size: int
     workers: int = 0
     weight_bytes: int = 0
-    """Of the rank with most."""
+    """The rank with most takes so many."""
     activation_bytes: int = 0
     kv_token_bytes: int = 0
-    """Of one token, on the rank with most."""
+    """One token takes so many on the rank with most."""
     kv_bytes: int = 0
-    """Of the pool, on that rank."""
+    """The pool takes so many on that rank."""
     kv_tokens: int = 0
-    """Of a worker."""
+    """A worker holds so many."""
     full_length_streams: int = 0
     """Streams of max_model_len that a worker holds at a time."""
     max_model_len: int = 0
@@ -135,7 +136,7 @@ def divisions(count: int) -> Iterator[tuple[int, int]]:
 def size_of(
     subject: PlannedModel, device: PlannedDevice, count: int, ranks: int, stages: int
 ) -> Size:
-    """How a division would do on `count` devices."""
+    """Return how a division would do on `count` devices."""
     settings, workers = subject.settings, count // (ranks * stages)
     parts = stages_of(len(subject.keeps), stages)
     weights = [math.ceil(subject.weights.part(ranks, subject.kv_heads, part)) for part in parts]
@@ -209,7 +210,8 @@ def _budget(
 
 
 def _activation_bytes(subject: PlannedModel, device: PlannedDevice, ranks: int) -> int:
-    """Of the largest step: hidden states, what an MLP has between its products, and logits."""
+    """Return the bytes of the largest step: hidden states, what an MLP has between its products,
+    and logits."""
     settings = subject.settings
     width = 6 * subject.hidden_size + 3 * subject.inner_size // ranks
     of_tokens = settings.max_num_batched_tokens * width * subject.weights.dtype.itemsize
@@ -260,7 +262,8 @@ def _speeds(
 def _timing(
     subject: PlannedModel, device: PlannedDevice, size: Size, layers: range, rows: int
 ) -> WorkerSettings:
-    """Of a simulated worker: how long a step of the slowest stage takes with so many rows."""
+    """Return the settings of a simulated worker: how long a step of the slowest stage takes with so
+    many rows."""
     ranks, weights = size.tensor_parallel_size, subject.weights
     read_s = 1 / (device.gb_per_s * 1e9 * _READ_SHARE)
     experts = sum(weights.layers[number].experts for number in layers) / ranks

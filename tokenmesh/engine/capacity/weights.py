@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors take in memory, whole and as the part of one rank."""
+"""Define what a checkpoint's tensors take in memory, whole and as the part of one rank."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _ROUNDED_BYTES: Final[Mapping[Rounding, float]] = {
     "fp8": 1.0,
     "int4": 0.5 + 4 / INT4_GROUP,
 }
-"""Of a number, scales included."""
+"""A number takes so many bytes, scales included."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class LayerBytes:
     """Projections of KV heads, of which there may be fewer than ranks."""
     divided: float = 0.0
     experts: float = 0.0
-    """Of all experts that a router chooses from; divided, too."""
+    """All experts that a router chooses from take so many; divided, too."""
 
     def part(self, ranks: int, kv_heads: int) -> float:
         """Bytes of the rank with most."""
@@ -56,7 +56,7 @@ class ModelBytes:
     num_expert_params: int
     dtype: torch.dtype
     stored_bytes: int = field(default=0)
-    """What the files hold of it."""
+    """The files hold so many of it."""
 
     def part(self, ranks: int, kv_heads: int, layers: range) -> float:
         """Bytes of the rank with most in a stage with these layers. The first stage has the

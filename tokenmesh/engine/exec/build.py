@@ -39,7 +39,7 @@ from tokenmesh.shared.errors import ConfigError
 NATIVE_SPIN_US: Final = 50.0
 """Microseconds that threads of the C kernels look for more work before they sleep."""
 _ALL_THREADS: Final = torch.get_num_threads()
-"""Of a process alone."""
+"""A process alone computes with so many."""
 
 logger = logging.getLogger(__name__)
 

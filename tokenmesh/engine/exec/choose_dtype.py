@@ -26,7 +26,8 @@ def choose_dtype(
     device: torch.device,
     native: bool = False,
 ) -> torch.dtype:
-    """What the settings say; with "auto" half the size if the checkpoint is, where that is fast.
+    """Return what the settings say; with "auto" half the size if the checkpoint is, where that is
+    fast.
 
     native: the C kernels compute the model's products. They are fast in bfloat16 everywhere.
 

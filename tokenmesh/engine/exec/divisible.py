@@ -1,4 +1,4 @@
-"""What several ranks cannot serve, said before any of them is started."""
+"""Define what several ranks cannot serve, said before any of them is started."""
 
 from typing import Final
 

@@ -111,7 +111,7 @@ class DraftMaker:
     """They describe the draft model, or the layers of a head."""
     page_dtype: torch.dtype
     eagle: EagleFacts | None = None
-    """What the config of a head says; None for a whole model."""
+    """It holds what the config of a head says; None for a whole model."""
     mtp: "MtpFacts | None" = None
     """The same of the model's own head."""
 

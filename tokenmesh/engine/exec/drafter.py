@@ -25,7 +25,7 @@ whose keys are those of another stream: that costs accepted drafts."""
 
 
 class DraftModel(Protocol):
-    """What guesses: a decoder of its own, or a head on the model's hidden states."""
+    """It holds what guesses: a decoder of its own, or a head on the model's hidden states."""
 
     @property
     def shift(self) -> int:
@@ -53,11 +53,11 @@ class DraftModel(Protocol):
 
     @property
     def grouping(self) -> Grouping:
-        """Which layers share a block table."""
+        """Return which layers share a block table."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Return the type of weights and activations."""
 
     def embed(self, token_ids: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
         """Tokens [T], with the states before them [T, width], where it reads some -> [T, hidden].
@@ -71,8 +71,8 @@ class DraftModel(Protocol):
         """[N, hidden] -> float32 [N, vocab_size], a new tensor."""
 
     def states(self, hidden: torch.Tensor, taps: torch.Tensor | None) -> torch.Tensor:
-        """What it reads of the model's final states [T, hidden] and of `taps` [T, layers, hidden];
-        called where `shift` is not 0."""
+        """Return what it reads of the model's final states [T, hidden] and of `taps` [T, layers,
+        hidden]; called where `shift` is not 0."""
 
 
 class DrawnApart(NamedTuple):
@@ -162,7 +162,7 @@ class Drafter:
     def _feeds(
         self, entries: Sequence[ScheduledRow], batch: HostStep, drawn: dict[int, list[int]]
     ) -> Iterator[DraftFeed]:
-        """What each row has new, in the order of a batch."""
+        """Return what each row has new, in the order of a batch."""
         first_of = {}
         if self.model.shift:
             first = 0
@@ -273,7 +273,8 @@ class Drafter:
         return replace(drafted, probs=apart.probs[:count]) if apart and is_same else drafted
 
     def _goes_on(self, feed: DraftFeed, place: int) -> bool:
-        """Whether the row wants a draft in that place, and there is room for the one before."""
+        """Return whether the row wants a draft in that place, and there is room for the one
+        before."""
         position = feed.first + len(feed.token_ids) - 1 + place
         room = min(self._capacity(feed.row), self.model.max_position)
         return place < feed.num_drafts and position < room

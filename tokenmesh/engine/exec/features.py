@@ -10,7 +10,7 @@ from tokenmesh.shared.errors import ConfigError
 
 
 class WorkerKind(NamedTuple):
-    """What a worker computes, and where."""
+    """It holds what a worker computes, and where."""
 
     pools: bool
     is_gpu: bool

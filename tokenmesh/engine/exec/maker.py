@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """What loading took, in seconds."""
+    """It holds what loading took, in seconds."""
 
     num_bytes: int
     """Read from the checkpoint."""
@@ -60,25 +60,25 @@ class LoadTimes:
 
 @dataclass(frozen=True, slots=True)
 class RunnerMaker:
-    """What a runner is made from. Use it within `torch.inference_mode()`."""
+    """It holds what a runner is made from. Use it within `torch.inference_mode()`."""
 
     facts: ModelFacts
     directory: Path
     dtype: torch.dtype
     max_model_len: int
     may_be_shorter: bool
-    """Whether max_model_len may be lowered to what the KV memory holds."""
+    """It tells whether max_model_len may be lowered to what the KV memory holds."""
     eos_token_ids: frozenset[int]
     settings: WorkerSettings
     native: bool
-    """Whether the C kernels run."""
+    """It tells whether the C kernels run."""
     device: torch.device
     page_dtype: torch.dtype
-    """Of pages and latents."""
+    """It is the type of pages and latents."""
     kv_scales: KvScales = NO_SCALES
-    """Of the checkpoint, where pages are 8-bit floats."""
+    """They are the checkpoint's, where pages are 8-bit floats."""
     draft: Draft | None = None
-    """What drafts for the model, once it is loaded."""
+    """It holds what drafts for the model, once it is loaded."""
     role: Role = ALONE_ROLE
 
     def load(self, progress: Progress) -> tuple[LanguageModel, LoadTimes]:
@@ -109,7 +109,8 @@ class RunnerMaker:
         return self._store_maker(model).budget(gpu, profile, self.role.local_world)
 
     def size_store(self, model: LanguageModel, measure: Callable[[], MemoryBudget]) -> StoreSize:
-        """What the store holds, on every rank. Raises ConfigError when one request would not fit.
+        """Return what the store holds, on every rank. Raises ConfigError when one request would not
+        fit.
 
         On several ranks it is what fits the one with least memory.
         """
@@ -150,8 +151,8 @@ class RunnerMaker:
         return runner, store
 
     def shared_kv(self, runner: AnyRunner, store: KvStore) -> SharedKv | None:
-        """What other workers must know of its KV; None: none is exchanged. Blocks while it reads
-        samples of the weights."""
+        """Return what other workers must know of its KV; None: none is exchanged. Blocks while it
+        reads samples of the weights."""
         arena = runner.shared_arena if isinstance(runner, TorchRunner) else None
         if arena is None:
             if self.settings.kv.is_used and isinstance(runner, CudaRunner):
@@ -164,7 +165,7 @@ class RunnerMaker:
         return SharedKv(arena, scope, -(-store.image_bytes // size), size)
 
     def kv_bytes(self, model: LanguageModel) -> KvBytes:
-        """What blocks and rows of the store take."""
+        """Return what blocks and rows of the store take."""
         of_row = row_bytes(model.keeps) + cross_bytes(model.keeps, self.dtype)
         return KvBytes(self._store_maker(model).need.block_bytes, of_row, self.device.type == "cpu")
 

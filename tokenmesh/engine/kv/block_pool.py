@@ -66,7 +66,7 @@ class BlockPool:
         return len(self._block_by_hash)
 
     def ref_count(self, block: int) -> int:
-        """How many requests hold the block."""
+        """Return how many requests hold the block."""
         return self._ref_counts[block]
 
     def allocate(self, count: int) -> list[int]:

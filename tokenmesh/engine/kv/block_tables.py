@@ -7,8 +7,8 @@ from tokenmesh.engine.kv.prefix_cache import PrefixCache
 from tokenmesh.engine.request.request import Request
 
 Hits = list[list[int]]
-"""Of each group: the first blocks of a table, null where a window group does not need them. All of
-the first group's are null where a hit is a saved state and nothing else."""
+"""It has for each group the first blocks of a table, null where a window group does not need them.
+All of the first group's are null where a hit is a saved state and nothing else."""
 
 
 class BlockTables:
@@ -25,7 +25,8 @@ class BlockTables:
         self._size = cache.groups.block_size
 
     def find(self, request: Request, reserve: int) -> Hits | None:
-        """What the prefix cache has for it; None when there are not enough blocks for the rest.
+        """Return what the prefix cache has for it; None when there are not enough blocks for the
+        rest.
 
         reserve: free blocks that must be left.
         """

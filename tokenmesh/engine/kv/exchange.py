@@ -12,7 +12,7 @@ from tokenmesh.engine.request.request import Request
 
 
 class Wanted(NamedTuple):
-    """What a request lacks."""
+    """It holds what a request lacks."""
 
     num_blocks: int
     last_key: bytes
@@ -143,7 +143,7 @@ class KvExchange:
         host.unpin(keys)
 
     def slots_of(self, keys: Sequence[bytes]) -> list[int]:
-        """Of images that are lent."""
+        """Return the slots of images that are lent."""
         host = self._cache.host
         assert host is not None
         found = [host.find(key) for key in keys]

@@ -23,11 +23,11 @@ from tokenmesh.engine.kv.block_pool import BlockPool
 SAVED_BYTES: Final = 16 << 20
 """A step saves at most so much, or one image: the blocks of a long prompt are copied bit by bit."""
 LOAD_SHARE: Final = 0.5
-"""Of the slots, at most so many are loading: the others serve what is computed here."""
+"""At most this share of the slots is loading: the others serve what is computed here."""
 
 
 class HostStats(msgspec.Struct, frozen=True, gc=False):
-    """What a host tier holds and has done."""
+    """It holds what a host tier holds and has done."""
 
     slots: Mapping[str, int]
     """By state."""
@@ -72,11 +72,11 @@ class HostTier:
         self._num_saved = self._num_filled = 0
 
     def has(self, key: bytes) -> bool:
-        """Whether its image is here, or is being saved."""
+        """Return whether its image is here, or is being saved."""
         return key in self._ready or key in self._saving
 
     def is_coming(self, key: bytes) -> bool:
-        """Whether its image is being saved or loaded."""
+        """Return whether its image is being saved or loaded."""
         return key in self._saving or key in self._loading
 
     @property
@@ -85,7 +85,7 @@ class HostTier:
 
     @property
     def states(self) -> dict[str, int]:
-        """How many slots are in each state."""
+        """Return how many slots are in each state."""
         num_saving = sum(map(len, self._writes.values()))
         counts = {"saving": num_saving, "loading": len(self._loading), "ready": len(self._ready)}
         return {"free": len(self._free), **counts}

@@ -15,7 +15,7 @@ class BlockKeys:
     def __init__(self, block_size: int, num_windowed: int, kv_code: str) -> None:
         """kv_code: the 8-bit type of the KV cache."""
         self.marks = [bytes([number + 1]) for number in range(num_windowed)]
-        """What the keys of each window group's blocks end with."""
+        """It holds what the keys of each window group's blocks end with."""
         self._size = block_size
         self._kv_code = kv_code
         self._pack = block_packer(block_size)

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def has_prefix_cache(settings: WorkerSettings, runner: Runner) -> bool:
-    """Whether equal beginnings of prompts are computed once."""
+    """Return whether equal beginnings of prompts are computed once."""
     can_share = runner.num_saved_states > 0 if runner.has_states else runner.has_pages
     return settings.enable_prefix_caching and can_share
 

@@ -71,7 +71,7 @@ class PrefixCache:
         is_followed = has_routes or has_log or self._states is not None
         self.pool = BlockPool(num_blocks, self._note_forgotten if is_followed else None)
         self.groups = groups
-        """Which tables requests have."""
+        """It says which tables requests have."""
         self._block_size = size = groups.block_size
         self.keys = BlockKeys(size, groups.num_windowed, kv_code)
         self._marks = self.keys.marks
@@ -113,13 +113,13 @@ class PrefixCache:
         return self._within_windows(request, found) if self._marks else [found]
 
     def may_skip(self, request: Request) -> bool:
-        """Whether it may use what others have computed."""
+        """Return whether it may use what others have computed."""
         needs_all = request.output.wants_prompt_logprobs or request.spec.reads_all
         return self._enabled and not needs_all
 
     def count_images(self, request: Request, first: int, most: int) -> int:
-        """How many of its blocks from `first` on, at most so many, the host tier has in all groups;
-        the last known token is in none of them."""
+        """Return how many of its blocks from `first` on, at most so many, the host tier has in all
+        groups; the last known token is in none of them."""
         if self.host is None or request.spec.is_whole or not self.may_skip(request):
             return 0
         end = min((request.num_known - 1) // self._block_size, first + most)
@@ -240,7 +240,8 @@ class PrefixCache:
         return self._states.take_saved() if self._states is not None else []
 
     def cut(self, request: Request, num_tokens: int) -> int:
-        """How many of the next known tokens one chunk computes, so that it ends at a border."""
+        """Return how many of the next known tokens one chunk computes, so that it ends at a
+        border."""
         if self._states is None:
             return num_tokens
         start, known, matched = request.num_computed, request.num_known, request.kv.num_matched
@@ -300,7 +301,8 @@ class PrefixCache:
         return blocks
 
     def _is_there(self, key: bytes) -> bool:
-        """Whether the pool or the host tier has a block, so that a request need not compute it."""
+        """Return whether the pool or the host tier has a block, so that a request need not compute
+        it."""
         return self.pool.find(key) is not None or (self.host is not None and self.host.has(key))
 
     def _note_forgotten(self, block_hash: bytes) -> None:

@@ -41,9 +41,9 @@ class CacheReports:
             self._log.cleared()
 
     def take_route_change(self) -> RouteChange | None:
-        """What is new for the index since the last call; None: nothing."""
+        """Return what is new for the index since the last call; None: nothing."""
         return self.routes.take_change() if self.routes is not None else None
 
     def take_block_changes(self) -> list[BlockChange]:
-        """What the log has since the last call; nothing without one."""
+        """Return what the log has since the last call; nothing without one."""
         return self._log.take() if self._log is not None else []

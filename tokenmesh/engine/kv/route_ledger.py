@@ -17,7 +17,7 @@ _THERE: Final = True
 
 @dataclass(slots=True)
 class RouteChange:
-    """What has changed since the last one; the order within it does not matter."""
+    """It holds what has changed since the last one; the order within it does not matter."""
 
     is_cleared: bool = False
     """Nothing from before is there any more."""
@@ -80,7 +80,7 @@ class RouteLedger:
         self._change = RouteChange(is_cleared=True)
 
     def take_change(self) -> RouteChange | None:
-        """What is new since the last call; None: nothing."""
+        """Return what is new since the last call; None: nothing."""
         change = self._change
         if not change.is_there and not change.is_cleared:
             return None

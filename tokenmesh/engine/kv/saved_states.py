@@ -22,7 +22,7 @@ MOST_REGULAR: Final = 8
 @dataclass(frozen=True, slots=True)
 class StateBorders:
     unit: int
-    """Of which each border is a multiple; whole blocks."""
+    """Each border is a multiple of it, in whole blocks."""
     interval: int
     """The smallest distance of regular borders, and the least that is worth a saved state."""
     most_regular: int
@@ -52,7 +52,7 @@ class StateBorders:
         return min((each for each in wanted if each >= self.interval), default=None)
 
     def cut(self, num_tokens: int, start: int, num_known: int, num_matched: int) -> int:
-        """How many of `num_tokens` known tokens from `start` on one chunk computes.
+        """Return how many of `num_tokens` known tokens from `start` on one chunk computes.
 
         It ends at the first border; one that ends before that ends on the grid where it can.
         """
@@ -83,7 +83,7 @@ class SavedStates:
         return len(self._by_key)
 
     def take_saved(self) -> list[SavedState]:
-        """What is saved when the step at hand ends. It can be found now."""
+        """Return what is saved when the step at hand ends. It can be found now."""
         fresh, self._fresh = self._fresh, {}
         return list(fresh)
 
@@ -93,7 +93,7 @@ class SavedStates:
         return None if saved in self._fresh else saved
 
     def reaches(self, block_hash: bytes) -> bool:
-        """Whether the block is before a saved state: a hit can use it."""
+        """Return whether the block is before a saved state: a hit can use it."""
         return block_hash in self._num_behind
 
     def use(self, saved: SavedState) -> None:
@@ -101,7 +101,8 @@ class SavedStates:
         self._by_key.move_to_end(saved.key)
 
     def knows(self, block_hash: bytes) -> bool:
-        """Whether the state behind that block is saved, or is about to be; it counts as found."""
+        """Return whether the state behind that block is saved, or is about to be; it counts as
+        found."""
         if block_hash not in self._by_key:
             return False
         self._by_key.move_to_end(block_hash)

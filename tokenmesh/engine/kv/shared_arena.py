@@ -29,7 +29,7 @@ class SharedArena:
 
 
 class SharedKv(NamedTuple):
-    """What a worker that exchanges KV must know of its model."""
+    """It holds what a worker that exchanges KV must know of its model."""
 
     arena: SharedArena
     scope: bytes

@@ -37,7 +37,7 @@ _PART_DTYPES: Final = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
-"""Of tensors that weights are decoded from."""
+"""Weights are decoded from tensors of these types."""
 _BUFFER_BYTES: Final = 4 << 20
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Checkpoint:
         return self._device
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, by name; of quantized ones as they are taken."""
+        """Return the shapes of all tensors, by name; of quantized ones as they are taken."""
         plain = {name: self._shards.file_of(name)[name].shape for name in self._plain()}
         return plain | {name: each.shape for name, each in self._encoded.items()}
 
@@ -154,11 +154,12 @@ class Checkpoint:
         return self._stored_names.get(name, name)
 
     def is_encoded(self, name: str) -> bool:
-        """Whether a tensor is decoded when it is taken."""
+        """Return whether a tensor is decoded when it is taken."""
         return name in self._encoded
 
     def is_neutral(self, name: str) -> bool:
-        """Whether it is a bias of zeros at an encoded weight, as AutoGPTQ writes for any module."""
+        """Return whether it is a bias of zeros at an encoded weight, as AutoGPTQ writes for any
+        module."""
         module, _, leaf = name.rpartition(".")
         part = self.part(name)
         if leaf != "bias" or part is None or f"{module}.weight" not in self._encoded:
@@ -357,7 +358,7 @@ def _unknown_type(path: Path, name: str, stored: str) -> CheckpointError:
 def misshapen(
     name: str, stored: Sequence[int], asked: Sequence[int], asks: str = "config.json"
 ) -> str:
-    """What is wrong with a tensor; `asks`: what says its shape."""
+    """Return what is wrong with a tensor; `asks`: what says its shape."""
     return f"tensor {name} has shape {list(stored)}; {asks} asks for {list(asked)}"
 
 

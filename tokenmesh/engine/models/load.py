@@ -48,7 +48,8 @@ def _read(raw: RawConfig, directory: Path, model: ModelSettings) -> ModelFacts:
 
 
 def _rounding(stored: Quantization | None, model: ModelSettings) -> Rounding | None:
-    """What plain weights are rounded to. Raises ConfigError where a checkpoint is stored unlike it.
+    """Return what plain weights are rounded to. Raises ConfigError where a checkpoint is stored
+    unlike it.
 
     A checkpoint that is quantized keeps its format, and the setting may only confirm it.
     """

@@ -16,7 +16,7 @@ from tokenmesh.engine.models.kv_store import KvStore
 
 SCOPE_BYTES: Final = 16
 _VERSION: Final = 1
-"""Of the format of images."""
+"""It is the version of the format of images."""
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 16 << 10
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.gguf", "*.pt")

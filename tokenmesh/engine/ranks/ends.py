@@ -1,4 +1,4 @@
-"""How a process ends when its group does."""
+"""Define how a process ends when its group does."""
 
 import logging
 import os

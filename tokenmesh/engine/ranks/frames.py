@@ -63,7 +63,7 @@ Command = SleepRanks | WakeRanks | Finish
 
 class RankDone(msgspec.Struct, frozen=True):
     fingerprint: str = ""
-    """Of the checkpoint, after the load."""
+    """It is the checkpoint's, after the load."""
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class Beat(msgspec.Struct, frozen=True):
 class Failure(msgspec.Struct, frozen=True):
     message: str
     is_config: bool
-    """Whether it would fail again with these settings."""
+    """It tells whether it would fail again with these settings."""
 
 
 def pack_frame(kind: FrameKind, payload: bytes) -> bytes:

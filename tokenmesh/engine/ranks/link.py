@@ -63,7 +63,7 @@ class _Silence:
 
 
 class Link:
-    """What both ends have in common: frames to all peers, beats, a watch over them."""
+    """It holds what both ends have in common: frames to all peers, beats, a watch over them."""
 
     def __init__(self, peers: Mapping[int, socket.socket], silence_s: float, end: End) -> None:
         self._peers = dict(peers)
@@ -100,7 +100,7 @@ class Link:
         self.send(FrameKind.FAILED, _encode(Failure(message, is_config)))
 
     def beat(self) -> Beat:
-        """What the next beat says."""
+        """Return what the next beat says."""
         return Beat()
 
     def take(self, peer: int, kind: FrameKind, payload: bytes) -> None:
@@ -167,7 +167,7 @@ class LeaderLink(Link):
         self.send(FrameKind.PLAN, encode_plan(plan))
 
     def send_draws(self, token_ids: list[list[int]]) -> None:
-        """What each row of a step drew, in the order of the step; nothing: it failed."""
+        """Return what each row of a step drew, in the order of the step; nothing: it failed."""
         self.send(FrameKind.DRAWN, _encode(token_ids))
 
     def send_command(self, command: Command) -> None:

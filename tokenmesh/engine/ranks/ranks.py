@@ -160,7 +160,7 @@ class Ranks:
         return int(value)
 
     def agree(self, flag: bool) -> bool:
-        """Whether it is true on every rank."""
+        """Return whether it is true on every rank."""
         return bool(self.least(int(flag)))
 
 

@@ -1,4 +1,5 @@
-"""How the ranks of a group find each other: a store of torch.distributed, a link, a process group.
+"""Define how the ranks of a group find each other: a store of torch.distributed, a link, a process
+group.
 
 The link stands before anything is loaded, so that a rank that ends is noticed from then on.
 """
@@ -44,7 +45,7 @@ _ADDRESS: Final = "tokenmesh/link"
 """The key of the store with the leader's address and its token."""
 _HELLO_S: Final = 10.0
 _LOOK_S: Final = 0.5
-"""How often the leader looks whether the ranks that it has started still run."""
+"""The leader looks this often whether the ranks that it has started still run."""
 _NEVER: Final = timedelta(days=365)
 """A sum has no time-out of its own: the link ends processes whose peers are gone."""
 
@@ -217,7 +218,7 @@ def _send_all(peers: dict[int, socket.socket], kind: FrameKind, payload: bytes) 
 
 
 def _versions() -> dict[str, str]:
-    """Of everything whose numbers have to be the same on all ranks."""
+    """Return the versions of everything whose numbers have to be the same on all ranks."""
     return {
         "tokenmesh": __version__,
         "torch": str(torch.__version__),
@@ -227,7 +228,7 @@ def _versions() -> dict[str, str]:
 
 
 def _differences(versions: dict[int, dict[str, str]]) -> str:
-    """What differs from this rank's, by rank; empty: nothing."""
+    """Return what differs from this rank's, by rank; empty: nothing."""
     own = _versions()
     found = [
         f"rank {rank} has {name} {theirs.get(name)}, rank 0 has {own[name]}"

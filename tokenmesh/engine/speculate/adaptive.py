@@ -12,7 +12,7 @@ from tokenmesh.engine.speculate.indexed_text import Match
 MIN_GAIN: Final = 1.02
 """Drafts must promise this much more tokens a second: estimates are not exact."""
 _PRIOR: Final = (0.2, 0.35, 0.6, 0.8, 0.9)
-"""How likely a draft is to be right before any was seen, by the bits of the match's length."""
+"""A draft is so likely to be right before any was seen, by the bits of the match's length."""
 _PRIOR_WEIGHT: Final = 4
 _KEPT_BY_ALL: Final = 256
 """Drafts that a mean over all rows remembers."""
@@ -27,7 +27,7 @@ _MOST_DRAFTED: Final = 128
 _MOST_OF_MEAN: Final = 2.0
 """A step that takes longer than so many times what was expected was disturbed."""
 _PRIOR_COST: Final = 0.1
-"""Of one more token in a step with one, as a share of its time."""
+"""One more token in a step with one costs this share of its time."""
 
 
 class Rates:
@@ -93,7 +93,7 @@ def survivals(rates: Rates, strength: int, num_drafts: int) -> list[float]:
 
 
 class StepCost:
-    """How long steps of decoding rows take, relative to those without drafts."""
+    """It says how long steps of decoding rows take, relative to those without drafts."""
 
     def __init__(self) -> None:
         self._plain: dict[int, tuple[float, int]] = {}
@@ -125,7 +125,7 @@ class StepCost:
             known[bucket] = mean + (factor - mean) / count, count, self._num_steps
 
     def is_known(self, num_rows: int) -> bool:
-        """Whether steps of about so many rows were measured without drafts, and lately."""
+        """Return whether steps of about so many rows were measured without drafts, and lately."""
         size = num_rows.bit_length()
         if self._since_plain.get(size, 0) >= _MOST_DRAFTED:
             return False
@@ -151,8 +151,8 @@ class StepCost:
 
 
 def choose(cost: StepCost, num_rows: int, kept: Sequence[Sequence[float]]) -> list[int]:
-    """How many drafts each row has in the next step, given for each of its drafts how likely it is
-    kept: those that give the most tokens in the time that the step takes."""
+    """Return how many drafts each row has in the next step, given for each of its drafts how likely
+    it is kept: those that give the most tokens in the time that the step takes."""
     lengths = [0] * len(kept)
     if not cost.is_known(num_rows):
         return lengths

@@ -80,7 +80,7 @@ class IndexedText:
 
     @property
     def num_bytes(self) -> int:
-        """Of the index: 6 to 12 a token and length."""
+        """Return the bytes of the index: 6 to 12 a token and length."""
         return _WORD * sum(len(each.heads) + len(each.links) for each in self._runs)
 
     def update(self) -> bool:
@@ -152,8 +152,8 @@ class IndexedText:
         return length
 
     def _slots(self, run: Text) -> list[int]:
-        """Of the runs that end where this one does, longest first; -1 for those it is too short
-        for."""
+        """Return the slots of the runs that end where this one does, longest first; -1 for those it
+        is too short for."""
         mixed, slots = 0, dict.fromkeys(self._lengths, -1)
         for length, token in enumerate(reversed(run), start=1):
             mixed = (mixed + token + 1) * _MULTIPLIER & _MASK
@@ -162,7 +162,8 @@ class IndexedText:
         return list(slots.values())
 
     def _many_slots(self, first: int, last: int) -> list[np.ndarray]:
-        """Of the runs that end at `first` up to before `last`, by length, longest first."""
+        """Return the slots of the runs that end at `first` up to before `last`, by length, longest
+        first."""
         longest, num_ends = self._lengths[0], last - first
         ids = np.array(self.ids[first - longest : last - 1], dtype=np.uint64)
         mixed = np.zeros(num_ends, dtype=np.uint64)

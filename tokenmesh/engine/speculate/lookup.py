@@ -20,7 +20,7 @@ from tokenmesh.engine.speculate.tenant_texts import TenantTexts
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 
 MAX_BYTES: Final = 256 << 20
-"""Of the indexes of all rows; a row whose text does not fit has no drafts."""
+"""The indexes of all rows take at most so many; a row whose text does not fit has no drafts."""
 _COMPARED: Final = 24
 """Tokens of a match beyond which it is as good as any."""
 _SUFFIX_LENGTHS: Final = (2, 4, 8)
@@ -33,7 +33,7 @@ _PIECE_TOKENS: Final = 256
 
 
 class Continuation(NamedTuple):
-    """What may follow the first `start` tokens of a stream."""
+    """It holds what may follow the first `start` tokens of a stream."""
 
     start: int
     strength: int
@@ -42,7 +42,7 @@ class Continuation(NamedTuple):
 
 @dataclass(slots=True)
 class RowDrafts:
-    """What the proposer knows of one stream."""
+    """It holds what the proposer knows of one stream."""
 
     text: IndexedText | None
     """None: there is no memory for it, or it is not looked through."""
@@ -81,15 +81,15 @@ class LookupProposer:
         self._tenants = TenantTexts(self._lengths, pieces)
         self._acceptance = Acceptance()
         self._predicted = Acceptance()
-        """Of requests with a prediction."""
+        """It counts the drafts of requests with a prediction."""
         self._cost = StepCost()
         self._num_rows = 1
-        """Of the last step."""
+        """The last step had so many."""
         self._row_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """What all indexes take."""
+        """Return what all indexes take."""
         return self._row_bytes + self._tenants.num_bytes
 
     def wants(self, request: Request) -> bool:

@@ -37,7 +37,8 @@ class Prediction:
         return self._index.num_bytes
 
     def offer(self, stream: Sequence[int], limit: int) -> tuple[Match, list[int]] | None:
-        """What follows the stream, and the match before it; None: it is not in the prediction."""
+        """Return what follows the stream, and the match before it; None: it is not in the
+        prediction."""
         is_indexed = self._index.update()
         self._follow(stream)
         if not self._length:

@@ -26,11 +26,11 @@ _MOST_SAVED: Final = 2.0
 
 @dataclass(slots=True)
 class _Row:
-    """What is known of one stream."""
+    """It holds what is known of one stream."""
 
     rates: Rates
     drafts: list[int]
-    """What was proposed last."""
+    """It holds what was proposed last."""
     num_known: int = 0
     """So many tokens the request knew then."""
     last_drafted: int = 0
@@ -97,8 +97,8 @@ class RunnerDrafts:
         return [self._take(request)[:limit] for request, limit in rows]
 
     def ask(self, rows: Sequence[tuple[Request, int]], num_rows: int) -> list[int]:
-        """How many drafts the runner is to propose for each request after this step, at most as
-        many as stand with it. `num_rows` is how many the step has."""
+        """Return how many drafts the runner is to propose for each request after this step, at most
+        as many as stand with it. `num_rows` is how many the step has."""
         self._num_rows = num_rows
         found = [self._row_of(request) for request, _ in rows]
         kept = [

@@ -8,9 +8,10 @@ from typing import Final
 from tokenmesh.engine.speculate.indexed_text import IndexedText, Match
 
 MAX_TOKENS: Final = 1 << 17
-"""Of one tenant. The older half is forgotten when the younger one is full."""
+"""One tenant has at most so many. The older half is forgotten when the younger one is full."""
 MAX_BYTES: Final = 64 << 20
-"""Of the indexes of all tenants; beyond, the tenant is forgotten that was here longest ago."""
+"""The indexes of all tenants take at most so many; beyond, the tenant is forgotten that was here
+longest ago."""
 _SEPARATOR: Final = -1
 """Between two pieces of text; no draft goes on beyond it."""
 
@@ -23,7 +24,7 @@ class _Texts:
         self._old = IndexedText(array("i"), lengths)
         self._young = IndexedText(array("i"), lengths)
         self._num_pieces = 0
-        """Of the younger half."""
+        """The younger half has so many."""
 
     @property
     def num_bytes(self) -> int:

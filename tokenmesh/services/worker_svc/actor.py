@@ -64,12 +64,12 @@ from tokenmesh.shared.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 STOP_WAIT_S: Final = 2.0
-"""How long a leaving worker waits for the step at hand."""
+"""A leaving worker waits so long for the step at hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What the worker needs of its process."""
+    """It holds what the worker needs of its process."""
 
     bus: Bus
     blobs: Blobs

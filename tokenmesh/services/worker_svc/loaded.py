@@ -40,7 +40,8 @@ SIM_IMAGE_BYTES: Final = 4096
 
 
 class ResidentMemory(Protocol):
-    """What of a model is in memory. `runner.resident.TorchResident` is the one with weights."""
+    """It holds what of a model is in memory. `runner.resident.TorchResident` is the one with
+    weights."""
 
     @property
     def level(self) -> int:
@@ -90,7 +91,7 @@ class Loaded(Protocol):
 
     @property
     def runner(self) -> Runner:
-        """What the engine steps."""
+        """Return what the engine steps."""
 
     @property
     def max_model_len(self) -> int:
@@ -110,11 +111,11 @@ class Loaded(Protocol):
 
     @property
     def media(self) -> MediaFacts:
-        """What prompts may hold besides text."""
+        """Return what prompts may hold besides text."""
 
     @property
     def pooling(self) -> PoolingFacts | None:
-        """What it answers Pools with; None: it generates text instead."""
+        """Return what it answers Pools with; None: it generates text instead."""
 
     @property
     def encoder_states(self) -> int:
@@ -122,7 +123,7 @@ class Loaded(Protocol):
 
     @property
     def has_grammars(self) -> bool:
-        """Whether its sampler follows grammars."""
+        """Return whether its sampler follows grammars."""
 
     @property
     def kv_bytes(self) -> KvBytes:
@@ -130,7 +131,7 @@ class Loaded(Protocol):
 
     @property
     def shared_kv(self) -> SharedKv | None:
-        """What other workers must know of its KV; None: none is exchanged."""
+        """Return what other workers must know of its KV; None: none is exchanged."""
 
     @property
     def resident(self) -> ResidentMemory: ...
@@ -145,7 +146,7 @@ class Loaded(Protocol):
 
     @property
     def weight_format(self) -> str:
-        """How its weights are kept, as metrics and traces name it; empty: it has none."""
+        """Return how its weights are kept, as metrics and traces name it; empty: it has none."""
 
     @property
     def rope_boundary(self) -> int | None: ...

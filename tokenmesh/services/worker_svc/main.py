@@ -188,7 +188,7 @@ def choose_model(settings: Settings) -> ModelSettings:
 def grammars_of(
     model: ModelSettings, loaded: Loaded, settings: WorkerSettings, blobs: Blobs
 ) -> GrammarCompiler | None:
-    """What structured output needs; None for an engine or a tokenizer without it. Blocks."""
+    """Return what structured output needs; None for an engine or a tokenizer without it. Blocks."""
     if not loaded.has_grammars or not loaded.eos_token_ids:
         return None
     try:
@@ -283,7 +283,7 @@ def with_drafts(card: ModelCard, config: SpeculativeConfig, proposer: Proposer |
 
 
 def is_alive(mesh: Mesh, gateway: GatewayId) -> bool:
-    """Whether heartbeats of a gateway arrive; True while not even the worker's own do."""
+    """Return whether heartbeats of a gateway arrive; True while not even the worker's own do."""
     hears_itself = mesh.members.get(mesh.instance_id) is not None
     return not hears_itself or mesh.members.get(InstanceId(gateway)) is not None
 

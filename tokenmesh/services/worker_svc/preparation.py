@@ -67,7 +67,8 @@ class RequestPreparation:
         self._parts = PartEmbeddings(SPEECH_CACHE_BYTES)
 
     def load(self, sleep_level: int, *, is_indexed: bool) -> WorkerLoad:
-        """How busy the worker is and whether a grammar would wait for its libraries to load."""
+        """Return how busy the worker is and whether a grammar would wait for its libraries to
+        load."""
         return self.book.load(
             sleep_level,
             streams=self.streams,

@@ -22,7 +22,7 @@ _OTHERS: Final = (
 PROBABILISTIC: Final = "probabilistic"
 """The method of rejection sampling by which sampled streams keep their distribution only."""
 _LOOKUP_MODELS: Final = ("ngram", "[ngram]")
-"""What vLLM takes as `model` in place of the method."""
+"""These are what vLLM takes as `model` in place of the method."""
 _LOOKUP_MIN: Final = 2
 _LOOKUP_MAX: Final = 5
 _NUM_TOKENS: Final = 8
@@ -181,12 +181,12 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def is_drafted(self) -> bool:
-        """Whether a model or a head drafts."""
+        """Return whether a model or a head drafts."""
         return self.method in _DRAFTED
 
     @property
     def max_drafts(self) -> int:
-        """Of a row in a step."""
+        """Return the most drafts of a row in a step."""
         return self.num_speculative_tokens or (_NUM_DRAFTED if self.is_drafted else _NUM_TOKENS)
 
 

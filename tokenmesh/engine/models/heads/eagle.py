@@ -21,12 +21,13 @@ from tokenmesh.kernels.rms_norm import rms_norm
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """How the first layer of EAGLE-3 reads a token and a state: normalized, side by side."""
+    """It says how the first layer of EAGLE-3 reads a token and a state: normalized, side by
+    side."""
 
     token_norm: torch.Tensor
     state_norm: torch.Tensor
     adds_normed: bool
-    """What the layer adds to: the normalized state; else the state as it is."""
+    """It holds what the layer adds to: the normalized state; else the state as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class EagleHead:
     joint: Joint | None
     """None for EAGLE."""
     norm: torch.Tensor | None
-    """Of what logits are computed from."""
+    """It is the norm of what logits are computed from."""
     embedding: torch.Tensor | None
     """[V, H]; None: the model's own."""
     head: Linear | None

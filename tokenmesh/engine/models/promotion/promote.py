@@ -144,7 +144,7 @@ def identity(value: object) -> Hashable:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether an attribute distinguishes kinds: a number, a name, or a function."""
+    """Return whether an attribute distinguishes kinds: a number, a name, or a function."""
     return isinstance(value, int | float | str) or callable(value)
 
 

@@ -54,7 +54,7 @@ def prompts(vocab_size: int, device: torch.device) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What transformers' own code computes from whole prompts."""
+    """It holds what transformers' own code computes from whole prompts."""
 
     results: torch.Tensor
     """float32 [tokens, V] logits, or [tokens, H] states"""

@@ -28,7 +28,7 @@ class HfModel:
     tree: Tree
     body: "Computed"
     is_whole: bool = True
-    """Whether its weights are still its own."""
+    """It tells whether its weights are still its own."""
     waits_for: str | None = None
     """An operation of its code that would wait for a GPU; None: none was seen."""
     sites: AdapterSites = field(default_factory=AdapterSites)
@@ -37,7 +37,7 @@ class HfModel:
 
     @property
     def sites_prefix(self) -> str:
-        """What stands before the names of the body's modules in those of the tree."""
+        """Return what stands before the names of the body's modules in those of the tree."""
         shell, body = self.tree.shell, self.tree.body
         within = next(name for name, module in shell.named_modules() if module is body)
         parts = (self.tree.model.base_model_prefix, *((within,) if within else ()))
@@ -72,7 +72,7 @@ class HfModel:
         return self.tree.run.alignments
 
     def results(self, ids: torch.Tensor, step: Step, store: KvStore) -> torch.Tensor:
-        """What is compared with transformers: the logits of all tokens."""
+        """Return what is compared with transformers: the logits of all tokens."""
         return self.logits(self.forward(self.embed(ids), step, store))
 
     def _write_cross(self, states: torch.Tensor, store: KvStore, row: int) -> None:

@@ -1,4 +1,4 @@
-"""What each layer of a module tree keeps, found by running the tree on the meta device.
+"""Define what each layer of a module tree keeps, found by running the tree on the meta device.
 
 Nothing is read from config.json: windows are those of the masks that transformers' own code
 requests, widths those of the keys and values it makes. What our attention does not support is
@@ -26,7 +26,7 @@ PROBE: Final = "tokenmesh_probe"
 _FARTHEST: Final = 1 << 24
 """A position that no sequence reaches."""
 _KNOWN: Final = frozenset({"softcap", "s_aux", "sliding_window", "is_causal", "position_ids"})
-"""What a call of attention may pass that matters or is covered by the mask."""
+"""It holds what a call of attention may pass that matters or is covered by the mask."""
 _HARMLESS: Final = frozenset({"dropout", "use_cache", "output_attentions", "return_dict"})
 
 
@@ -46,7 +46,7 @@ class MaskSeen:
 
 @dataclass(slots=True)
 class Seen:
-    """What one probe has found."""
+    """It holds what one probe has found."""
 
     run: Run
     keeps: dict[int, list[Kept]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Seen:
         return self.places[-1]
 
     def number(self) -> tuple[LayerKeeps, ...]:
-        """What the layers keep, in the order of the store, whose numbers the places get."""
+        """Return what the layers keep, in the order of the store, whose numbers the places get."""
         order = sorted(self.keeps)
         for place in self.places:
             place.layer = order.index(place.layer)

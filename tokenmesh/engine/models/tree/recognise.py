@@ -1,4 +1,5 @@
-"""What the modules of a tree compute, found by recording a pass and by trying them on numbers.
+"""Define what the modules of a tree compute, found by recording a pass and by trying them on
+numbers.
 
 Names of modules and families do not count.
 """
@@ -35,7 +36,7 @@ class Call:
     out: torch.Tensor | None
     """Its result, or the first part of that."""
     is_tensor: bool = True
-    """Whether `out` is the whole result."""
+    """It tells whether `out` is the whole result."""
 
 
 @dataclass(slots=True)
@@ -44,12 +45,12 @@ class Calls:
 
     by_module: dict[torch.nn.Module, list[Call]] = field(default_factory=dict)
     uses: Counter[int] = field(default_factory=Counter)
-    """How many functions of torch took each parameter, by its id."""
+    """It says how many functions of torch took each parameter, by its id."""
     products: Counter[int] = field(default_factory=Counter)
-    """How many of them were `linear` with the parameter as its weight and no bias."""
+    """It says how many of them were `linear` with the parameter as its weight and no bias."""
 
     def only(self, module: torch.nn.Module) -> Call | None:
-        """Of a module that was called once."""
+        """Return the call of a module that was called once."""
         calls = self.by_module.get(module, [])
         return calls[0] if len(calls) == 1 else None
 
@@ -73,7 +74,7 @@ class _Uses(TorchFunctionMode):
 
 
 def is_plain_product(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
-    """Whether a call of `linear` has an input and a weight, by position, and no bias."""
+    """Return whether a call of `linear` has an input and a weight, by position, and no bias."""
     return not kwargs and len(args) in (2, 3) and all(each is None for each in args[2:])
 
 
@@ -189,7 +190,7 @@ def _epsilons(module: torch.nn.Module) -> Iterator[float]:
 
 
 def is_same(expected: Any, ours: torch.Tensor) -> bool:
-    """Whether both are one formula's results in float32."""
+    """Return whether both are one formula's results in float32."""
     return (
         isinstance(expected, torch.Tensor)
         and expected.shape == ours.shape
@@ -230,7 +231,7 @@ class Given(torch.nn.Module):
         super().__init__()
         self._out = out
         self.x: torch.Tensor | None = None
-        """What it was given."""
+        """It holds what it was given."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.x = x
@@ -240,7 +241,7 @@ class Given(torch.nn.Module):
 def _activation_of(
     module: torch.nn.Module, gate_up: list[torch.nn.Linear], down: torch.nn.Linear
 ) -> ExpertsSpec | None:
-    """What happens between the projections, which are left out while the module is tried."""
+    """Return what happens between the projections, which are left out while the module is tried."""
     device = down.weight.device
     probe = gates(2 * down.in_features, device=device)
     given = [each.contiguous()[None] for each in probe.chunk(len(gate_up), dim=-1)]

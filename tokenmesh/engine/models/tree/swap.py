@@ -201,7 +201,7 @@ class PackedWeight(torch.Tensor):
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> "PackedWeight":
-        """Of a weight [O, I] that the C kernels can take."""
+        """Pack a weight [O, I] that the C kernels can take."""
         packed: PackedWeight = weight.detach().as_subclass(cls)
         packed.layer = pack(weight.detach(), None, native=True)
         return packed

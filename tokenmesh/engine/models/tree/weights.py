@@ -34,7 +34,7 @@ from tokenmesh.shared.errors import CheckpointError
 Stored = Any
 """A tensor that is not read yet, as `safe_open` has it: `[...]` reads it, `get_shape` does not."""
 _BUFFER_TYPES: Final = ("I64", "BOOL")
-"""Of tensors that follow from config.json, which some checkpoints hold."""
+"""Tensors of these types follow from config.json, and some checkpoints hold them."""
 _loading: Final = threading.Lock()
 
 
@@ -192,7 +192,7 @@ def _place_of(checkpoint: Checkpoint, names: Iterable[str]) -> Path:
 
 
 def _difference(facts: HfFacts, checkpoint: Checkpoint, stored: Mapping[str, Stored]) -> str:
-    """How the tensors differ from those of config.json; "" if they do not."""
+    """Return how the tensors differ from those of config.json; "" if they do not."""
     tree = empty_tree(facts.config, facts.kind)
     tensors = revert_weight_conversion(tree, tree.state_dict())
     asked = {name: list(tensor.shape) for name, tensor in tensors.items()}

@@ -43,7 +43,7 @@ class KvActor(Actor):
 
     @handles(PollKv)
     async def poll(self, message: PollKv, context: Context) -> KvReady:
-        """What can be read now. Raises NotFound where the lease has ended."""
+        """Return what can be read now. Raises NotFound where the lease has ended."""
         return await self._desk.poll(message)
 
     @handles(ReleaseKv)

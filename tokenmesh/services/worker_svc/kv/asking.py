@@ -15,8 +15,8 @@ _Result = TypeVar("_Result")
 
 
 async def ask(host: EngineHost, work: Callable[[Engine], _Result]) -> _Result:
-    """What `work` returns on the engine thread. Steps stay in flight. It is carried out even when
-    the caller leaves. Raises Overloaded, and what `work` raises."""
+    """Return what `work` returns on the engine thread. Steps stay in flight. It is carried out even
+    when the caller leaves. Raises Overloaded, and what `work` raises."""
     done: Future[_Result] = Future()
     host.submit(Consult(work, done))
     async with asyncio.timeout(_LONGEST_S):

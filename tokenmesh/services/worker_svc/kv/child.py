@@ -43,7 +43,7 @@ from tokenmesh.shared.errors import ConfigError, Unavailable
 logger = logging.getLogger(__name__)
 
 BYTES_PER_S: Final = 50e6
-"""Of the slowest transfer that is waited for."""
+"""The slowest transfer that is waited for goes at this rate."""
 _GRACE_S: Final = 1.0
 """A job that is so late is ended with its process."""
 _START_S: Final = 20.0
@@ -259,7 +259,7 @@ class TransferProcess:
                         job.set_result(report)
 
     async def _start_again(self) -> bool:
-        """Whether it runs again."""
+        """Return whether it runs again."""
         while not self._is_stopping:
             now = monotonic_s()
             if len(self._starts) > _MOST_STARTS and now - self._starts[0] < _WITHIN_S:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 MOST_LEASES: Final = 256
 MOST_SLOTS: Final = 1024
-"""Of one answer."""
+"""One answer has at most so many."""
 _POLL_S: Final = 0.25
 _SWEEP_S: Final = 0.5
 
@@ -48,7 +48,7 @@ class ReaderLease:
     token: bytes = field(default_factory=new_token)
     is_computing: bool = False
     first: int = -1
-    """Of the keys that were lent."""
+    """It is the first of the keys that were lent."""
     num_lent: int = 0
     """All keys before are lent or not asked for."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -147,7 +147,8 @@ class KvDesk:
         )
 
     async def poll(self, message: PollKv) -> KvReady:
-        """What is there behind the first `have` keys; nothing where the engine is busy for long.
+        """Return what is there behind the first `have` keys; nothing where the engine is busy for
+        long.
 
         Raises NotFound, Unavailable.
         """

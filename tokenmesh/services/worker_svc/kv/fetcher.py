@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", KvStarted, KvReady)
 
 ASSUMED_BYTES_PER_S: Final = 500e6
-"""Of transfers, before the first."""
+"""Transfers are taken to go at this rate before the first."""
 _RECENT: Final = 0.2
 """Weight of the last transfer in their rate."""
 _OTHERS_S: Final = 5.0
@@ -64,7 +64,7 @@ SETTLE_S: Final = 3.0
 
 @dataclass(slots=True)
 class Brought:
-    """What a fetch has done, for spans and metrics."""
+    """It holds what a fetch has done, for spans and metrics."""
 
     wanted: int = 0
     images: int = 0
@@ -109,7 +109,7 @@ class KvFetcher:
 
     @property
     def tokens_per_s(self) -> float:
-        """How fast KV comes; 0: none can be fetched."""
+        """Return how fast KV comes; 0: none can be fetched."""
         return self._bytes_per_s / self.shared.token_bytes if self.process.is_able else 0.0
 
     async def fetch(self, request: Request, stream: WorkerStream, generate: Generate) -> None:
@@ -170,7 +170,7 @@ class KvFetcher:
         return stream.ended_s is not None or self._is_settling
 
     async def _others_bring(self, until_s: float) -> bool:
-        """Whether a load of another request has ended meanwhile."""
+        """Return whether a load of another request has ended meanwhile."""
         try:
             async with asyncio.timeout(min(_OTHERS_S, until_s - monotonic_s())):
                 await self._change.wait()
@@ -186,7 +186,7 @@ class KvFetcher:
         source: _Source,
         brought: Brought,
     ) -> bool:
-        """Whether all came that slots were reserved for. Raises KvSourceFailed."""
+        """Return whether all came that slots were reserved for. Raises KvSourceFailed."""
         pending = [
             (wanted.first + place, key, slot)
             for place, (key, slot) in enumerate(zip(wanted.keys, wanted.slots, strict=True))
@@ -277,7 +277,7 @@ class KvFetcher:
         self.note()
 
     async def _start(self, request: Request, wanted: Wanted, source: _Source) -> bool:
-        """Whether the source keeps images for this request. Raises KvSourceFailed."""
+        """Return whether the source keeps images for this request. Raises KvSourceFailed."""
         origin = source.origin
         theirs = msgspec.structs.replace(
             source.generate, epoch=origin.epoch, reservation=origin.reservation, kv=None

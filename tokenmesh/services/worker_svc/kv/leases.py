@@ -23,7 +23,7 @@ class ServedLeases:
             self._leases.pop(lease, None)
 
     def allows(self, lease: int, token: bytes, slots: Sequence[int]) -> bool:
-        """Whether who shows this token may read all of these slots now."""
+        """Return whether who shows this token may read all of these slots now."""
         with self._lock:
             known, held = self._leases.get(lease, (b"", set()))
             is_right = hmac.compare_digest(known, token) and bool(known)

@@ -1,4 +1,4 @@
-"""What a worker and its transfer process say to each other, over the pipes of the latter.
+"""Define what a worker and its transfer process say to each other, over the pipes of the latter.
 
 Each is msgpack behind its length in 4 bytes, little-endian.
 """
@@ -10,9 +10,9 @@ import xxhash
 
 LENGTH_BYTES: Final = 4
 SUM_BYTES: Final = 8
-"""Of an image's checksum, xxh3_64."""
+"""An image's checksum, xxh3_64, takes so many."""
 MOST_SLOTS: Final = 8192
-"""Of one order, and of one question to another transfer process."""
+"""One order, and one question to another transfer process, has at most so many."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Read(msgspec.Struct, frozen=True, tag=True):
 
     job: int
     addresses: dict[str, bytes]
-    """Of the other transfer process, by transport."""
+    """They are those of the other transfer process, by transport."""
     lease: int
     token: bytes
     remote: list[int]
@@ -110,7 +110,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
     job: int
     are_good: list[bool]
-    """Of each slot whether it holds what it should."""
+    """It tells of each slot whether it holds what it should."""
     transport: str = ""
     """Or the stores."""
     seconds: float = 0.0

@@ -35,7 +35,7 @@ _BACKLOG: Final = 64
 _CREDENTIALS: Final = struct.Struct("3i")
 
 Place = tuple[str, int, bytes]
-"""Which boot of which machine, whose, and the name of the socket."""
+"""It tells which boot of which machine, whose, and the name of the socket."""
 _decode: Final = msgspec.msgpack.Decoder(Place).decode
 
 
@@ -113,7 +113,7 @@ class ShmTransport:
 
 
 def _is_own(connection: socket.socket) -> bool:
-    """Whether the peer is a process of the same user."""
+    """Return whether the peer is a process of the same user."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user: int = _CREDENTIALS.unpack(data)[1]
     return user == os.getuid()

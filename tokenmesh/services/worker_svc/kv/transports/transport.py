@@ -1,4 +1,4 @@
-"""What transports have in common."""
+"""Define what transports have in common."""
 
 import contextlib
 import ctypes
