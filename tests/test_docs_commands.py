@@ -209,6 +209,8 @@ def options() -> tuple[set[str], str]:
 def test_options_in_the_text_exist(page: Path) -> None:
     ours, others = options()
     foreign = {"--no-deps", "--build-arg", "--scale", "--latency", "--enable-feature"}
+    # torchrun's
+    foreign |= {"--node-rank", "--master-addr", "--max-restarts", "--nproc-per-node"}
     named = {
         option
         for text in spans(page)
