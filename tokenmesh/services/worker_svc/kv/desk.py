@@ -176,8 +176,7 @@ class KvDesk:
         done, _ = await asyncio.wait((answer,), timeout=rest_s)
         if done:
             return answer.result()
-        computed = _computed_of(lease.request)
-        return KvReady(first=have, slots=b"", checksums=b"", computed=computed, is_done=False)
+        return _nothing_yet(lease, have)
 
     def _forget(self, answer: "asyncio.Task[KvReady]") -> None:
         self._answers.discard(answer)
@@ -186,7 +185,9 @@ class KvDesk:
             answer.exception()
 
     async def _ready(self, lease: ReaderLease, have: int) -> KvReady:
-        assert lease.learning is not None
+        if lease.learning is None:
+            # asked for a second time while the computation has not begun
+            return _nothing_yet(lease, have)
         await asyncio.wait((lease.learning,))
         async with lease.lock:
             if lease.is_over:
@@ -277,6 +278,12 @@ class KvDesk:
                     await ask(self.host, lambda engine: engine.exchange.take_back(lent))
                 except TokenMeshError as error:
                     logger.error("images stay pinned: %s", error)
+
+
+def _nothing_yet(lease: ReaderLease, have: int) -> KvReady:
+    """An answer without images, after which the reader asks again."""
+    computed = _computed_of(lease.request)
+    return KvReady(first=have, slots=b"", checksums=b"", computed=computed, is_done=False)
 
 
 def _computing_only(request: Request) -> Request:
