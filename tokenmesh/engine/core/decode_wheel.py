@@ -26,9 +26,9 @@ class _Lane:
     def __init__(self) -> None:
         self.turns = TurnCount()
         self.turning: dict[int, Request] = {}
-        """By row: members that compute one token each turn."""
+        """It has by row the members that compute one token each turn."""
         self.held: dict[int, Request] = {}
-        """By row: the other members."""
+        """It has by row the other members."""
         self.arriving: defaultdict[int, list[Request]] = defaultdict(list)
         """Requests that reach a border, by turn; those that left or are due at another turn are
         skipped. No border is further away than a block, so this stays small."""

@@ -54,7 +54,7 @@ class LiveRequests:
         self.wheel.select(lane)
 
     def in_lane(self, requests: Iterable[Request]) -> list[Request]:
-        """Those of running requests whose tokens the lane's steps compute."""
+        """Return the running requests that the lane's steps compute tokens of."""
         if self.num_lanes == 1:
             return list(requests)
         return [each for each in requests if each.place.lane == self.lane]

@@ -113,7 +113,7 @@ class DraftMaker:
     eagle: EagleFacts | None = None
     """It holds what the config of a head says; None for a whole model."""
     mtp: "MtpFacts | None" = None
-    """The same of the model's own head."""
+    """It holds the same of the model's own head."""
 
     @classmethod
     def of(cls, target: DraftTarget) -> "DraftMaker | None":
