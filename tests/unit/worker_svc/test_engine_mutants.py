@@ -29,7 +29,9 @@ from tokenmesh.engine.kv.block_tables import BlockTables
 from tokenmesh.engine.kv.exchange import KvExchange
 from tokenmesh.engine.kv.host_tier import HostTier
 from tokenmesh.engine.kv.keys import BlockKeys
+from tokenmesh.engine.kv.lookup import PrefixLookup
 from tokenmesh.engine.kv.prefix_cache import PrefixCache
+from tokenmesh.engine.kv.prompt_images import PromptImages
 from tokenmesh.engine.kv.saved_states import SavedStates
 from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
 
@@ -156,7 +158,7 @@ MUTANTS = {
         first=560,
     ),
     "a hit goes beyond the saved state": Mutant(
-        PrefixCache, "_up_to_state", "found[: next(", "found[: 1 + next(", has_states=True
+        PrefixLookup, "_up_to_state", "found[: next(", "found[: 1 + next(", has_states=True
     ),
     "a state is saved behind other tokens": Mutant(
         PrefixCache, "_save_state", "request.kv.num_matched) != end", "0) is None", has_states=True
@@ -234,7 +236,7 @@ MUTANTS = {
         KvExchange, "lend", "host.pin(keys[: len(slots)])", "pass", has_host=True
     ),
     "images of a request are kept for ever": Mutant(
-        LiveRequests, "remove", "self._cache.unpin(request)", "pass", has_host=True
+        LiveRequests, "remove", "self._cache.images.unpin(request)", "pass", has_host=True
     ),
     "images of a wrong load are kept for a request": Mutant(
         KvExchange,
@@ -247,9 +249,9 @@ MUTANTS = {
         Prefill, "_compute", "list(fills.entries)", "[]", has_host=True
     ),
     "window groups are not filled": Mutant(
-        PrefixCache,
+        PromptImages,
         "fill",
-        'zip((b"", *self._marks), (kv.blocks, *kv.windowed), strict=True)',
+        "zip(self._marks, (kv.blocks, *kv.windowed), strict=True)",
         "[(b'', kv.blocks)]",
         has_host=True,
         has_windows=True,

@@ -182,7 +182,7 @@ class Engine:
         else:
             self._num_failures = 0
             self._landing.land(step, result, self._in_flight)
-            self._cache.landed(step.plan.step, ok=True)
+            self._cache.images.landed(step.plan.step, ok=True)
         self.busy_since_s = monotonic_s() if self._in_flight else None
 
     def _fail(self, step: InFlightStep, error: Exception) -> None:
@@ -201,7 +201,7 @@ class Engine:
         self._landing.drop_rows([(each, each.rows) for each in lost], errors)
         for each in lost:
             self._scheduler.rows.remove_again(each.plan.removed_rows)
-            self._cache.landed(each.plan.step, ok=False)
+            self._cache.images.landed(each.plan.step, ok=False)
         if self._num_failures >= self._settings.max_step_failures:
             raise EngineBroken(f"{self._num_failures} steps in a row failed, last: {error}")
 

@@ -47,7 +47,7 @@ class HostFills:
             budget = min(budget, self._threshold)
         first, most = request.num_computed // self._size, self._most(request, budget)
         # one more than may be copied, to know whether the images go on behind
-        found = self._cache.count_images(request, first, most + 1)
+        found = self._cache.images.count(request, first, most + 1)
         # the chunk between two copies is a block, so that the next one begins at a block again
         left_over = self._size if found > most else 1
         cost = min(-(-found * self._size // FILLED_PER_COMPUTED), budget - left_over)
@@ -56,7 +56,7 @@ class HostFills:
         if count <= 0:
             return NO_FILLS
         cost = self._sharing.take(request, -(-count * self._size // FILLED_PER_COMPUTED))
-        entries = self._cache.fill(request, first, count, step)
+        entries = self._cache.images.fill(request, first, count, step)
         least, most_computed = 1, sys.maxsize
         if count < found:
             least = most_computed = self._size

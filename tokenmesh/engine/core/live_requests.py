@@ -80,14 +80,14 @@ class LiveRequests:
         request.place.arrival = next(self._arrivals)
         request.place.status = Status.WAITING
         num_hits = len(self._cache.find(request)[0])
-        num_hits += self._cache.count_images(request, num_hits, request.num_known)
+        num_hits += self._cache.images.count(request, num_hits, request.num_known)
         request.place.num_expected = num_hits * self._block_size
         self.waiting.add(request)
         self.num_queued_tokens += request.backlog
 
     def remove(self, request: Request) -> None:
         """The request ends, wherever it is; its row and blocks are free at once."""
-        self._cache.unpin(request)
+        self._cache.images.unpin(request)
         if request.place.status is Status.RUNNING:
             self.num_queued_tokens -= request.backlog
             self.running.remove(request)

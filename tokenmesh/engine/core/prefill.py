@@ -111,7 +111,7 @@ class Prefill:
         is_last, pools = end == request.num_known, request.spec.pooling is not None
         draws = not (pools or request.spec.computes_only)
         if is_last and request.kv.pins:
-            self._cache.unpin(request)
+            self._cache.images.unpin(request)
         if is_last and not draws:
             wheel.finish(request)
             if not pools:

@@ -106,7 +106,7 @@ class Scheduler:
             plan.saves = self._cache.take_saved()
             # others wait for what is computed for them, and there may be no further step
             is_awaited = bool(notes.computed)
-            plan.host_saves = self._cache.take_host_saves(plan.step, all_of_them=is_awaited)
+            plan.host_saves = self._cache.images.take_saves(plan.step, all_of_them=is_awaited)
         self.rows.note_step(plan)
         return plan
 

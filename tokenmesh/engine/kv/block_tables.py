@@ -56,7 +56,7 @@ class BlockTables:
         if NULL_BLOCK in request.kv.blocks:
             request.kv.blocks = self._pool.allocate(num_hits)
         request.kv.began_with = self._cache.take_state(request, num_hits)
-        self._cache.note_hits(request, num_hits)
+        self._cache.images.note_hits(request, num_hits)
         num_new = -(-request.num_known // self._size) - num_hits
         request.kv.blocks += self._pool.allocate(num_new)
         request.kv.capacity = len(request.kv.blocks) * self._size
@@ -107,7 +107,7 @@ class BlockTables:
 
     def release(self, request: Request) -> None:
         """Give all of them back."""
-        self._cache.touch(request, request.num_computed // self._size)
+        self._cache.images.touch(request, request.num_computed // self._size)
         self._pool.free(request.kv.blocks)
         for table in request.kv.windowed:
             self._pool.free(table[request.kv.num_behind :])

@@ -108,12 +108,12 @@ class KvExchange:
         assert host is not None
         host.finish(keys, are_good, is_stored=is_stored)
         good = [key for key, is_good in zip(keys, are_good, strict=True) if is_good]
-        self._cache.note_loaded(good)
+        self._cache.images.note_loaded(good)
         request.kv.pins += host.pin(good)
 
     def let_go(self, request: Request) -> None:
         """The request does without the images that are kept for it."""
-        self._cache.unpin(request)
+        self._cache.images.unpin(request)
 
     def lend(self, keys: Sequence[bytes]) -> list[int]:
         """Slots of those of the keys that are here, up to the first one that is not: pinned."""

@@ -15,8 +15,8 @@ class BlockKeys:
     def __init__(self, block_size: int, num_windowed: int, kv_code: str) -> None:
         """kv_code: the 8-bit type of the KV cache."""
         self.marks = [bytes([number + 1]) for number in range(num_windowed)]
-        """It holds what the keys of each window group's blocks end with."""
-        self._size = block_size
+        """The keys of each window group's blocks end with these."""
+        self.block_size = block_size
         self._kv_code = kv_code
         self._pack = block_packer(block_size)
 
@@ -31,7 +31,7 @@ class BlockKeys:
 
     def hash_up_to(self, request: Request, num_blocks: int) -> None:
         """Have the hashes of the first blocks, all of whose tokens are known."""
-        size, hashes = self._size, request.kv.hashes
+        size, hashes = self.block_size, request.kv.hashes
         ids = request.token_ids[len(hashes) * size : num_blocks * size]
         # every stream does this at the end of every block, a long prompt for hundreds at once
         packed = self._pack(*ids) if len(ids) == size else pack_ids(ids)

@@ -18,14 +18,11 @@ from collections.abc import Iterable
 import msgspec
 
 from tokenmesh.engine.kv.block_log import BlockLog
-from tokenmesh.engine.kv.block_pool import (
-    HASH_BYTES,
-    NULL_BLOCK,
-    BlockPool,
-    KvGroups,
-)
-from tokenmesh.engine.kv.host_tier import SAVED_BYTES, HostTier
+from tokenmesh.engine.kv.block_pool import HASH_BYTES, BlockPool, KvGroups
+from tokenmesh.engine.kv.host_tier import HostTier
 from tokenmesh.engine.kv.keys import BlockKeys
+from tokenmesh.engine.kv.lookup import PrefixLookup
+from tokenmesh.engine.kv.prompt_images import PromptImages
 from tokenmesh.engine.kv.reports import CacheReports
 from tokenmesh.engine.kv.route_ledger import RouteLedger
 from tokenmesh.engine.kv.saved_states import SavedStates
@@ -75,13 +72,12 @@ class PrefixCache:
         self._block_size = size = groups.block_size
         self.keys = BlockKeys(size, groups.num_windowed, kv_code)
         self._marks = self.keys.marks
+        self._lookup = PrefixLookup(self.pool, groups, self._marks, self._states)
         has_host = enabled and images.slots > 0
         self.host = None
         if has_host:
             self.host = HostTier(images.slots, self._note_no_image, has_store=has_store)
-        self._loaded: set[bytes] = set()
-        """Hashes of images that a load brought and that no report has named."""
-        self._most_saves = max(1, SAVED_BYTES // max(1, images.num_bytes))
+        self.images = PromptImages(self.host, self.pool, self.keys, images.num_bytes)
         is_there = self._is_there if states is None else states.reaches
         routes = RouteLedger(is_there, size, route_tokens) if has_routes else None
         self.reports = CacheReports(routes, log if has_log else None)
@@ -101,98 +97,15 @@ class PrefixCache:
             return [[], *([] for _ in self._marks)]
         num_blocks = (request.num_known - 1) // self._block_size
         self.keys.hash_up_to(request, num_blocks)
-        found: list[int] = []
-        for block_hash in request.kv.hashes[:num_blocks]:
-            block = self.pool.find(block_hash)
-            if block is None:
-                break
-            found.append(block)
+        hashes = request.kv.hashes[:num_blocks]
+        found = self._lookup.known(hashes)
         if self._states is not None:
             request.kv.num_matched = len(found) * self._block_size
-            return [self._up_to_state(self._states, request.kv.hashes[:num_blocks], found)]
-        return self._within_windows(request, found) if self._marks else [found]
+        return self._lookup.usable(hashes, found)
 
     def may_skip(self, request: Request) -> bool:
         """Return whether it may use what others have computed."""
-        needs_all = request.output.wants_prompt_logprobs or request.spec.reads_all
-        return self._enabled and not needs_all
-
-    def count_images(self, request: Request, first: int, most: int) -> int:
-        """Return how many of its blocks from `first` on, at most so many, the host tier has in all
-        groups; the last known token is in none of them."""
-        if self.host is None or request.spec.is_whole or not self.may_skip(request):
-            return 0
-        end = min((request.num_known - 1) // self._block_size, first + most)
-        count = 0
-        for block_hash in request.kv.hashes[first:end]:
-            if any(self.host.find(block_hash + mark) is None for mark in (b"", *self._marks)):
-                break
-            count += 1
-        return count
-
-    def fill(self, request: Request, first: int, count: int, step: int) -> list[tuple[int, int]]:
-        """Blocks [first, first + count) of the request, and the slots that a step copies into them.
-
-        The images must be there.
-        """
-        assert self.host is not None
-        kv, fills = request.kv, []
-        for index in range(first, first + count):
-            for mark, table in zip((b"", *self._marks), (kv.blocks, *kv.windowed), strict=True):
-                fills.append((table[index], self.host.read(kv.hashes[index] + mark, step)))
-        return fills
-
-    def note_hits(self, request: Request, num_hits: int) -> None:
-        """A request begins with blocks that the pool had: their images stay, or are made."""
-        if self.host is None:
-            return
-        kv = request.kv
-        for mark, table in zip((b"", *self._marks), (kv.blocks, *kv.windowed), strict=True):
-            for block, block_hash in zip(table[:num_hits], kv.hashes, strict=False):
-                if block != NULL_BLOCK:
-                    self.host.save(block_hash + mark, block)
-        self.touch(request, num_hits)
-
-    def touch(self, request: Request, num_blocks: int) -> None:
-        """Images of its first blocks were used."""
-        if self.host is not None:
-            hashes = request.kv.hashes[:num_blocks]
-            self.host.touch([each + mark for each in hashes for mark in (b"", *self._marks)])
-
-    def take_host_saves(self, step: int, *, all_of_them: bool) -> list[tuple[int, int]]:
-        """Blocks that are copied at the end of a step whose plan is complete but for these."""
-        if self.host is None:
-            return []
-        most = self.pool.num_blocks if all_of_them else self._most_saves
-        return self.host.take_saves(step, self.pool, most)
-
-    def landed(self, step: int, *, ok: bool) -> None:
-        """A step has ended, and what it did not compute was retracted."""
-        if self.host is not None:
-            self.host.landed(step, ok=ok)
-
-    def _up_to_state(self, states: SavedStates, hashes: list[bytes], found: list[int]) -> list[int]:
-        """Cut a run where there is a saved state; null blocks where that is all it takes."""
-        if not states.needs_blocks:
-            found = [NULL_BLOCK] * len(hashes)
-        lengths = range(len(found), 0, -1)
-        return found[: next((each for each in lengths if states.find(hashes[each - 1])), 0)]
-
-    def _within_windows(self, request: Request, found: list[int]) -> list[list[int]]:
-        """Cut a run where every window group has the blocks that a query after it sees."""
-        wanted = self.groups.hit_blocks
-        tables: list[list[int]] = [[] for _ in self._marks]
-        length = run = 0
-        for index, block_hash in enumerate(request.kv.hashes[: len(found)]):
-            blocks = [self.pool.find(block_hash + mark) for mark in self._marks]
-            for table, block in zip(tables, blocks, strict=True):
-                table.append(block or NULL_BLOCK)
-            run = run + 1 if None not in blocks else 0
-            if run >= min(wanted, index + 1):
-                length = index + 1
-        unseen = max(0, length - wanted)
-        cut = ([NULL_BLOCK] * unseen + table[unseen:length] for table in tables)
-        return [found[:length], *cut]
+        return self._enabled and not request.computes_all
 
     def register(
         self, request: Request, start: int, end: int, *, in_step: bool = True
@@ -214,11 +127,7 @@ class PrefixCache:
             block, block_hash = kv.blocks[index], kv.hashes[index]
             if self.pool.register(block, block_hash):
                 registered.append(Registered(row, block, block_hash))
-                is_reported = self.host is not None and self.host.has(block_hash)
-                if block_hash in self._loaded:
-                    self._loaded.remove(block_hash)
-                    is_reported = False
-                if self._states is None and not is_reported:
+                if self._states is None and not self.images.was_reported(block_hash):
                     self.reports.stored(request, index)
             if not self._marks:
                 continue
@@ -282,9 +191,7 @@ class PrefixCache:
     def forget_all(self) -> None:
         """Nothing can be found any more."""
         self.pool.forget_all()
-        if self.host is not None:
-            self.host.drop_all()
-            self._loaded.clear()
+        self.images.drop_all()
         if self._states is not None:
             self._states.drop_all()
         self.reports.clear()
@@ -314,20 +221,7 @@ class PrefixCache:
         elif self._states.needs_blocks:
             self.reports.hide(self._states.forget_block(block_hash))
 
-    def note_loaded(self, keys: Iterable[bytes]) -> None:
-        """A load brought images of these keys; they are reported when a request uses them."""
-        self._loaded.update(
-            key for key in keys if len(key) == HASH_BYTES and self.pool.find(key) is None
-        )
-
-    def unpin(self, request: Request) -> None:
-        """Images that were kept for the request may give way."""
-        if request.kv.pins:
-            assert self.host is not None
-            self.host.unpin(request.kv.pins)
-            request.kv.pins = []
-
     def _note_no_image(self, key: bytes) -> None:
-        self._loaded.discard(key)
+        self.images.forget_load(key)
         if len(key) == HASH_BYTES and not self._is_there(key):
             self.reports.hide((key,))

@@ -171,6 +171,11 @@ class Request:
         return (self.spec.priority, self.place.arrival)
 
     @property
+    def computes_all(self) -> bool:
+        """True while it needs every position of its prompt computed: it may use no KV of others."""
+        return self.output.wants_prompt_logprobs or self.spec.reads_all
+
+    @property
     def block_salt(self) -> str | None:
         """The salt of its blocks: those of the two sides of the boundary are never shared."""
         salt = self.spec.cache_salt
