@@ -10,6 +10,7 @@ from pathlib import Path
 
 import certifi
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.again import (  # noqa: F401 - hooks of pytest
     pytest_collectreport,
@@ -23,6 +24,10 @@ from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.redis import open_redis
+
+# How long an example takes says how busy the machine is: no test fails for it.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -120,9 +120,7 @@ async def follow_with_losses(
         await other.close()
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 5000),
     loss=st.sampled_from([0.0, 0.3, 0.9]),

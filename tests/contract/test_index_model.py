@@ -72,7 +72,6 @@ def test_nothing_is_matched_that_is_not_there(redis_settings: RedisSettings) -> 
         settings=settings(
             max_examples=30,
             stateful_step_count=25,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

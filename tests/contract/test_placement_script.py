@@ -212,7 +212,6 @@ Depths = st.lists(st.integers(0, 70), min_size=1, max_size=6)
 
 @settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

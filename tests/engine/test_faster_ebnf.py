@@ -94,7 +94,7 @@ def bodies() -> st.SearchStrategy[str]:
 @pytest.mark.timeout(60)
 @counts("num_examples", 50, 300)
 def test_a_rewritten_grammar_allows_the_same_in_every_step(num_examples: int) -> None:
-    @settings(deadline=None, max_examples=num_examples)
+    @settings(max_examples=num_examples)
     @given(bodies(), bodies(), bodies(), st.integers(0, 9))
     def check(root: str, one: str, two: str, seed: int) -> None:
         text = f'root ::= "x" ({root})\none ::= "a" | {one}\ntwo ::= {two} | "b"\n'

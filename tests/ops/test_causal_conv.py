@@ -39,7 +39,7 @@ def test_reference_equals_transformers(activation: str | None, kept: int) -> Non
 
 
 @pytest.mark.parametrize("native", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     step=steps(),
     shape=st.sampled_from([(W, W), (W, W - 1), (3, 5), (1, 0)]),
@@ -70,7 +70,7 @@ def test_cpu_equals_the_reference(
     assert_same(state, expected_state, 0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=cuts())
 def test_a_prompt_may_be_cut_anywhere(lengths: list[int]) -> None:
     torch.manual_seed(0)

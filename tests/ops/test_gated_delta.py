@@ -67,7 +67,7 @@ def test_reference_equals_transformers(kind: str, is_normed: bool) -> None:
 
 
 @pytest.mark.parametrize("native", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     step=steps(),
     heads=st.sampled_from([(1, 1), (2, 4), (3, 3)]),
@@ -107,7 +107,7 @@ def test_large_states_are_changed_where_they_are(channels: bool, native: bool) -
     assert_same(state, expected_state, 1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=cuts(), channels=st.booleans())
 def test_a_prompt_may_be_cut_anywhere(lengths: list[int], channels: bool) -> None:
     tokens = tokens_of(sum(lengths), 2, 2, channels)

@@ -88,7 +88,7 @@ def test_reference_equals_the_state_update_of_transformers(module: object, has_g
 
 
 @pytest.mark.parametrize("native", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     step=steps(),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
@@ -132,7 +132,7 @@ def test_large_states_are_changed_where_they_are(native: bool) -> None:
     assert_same(state, expected_state, 1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=cuts())
 def test_a_prompt_may_be_cut_anywhere(lengths: list[int]) -> None:
     tokens, weights = tokens_of(sum(lengths), 4, 2), weights_of(4)

@@ -118,7 +118,7 @@ def test_moe_activations_keep_large_numbers_and_nan(activation: str, native: boo
 
 
 @needs_native
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.tuples(
         st.integers(0, 40), st.integers(1, 5), st.integers(1, 9), st.integers(1, 70),

@@ -98,7 +98,7 @@ def test_without_output_only_the_prompt_is_returned(vocabulary: Vocabulary) -> N
     assert choice.cached_tokens == 5
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     text=st.text(alphabet="abc", max_size=20),
     cuts=st.lists(st.integers(0, 20), max_size=8),

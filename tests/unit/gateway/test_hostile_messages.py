@@ -120,7 +120,7 @@ def _broken(valid: Any, data: st.DataObject) -> Any:
     return body[0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_broken_message_names_a_field_or_is_served(data: st.DataObject) -> None:
     text = json.dumps(_broken(VALID, data))
@@ -137,7 +137,7 @@ def test_a_broken_message_names_a_field_or_is_served(data: st.DataObject) -> Non
         assert chat.messages
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_broken_event_names_a_field_or_is_read(data: st.DataObject) -> None:
     text = json.dumps(_broken(data.draw(st.sampled_from(EVENTS)), data))
@@ -147,7 +147,7 @@ def test_a_broken_event_names_a_field_or_is_read(data: st.DataObject) -> None:
         _check(error)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_broken_item_names_a_field_or_is_read(data: st.DataObject) -> None:
     value = _broken(data.draw(st.sampled_from(ITEMS)), data)

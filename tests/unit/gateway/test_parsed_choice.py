@@ -97,7 +97,7 @@ def test_without_a_parser_text_is_content(vocabulary: Vocabulary) -> None:
     assert piece.all_events() == [Content("a<b>")]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     text=st.text(alphabet=LETTERS, max_size=30),
     cuts=st.lists(st.integers(0, 30), max_size=8),

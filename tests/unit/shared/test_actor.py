@@ -408,7 +408,7 @@ async def test_lost_answer_is_counted_and_logged(caplog: pytest.LogCaptureFixtur
     assert "lost" in caplog.text
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from(OUTCOMES), st.booleans(), st.booleans()), max_size=12),
     st.integers(1, 3),

@@ -97,7 +97,7 @@ def test_byte_fallback_gives_the_whole_text(sentence_piece: OpenVocabulary, text
     assert in_portions(sentence_piece, ids, list(range(len(ids)))) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     ids=st.lists(st.integers(0, 420), max_size=40),
     cuts=st.lists(st.integers(0, 100), max_size=20),
@@ -109,7 +109,7 @@ def test_any_ids_in_any_portions_equal_the_tokenizers_own_text(
     assert shown == byte_level.decode(ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 100), max_size=20))
 def test_any_text_in_any_portions_comes_back(
     sentence_piece: OpenVocabulary, text: str, cuts: list[int]
@@ -183,7 +183,7 @@ def test_broken_characters_have_one_text_in_all_portions(
     assert set(portions) == {wanted}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     ids=st.lists(st.sampled_from(named(*BROKEN, "fox", "<0x80>", "<0x9F>", "<0x98>"))),
     cuts=st.lists(st.integers(0, 100), max_size=20),

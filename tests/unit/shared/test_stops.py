@@ -75,7 +75,7 @@ def test_the_first_complete_one_counts_even_inside_another() -> None:
     assert run(["abcd", "bc"], ["xabcd"]) == ("xa", "bc")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(stops=STOPS, text=SMALL, cuts=st.lists(st.integers(0, 30), max_size=10))
 def test_any_cut_of_any_text_gives_the_same_result(
     stops: list[str], text: str, cuts: list[int]

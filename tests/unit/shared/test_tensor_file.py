@@ -18,7 +18,7 @@ from tokenmesh.shared.tensor_file import INDEX_FILE, SINGLE_FILE, TensorFile, Te
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 TYPES = st.sampled_from(["float32", "float16", "float64", "int8", "int64", "bool", "uint8"])
 FILES = st.dictionaries(st.text(min_size=1, max_size=5), st.tuples(SHAPES, TYPES), max_size=5)
-ON_DISK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+ON_DISK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def some_file(folder: Path) -> Path:

@@ -127,7 +127,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert all(self.pool.find(key) == block for key, block in self.content.items())
 
 
-PoolMachine.TestCase.settings = settings(max_examples=75, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=75)
 TestPoolMachine = PoolMachine.TestCase
 
 

@@ -296,4 +296,4 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTier = TierMachine.TestCase
-TestTier.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestTier.settings = settings(max_examples=80, stateful_step_count=50)

@@ -126,7 +126,7 @@ def test_nothing_is_left_after_the_pool_forgot_everything() -> None:
 Step = Callable[[Rig, Random], Any]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32), num_steps=st.integers(1, 60))
 def test_routes_are_there_while_their_blocks_are(seed: int, num_steps: int) -> None:
     random, rig, seen = Random(seed), Rig(), list[Request]()

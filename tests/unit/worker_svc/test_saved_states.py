@@ -4,7 +4,7 @@ import logging
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.kv_runner import KvRunner
@@ -92,7 +92,6 @@ def test_borders_are_the_last_where_prompts_part_and_at_equal_distances() -> Non
     assert StateBorders.of(256, 16, 64).after(0, 100_000, 0) == 16_384
 
 
-@settings(deadline=None)
 @given(
     interval=st.integers(1, 600),
     block_size=st.sampled_from([1, 3, 16, 48, 1024]),

@@ -99,7 +99,7 @@ FRAGMENTS = ["<think>", "</think>", "\n", "I", "<answer>", "</answer>", *FAMILIE
 
 
 @pytest.mark.parametrize("pair", FAMILIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_a_model_writes_chunks_do_not_matter(
     pair: tuple[str, str], data: st.DataObject

@@ -179,7 +179,7 @@ WORDS = ("assistant", "analysis", "final", "commentary", "to=", "json", "hello",
 FRAGMENTS = [*(f"<|{marker}|>" for marker in MARKERS), *WORDS, " to=functions.f", " ", "x" * 300]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from(FRAGMENTS), max_size=14), st.sampled_from(["", PROMPT, "<|start|>"])
 )

@@ -44,7 +44,7 @@ def specification(markers: list[str], text: str) -> list[tuple[str, str | None]]
     return [*found, (text[begin:], None)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(MARKERS, st.lists(SMALL, max_size=6))
 def test_taken_text_does_not_depend_on_chunks(markers: list[str], portions: list[str]) -> None:
     expected = specification(markers, "".join(portions))
@@ -52,7 +52,7 @@ def test_taken_text_does_not_depend_on_chunks(markers: list[str], portions: list
     assert take_all(Markers(*markers), list("".join(portions))) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(MARKERS, SMALL)
 def test_text_is_held_back_only_where_a_marker_may_begin(markers: list[str], text: str) -> None:
     marked, made = MarkedText(), Markers(*markers)
@@ -66,7 +66,7 @@ def test_text_is_held_back_only_where_a_marker_may_begin(markers: list[str], tex
     assert not held or any(each.startswith(held) and each != held for each in markers)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(MARKERS, st.lists(SMALL, max_size=4))
 def test_a_leading_marker_does_not_depend_on_portions(
     markers: list[str], portions: list[str]

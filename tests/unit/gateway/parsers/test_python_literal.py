@@ -74,7 +74,7 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(value=_VALUES)
 def test_literals_written_by_python_are_read(value: object) -> None:
     assert ast.literal_eval(repr(value)) == value

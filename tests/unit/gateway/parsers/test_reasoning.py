@@ -224,7 +224,7 @@ TAILS = st.sampled_from(["", "<think>\n", "</think>\n\n", "<|start|>assistant", 
 
 
 @pytest.mark.parametrize("name", sorted(REASONING))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_a_model_writes_chunks_do_not_matter(name: str, data: st.DataObject) -> None:
     text = data.draw(TEXTS)

@@ -124,7 +124,7 @@ def _texts(family: str) -> st.SearchStrategy[str]:
 @counts("num_examples", 10, 80)
 @pytest.mark.parametrize("family", DISTINCT)
 def test_any_text_gives_the_same_on_any_cut(family: str, num_examples: int) -> None:
-    @settings(max_examples=num_examples, deadline=None)
+    @settings(max_examples=num_examples)
     @given(text=_texts(family), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         whole = parse(maker(family), [text])
@@ -142,7 +142,7 @@ def test_any_text_gives_the_same_on_any_cut(family: str, num_examples: int) -> N
 @counts("num_examples", 10, 80)
 @pytest.mark.parametrize("family", DISTINCT)
 def test_no_word_anywhere_is_lost(family: str, num_examples: int) -> None:
-    @settings(max_examples=num_examples, deadline=None)
+    @settings(max_examples=num_examples)
     @given(text=_texts(family), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         place = data.draw(st.integers(0, len(text)))

@@ -156,7 +156,7 @@ def joined(events: Sequence[Event]) -> list[Any]:
     return reported
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(two_portionings())
 def test_events_do_not_depend_on_portions_and_a_replay_repeats_them(
     portionings: tuple[list[OutputChunk], list[OutputChunk]],
@@ -169,7 +169,7 @@ def test_events_do_not_depend_on_portions_and_a_replay_repeats_them(
     assert joined(others) == joined(events)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(two_portionings())
 def test_no_output_of_the_model_is_lost(
     portionings: tuple[list[OutputChunk], list[OutputChunk]],

@@ -52,7 +52,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(BODIES)
 def test_any_body_is_translated_or_refused_by_a_path(body: dict[str, Any]) -> None:
     refused: InvalidInput | None = None

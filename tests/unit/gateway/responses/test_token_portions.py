@@ -77,7 +77,7 @@ def plain(response: dict[str, Any]) -> Any:
 CUTS = st.lists(st.integers(1, 120), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(TEXTS), CUTS, st.sampled_from(["stop", "length"]))
 def test_the_response_does_not_depend_on_portions(
     vocabulary: Vocabulary, text: str, cuts: list[int], finish: str
@@ -90,7 +90,7 @@ def test_the_response_does_not_depend_on_portions(
     assert run(vocabulary, outputs) == (events, response)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CUTS)
 def test_log_probabilities_spell_the_text(vocabulary: Vocabulary, cuts: list[int]) -> None:
     for text in (TEXTS[0], TEXTS[3]):
