@@ -5,7 +5,7 @@ import { call } from "./api";
 import { Meter } from "./chart";
 import { count, counted, percent, short } from "./format";
 import { tone } from "./spans";
-import type { ConsoleState, MeshState, ProcessState, WorkerState } from "./types";
+import type { ConsoleState, MeshState, ModelState, ProcessState, WorkerState } from "./types";
 
 const ORDER = ["gateway", "tokenizer", "encoder", "scheduler", "worker"];
 const WORK: Record<string, string> = {
@@ -26,7 +26,7 @@ export function MeshMap({ state, mesh }: { state: ConsoleState; mesh: MeshState 
       {error && <p class="error" role="alert">{error}</p>}
       <div class="map">
         {services.map((service) => (
-          <Service key={service} name={service} canManage={state.can_manage} onError={setError}
+          <Service key={service} name={service} models={state.models} canManage={state.can_manage} onError={setError}
             processes={mesh.processes.filter((each) => each.service === service)} />
         ))}
       </div>
@@ -43,12 +43,13 @@ export function MeshMap({ state, mesh }: { state: ConsoleState; mesh: MeshState 
 
 interface ServiceProps {
   name: string;
+  models: ModelState[];
   processes: ProcessState[];
   canManage: boolean;
   onError(message: string): void;
 }
 
-function Service({ name, processes, canManage, onError }: ServiceProps) {
+function Service({ name, models, processes, canManage, onError }: ServiceProps) {
   return (
     <div class={`service ${tone(name)}`}>
       <h3>{name}</h3>
@@ -56,7 +57,7 @@ function Service({ name, processes, canManage, onError }: ServiceProps) {
       <div class="instances">
         {processes.length === 0 && <p class="instance none">none</p>}
         {processes.map((each) => (
-          <Instance key={each.id} process={each} canManage={canManage} onError={onError} />
+          <Instance key={each.id} process={each} models={models} canManage={canManage} onError={onError} />
         ))}
       </div>
     </div>
@@ -71,11 +72,12 @@ function stateOf(process: ProcessState): string {
 
 interface InstanceProps {
   process: ProcessState;
+  models: ModelState[];
   canManage: boolean;
   onError(message: string): void;
 }
 
-function Instance({ process, canManage, onError }: InstanceProps) {
+function Instance({ process, models, canManage, onError }: InstanceProps) {
   const state = stateOf(process);
   return (
     <div class={`instance ${state}`}>
@@ -84,18 +86,19 @@ function Instance({ process, canManage, onError }: InstanceProps) {
         <span class={`pill ${state}`}>{state}</span>
       </p>
       <p class="dim">version {process.version}{process.queued > 0 && `, ${count(process.queued)} queued`}</p>
-      {process.load && <Load load={process.load} models={process.models} />}
+      {process.load && <Load load={process.load} names={process.models} models={models} />}
       {canManage && !process.draining && <Drain id={process.id} onError={onError} />}
     </div>
   );
 }
 
-function Load({ load, models }: { load: WorkerState; models: string[] }) {
+function Load({ load, names, models }: { load: WorkerState; names: string[]; models: ModelState[] }) {
+  const drafting = models.filter((each) => each.draft_method !== "" && names.includes(each.name));
   const kv = load.kv_blocks_used / Math.max(1, load.kv_blocks_total);
   const seats = load.running / Math.max(1, load.max_num_seqs);
   return (
     <>
-      <p class="model">{models.join(", ")}</p>
+      <p class="model">{names.join(", ")}</p>
       <dl class="load">
         <dt>streams</dt>
         <dd><Meter share={seats} label="Streams" /> {load.running}/{load.max_num_seqs}</dd>
@@ -105,6 +108,9 @@ function Load({ load, models }: { load: WorkerState; models: string[] }) {
         {load.step_s > 0 && <><dt>step</dt><dd>{(1000 * load.step_s).toFixed(1)} ms</dd></>}
         {load.prefill_tokens_per_s > 0 && (
           <><dt>prefill</dt><dd>{short(load.prefill_tokens_per_s)} tokens/s</dd></>
+        )}
+        {drafting.length > 0 && (
+          <><dt>drafts</dt><dd>{drafting.map((each) => `${each.draft_method}, ${each.max_drafts} at most`).join("; ")}</dd></>
         )}
         {load.preemptions > 0 && <><dt>preempted</dt><dd>{count(load.preemptions)}</dd></>}
       </dl>

@@ -33,6 +33,8 @@ export interface ModelState {
   generates: boolean;
   takes_images: boolean;
   tasks: string[];
+  draft_method: string;
+  max_drafts: number;
   parent: string | null;
 }
 

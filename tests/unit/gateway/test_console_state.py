@@ -27,7 +27,14 @@ from tokenmesh.shared.metrics import Metrics
 
 ADMIN = Access(DEFAULT_TENANT, is_admin=True)
 ACME = Tenant(name="acme")
-CARD = ModelCard(name=ModelName("small"), max_model_len=64, vocab_size=8, takes_images=True)
+CARD = ModelCard(
+    name=ModelName("small"),
+    max_model_len=64,
+    vocab_size=8,
+    takes_images=True,
+    draft_method="ngram",
+    max_drafts=8,
+)
 
 _Result = TypeVar("_Result")
 
@@ -109,6 +116,13 @@ async def test_health_adds_up_the_workers() -> None:
     assert (health.ttft_p50_s, health.ttft_p95_s) == (51.0, 96.0)
     assert mesh.tenant_streams == {"acme": 4, "bolt": 2}
     assert [each.draining for each in mesh.processes] == [False, False, False, True]
+
+
+async def test_a_model_is_shown_with_its_method_of_drafts_and_their_number() -> None:
+    world = World()
+    world.join(beat(1))
+    (model,) = (await world.reader.read(Access(ACME))).models
+    assert (model.name, model.draft_method, model.max_drafts) == ("small", "ngram", 8)
 
 
 async def test_the_choices_of_a_request_are_one_row() -> None:

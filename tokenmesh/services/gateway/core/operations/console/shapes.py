@@ -56,6 +56,10 @@ class ModelState(msgspec.Struct, frozen=True):
     generates: bool
     takes_images: bool
     tasks: list[str]
+    draft_method: str
+    """Where its drafts come from; empty: it has none."""
+    max_drafts: int
+    """Most of a stream in a step."""
     parent: str | None = None
     """The model of an adapter."""
 

@@ -113,7 +113,8 @@ class StateReader:
         models = []
         for card in self.catalog.all()[: self.settings.max_console_rows]:
             tasks = [str(task) for task in card.tasks]
-            facts = (card.max_model_len, card.generates, card.takes_images, tasks)
+            drafts = card.draft_method, card.max_drafts
+            facts = (card.max_model_len, card.generates, card.takes_images, tasks, *drafts)
             models.append(ModelState(card.name, *facts))
             adapters = self.catalog.adapters(card)[: self.settings.max_console_rows]
             models += [ModelState(each.name, *facts, parent=card.name) for each in adapters]
