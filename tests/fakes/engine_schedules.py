@@ -396,7 +396,8 @@ class Schedule:
         assert totals.accepted_tokens == accepted == sum(totals.accepted_by_place)
         places = zip_longest(totals.accepted_by_place, self._totals.accepted_by_place, fillvalue=0)
         assert all(now >= before for now, before in places)
-        assert totals[:3] >= self._totals[:3]
+        numbers = zip(totals[:3], self._totals[:3], strict=True)
+        assert all(now >= before for now, before in numbers)
         self._totals = totals
 
     def note_blocks(self, changes: list[BlockChange]) -> None:
