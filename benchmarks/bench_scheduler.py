@@ -2,8 +2,9 @@
 
 `python benchmarks/bench_scheduler.py` prints microseconds a step at 256 and 1024 running requests:
 what `schedule` and `draw` take, what the whole engine step takes around a runner that does
-nothing, the same while it logs its blocks, and what the event loop then takes to make events of
-them. Process CPU time, best of several rounds.
+nothing, the same with drafts that are off, since too many streams run, the same while it logs its
+blocks, and what the event loop then takes to make events of them. Process CPU time, best of several
+rounds.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import msgspec
 from benchmarks.engine_results import SchedulerLine, SchedulerResult
 from benchmarks.serve.results import environment, write_json
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.proposing import Proposer
 from tokenmesh.engine.core.scheduler import Scheduler
 from tokenmesh.engine.kv.block_log import BlockChange, BlockLog
 from tokenmesh.engine.kv.block_pool import KvGroups
@@ -25,8 +27,10 @@ from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import RequestSpec, StreamKey
 from tokenmesh.engine.runner import NO_IMAGES, FinishedLaunch
+from tokenmesh.engine.speculate.lookup import LookupProposer
 from tokenmesh.services.worker_svc.block_events.stream import BlockEventStream
 from tokenmesh.shared.config.placement import BlockEventSettings
+from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages.sampling import SamplingParams
@@ -108,10 +112,13 @@ def scheduler_step(num_requests: int) -> Callable[[], None]:
 
 
 def engine_step(
-    num_requests: int, log: BlockLog | None = None, kept: list[list[BlockChange]] | None = None
+    num_requests: int,
+    log: BlockLog | None = None,
+    kept: list[list[BlockChange]] | None = None,
+    proposer: Proposer | None = None,
 ) -> Callable[[], None]:
     """A whole step with deltas for one gateway; what it logs of its blocks goes to `kept`."""
-    engine = Engine(IdleRunner(), settings_for(num_requests), log=log)
+    engine = Engine(IdleRunner(), settings_for(num_requests), log=log, proposer=proposer)
     for stream in range(num_requests):
         engine.add(request(stream))
 
@@ -138,28 +145,37 @@ def events_step(changes: list[list[BlockChange]]) -> Callable[[], None]:
     return step
 
 
-def microseconds(step: Callable[[], None]) -> float:
-    """CPU time of a step in steady decode: the best round's mean."""
-    step()
-    rounds = []
+def microseconds(*steps: Callable[[], None]) -> list[float]:
+    """CPU time of steps in steady decode, measured in turns: the best round's mean of each."""
+    for step in steps:
+        step()
+    rounds: list[list[float]] = [[] for _ in steps]
     for _ in range(ROUNDS):
-        started = process_time()
-        for _ in range(STEPS):
-            step()
-        rounds.append((process_time() - started) / STEPS * 1e6)
-    return min(rounds)
+        for step, means in zip(steps, rounds, strict=True):
+            started = process_time()
+            for _ in range(STEPS):
+                step()
+            means.append((process_time() - started) / STEPS * 1e6)
+    return [round(min(means), 1) for means in rounds]
 
 
 def measure(num_requests: int) -> dict[str, float]:
     """All columns of one row."""
     changes: list[list[BlockChange]] = []
-    steps = {
-        "scheduler_us": scheduler_step(num_requests),
-        "engine_us": engine_step(num_requests),
-        "logged_us": engine_step(num_requests, BlockLog(), changes),
-        "events_us": events_step(changes),
+    off = LookupProposer(SpeculativeConfig(method="ngram"), max_rows=0)
+    (scheduler,) = microseconds(scheduler_step(num_requests))
+    engine, drafts_off = microseconds(
+        engine_step(num_requests), engine_step(num_requests, proposer=off)
+    )
+    (logged,) = microseconds(engine_step(num_requests, BlockLog(), changes))
+    (events,) = microseconds(events_step(changes))
+    return {
+        "scheduler_us": scheduler,
+        "engine_us": engine,
+        "drafts_off_us": drafts_off,
+        "logged_us": logged,
+        "events_us": events,
     }
-    return {name: round(microseconds(step), 1) for name, step in steps.items()}
 
 
 def main() -> None:
@@ -171,7 +187,7 @@ def main() -> None:
     if arguments.out is not None:
         lines = {count: msgspec.convert(row, SchedulerLine) for count, row in measured.items()}
         write_json(arguments.out, SchedulerResult(environment(), os.getloadavg()[0], lines))
-    heads = ("running", "schedule+draw", "engine step", "with a log", "events")
+    heads = ("running", "schedule+draw", "engine step", "drafts off", "with a log", "events")
     print("".join(f"{head:>14}" for head in heads), "  (us of CPU)")
     for num_requests, row in measured.items():
         print(f"{num_requests:>14}" + "".join(f"{value:>14}" for value in row.values()))

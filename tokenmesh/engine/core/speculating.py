@@ -54,6 +54,8 @@ class Speculating:
         self._runner_drafts = proposer if isinstance(proposer, RunnerDrafts) else None
         self._is_followed = False
         """True in steps whose rows the runner's drafter reads."""
+        self._is_idle = True
+        """True in steps with too many streams for drafts, where none of them is held any more."""
         self._pool = cache.pool
         self._live = live
         self._tables = live.tables
@@ -75,6 +77,10 @@ class Speculating:
         known tokens. Others may be preempted for that, before they are in the step's plan."""
         assert self._proposer is not None
         is_wanted = len(self._live.running) <= self._proposer.max_rows
+        self._is_idle = not is_wanted and not self._wheel.held()
+        if self._is_idle:
+            self._is_followed = False
+            return
         self._exchange(is_wanted=is_wanted)
         self._is_followed = is_wanted and self._runner_drafts is not None
         self._grown, self._begun = [], []
@@ -111,6 +117,8 @@ class Speculating:
 
     def schedule(self, plan: StepPlan) -> list[Registered]:
         """Plan the last known tokens of those that have not given way; blocks that these fill."""
+        if self._is_idle:
+            return []
         self._entries = []
         registered = []
         for request, new_blocks in self._grown:
@@ -136,6 +144,8 @@ class Speculating:
     def draft(self, plan: StepPlan, budget: int) -> None:
         """Add drafts to what was planned, at most so many in all, and ask the runner for those of
         the next step."""
+        if self._is_idle:
+            return
         self._add_drafts(plan, budget)
         if self._is_followed and self._runner_drafts is not None:
             self._ask(self._runner_drafts, plan)
@@ -178,7 +188,7 @@ class Speculating:
 
     def note_step(self, plan: StepPlan, duration_s: float) -> None:
         """A step without tokens of prompts took so long."""
-        if self._proposer is None or not self.is_on:
+        if self._proposer is None or not self.is_on or plan.num_rows > self._proposer.max_rows:
             return
         num_drafts = sum(len(entry.drafts) for entry in plan.scheduled)
         if self._runner_drafts is not None:
