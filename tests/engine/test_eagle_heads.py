@@ -129,6 +129,20 @@ def test_a_head_sleeps_and_wakes_with_its_model(tiny: Tiny, tmp_path: Path) -> N
     assert noted(driver, job) == expected
 
 
+def test_more_drafts_than_a_head_was_trained_for_are_asked_for_by_name(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    method = {"proposal_type": "greedy", "speculative_tokens": 2}
+    speculators = {"proposal_methods": [method], "default_proposal_method": "greedy"}
+    head = make_head(tmp_path / "head", "eagle3", speculators_config=speculators)
+    config = {"method": "eagle3", "model": str(head.directory), "num_speculative_tokens": 3}
+    directory = tiny("llama").directory
+    with pytest.raises(ConfigError, match="was trained for 2 drafts, not 3"):
+        EngineDriver(directory, speculative_config=config)
+    EngineDriver(directory, speculative_config={**config, "num_speculative_tokens": 2})
+    EngineDriver(directory, speculative_config={**config, "allow_more_than_trained": True})
+
+
 def changed(head: TinyHead, **values: Any) -> TinyHead:
     """Write other values to its config."""
     file = head.directory / "config.json"

@@ -140,6 +140,12 @@ class DraftMaker:
             layers = config.eagle_aux_hidden_state_layer_ids
             eagle = read_eagle(raw, config.method, layers, target.raw)
             facts = eagle.text
+            most = eagle.num_trained
+            if most is not None and config.max_drafts > most and not config.allow_more_than_trained:
+                raise _refused(
+                    f"{config.model} was trained for {most} drafts, not {config.max_drafts}; lower "
+                    "num_speculative_tokens or set allow_more_than_trained"
+                )
         else:
             _check_whole(settings, raw, directory)
             facts = read_model_facts(raw, directory, settings)

@@ -61,6 +61,10 @@ class SpeculativeConfig(BaseModel):
         description="eagle3: layers whose inputs the head reads. Default: those that its config "
         "names, else 2, the middle one and the last but two.",
     )
+    allow_more_than_trained: bool = Field(
+        default=False,
+        description="Take more drafts than a head says that it was trained for.",
+    )
     draft_tensor_parallel_size: int = Field(
         default=1, ge=1, le=1, description="The model that drafts is whole on each worker: 1."
     )

@@ -39,6 +39,8 @@ class EagleFacts:
     draft_vocab_size: int
     adds_normed: bool
     target_hidden_size: int
+    num_trained: int | None
+    """It was trained for so many drafts; None: it does not say."""
 
 
 def read_eagle(
@@ -74,7 +76,15 @@ def read_eagle(
         draft_vocab_size=raw.integer("draft_vocab_size", text.vocab_size),
         adds_normed=raw.flag("norm_before_residual", "speculators_model_type" in raw.values),
         target_hidden_size=raw.integer("target_hidden_size", hidden_size),
+        num_trained=_num_trained(raw),
     )
+
+
+def _num_trained(raw: RawConfig) -> int | None:
+    """Return for how many drafts a head was trained, as those of vLLM's speculators say."""
+    methods = (raw.get("speculators_config") or {}).get("proposal_methods") or ()
+    counts = [each.get("speculative_tokens") for each in methods]
+    return max((each for each in counts if isinstance(each, int)), default=None)
 
 
 def target_text(raw: RawConfig) -> RawConfig:
