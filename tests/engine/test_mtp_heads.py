@@ -12,9 +12,12 @@ from tests.engine.test_draft_models import with_drafts
 from tests.engine.test_drafts_of_families import TROUBLES, check_all, jobs
 from tests.engine.test_eagle_heads import noted
 from tests.engine.test_media_families import ImageFamily
+from tests.engine.test_quantized_experts import FP8_BLOCK
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.media_models import media_checkpoint, oracle
 from tests.fakes.mtp import FILE, PREDICTORS, add_module, make_predictor
+from tests.fakes.quantized import Scheme, write_checkpoint
+from tests.fakes.quantized_schemes import SCHEMES
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.services.tokenizer_svc.media.processor import ItemProcessor
@@ -47,7 +50,9 @@ STREAMS: Final = ("exaone_moe", "deepseek_v3", "qwen3_next")
 
 
 @pytest.mark.timeout(60)  # as above
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    "name", [*STREAMS, pytest.param("glm4_moe", marks=pytest.mark.slow, id="glm4_moe")]
+)
 def test_streams_are_the_same_with_a_head(tmp_path: Path, name: str) -> None:
     made = make_predictor(tmp_path, name)
     driver = driver_of(made.directory, **TROUBLES)
@@ -93,6 +98,27 @@ def test_a_head_has_the_positions_of_prompts_with_images(tmp_path: Path) -> None
     assert any(not torch.equal(each[0], each[2]) for each in given)
 
 
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        pytest.param("deepseek_v3", FP8_BLOCK, id="fp8"),
+        pytest.param("glm4_moe", SCHEMES["pack4"], id="pack4", marks=pytest.mark.slow),
+    ],
+)
+def test_a_head_of_a_quantized_checkpoint_drafts_what_its_plain_weights_do(
+    tmp_path: Path, name: str, scheme: Scheme
+) -> None:
+    made = make_predictor(tmp_path / "source", name)
+    pair = tmp_path / "quantized", tmp_path / "plain"
+    write_checkpoint(made.directory, *pair, scheme)
+    found = []
+    for directory in pair:
+        driver = with_drafts(driver_of(directory, native_kernels=False), async_scheduling=False)
+        found.append(noted(driver, Job(prompt_of(37, seed=5), greedy(24))))
+    assert found[0] == found[1]
+    assert sum(len(drafts) for _, drafts in found[0]) > 40
+
+
 def test_a_head_sleeps_and_wakes_with_its_model(tmp_path: Path) -> None:
     made = make_predictor(tmp_path, "glm4_moe")
     driver = with_drafts(driver_of(made.directory), async_scheduling=False)
@@ -128,6 +154,11 @@ def test_what_has_no_head_is_refused_at_the_start(tiny: Tiny, tmp_path: Path) ->
         driver_of(tiny("qwen3_moe").directory)
     with pytest.raises(CheckpointError, match="num_nextn_predict_layers is not set"):
         driver_of(tiny("exaone_moe").directory)
+    several = make_predictor(tmp_path / "several", "glm4_moe", num_nextn_predict_layers=2)
+    with pytest.raises(
+        CheckpointError, match=r"is 2, .* num_speculative_tokens has to be 1, not 3"
+    ):
+        driver_of(several.directory)
     made = make_predictor(tmp_path / "none", "qwen3_next", num_nextn_predict_layers=0)
     with pytest.raises(CheckpointError, match="num_nextn_predict_layers is not set"):
         driver_of(made.directory)

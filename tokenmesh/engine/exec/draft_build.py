@@ -170,7 +170,7 @@ class DraftMaker:
         other = settings.speculative_config.model
         if other not in (None, settings.model):
             raise _refused(f"mtp is a head of {settings.model} itself, not of {other}")
-        mtp = read_mtp(raw, target.facts)
+        mtp = read_mtp(raw, target.facts, settings.speculative_config.max_drafts)
         page_dtype = page_dtype_of(target.worker, target.dtype, target.device, raw)
         return cls(target, settings, target.directory, target.facts, page_dtype, mtp=mtp)
 

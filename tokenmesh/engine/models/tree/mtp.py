@@ -88,8 +88,9 @@ class MtpFacts:
     position_rows: int
 
 
-def read_mtp(raw: RawConfig, target: Any) -> MtpFacts:
-    """target: the facts of the model. Raises CheckpointError for one that has no such layer."""
+def read_mtp(raw: RawConfig, target: Any, num_drafts: int) -> MtpFacts:
+    """target: the facts of the model. Raises CheckpointError for one without such a layer, and for
+    several of them where more than one draft of a row is wanted."""
     known = ", ".join(FAMILIES)
     if not isinstance(target, HfFacts):
         raise raw.error("model_type", f"is {raw.get('model_type')}; MTP heads are of {known}")
@@ -101,6 +102,13 @@ def read_mtp(raw: RawConfig, target: Any) -> MtpFacts:
     if not (count or (family.default_count and key not in raw.values)):
         others = "and no other key counts layers that predict further tokens"
         raise raw.error(key, f"is not set, {others}")
+    if count > 1 and num_drafts > 1:
+        # the later ones have read other tokens, and keep keys of their own for them
+        raise raw.error(
+            key,
+            f"is {count}, and only the first of several such layers drafts: "
+            f"num_speculative_tokens has to be 1, not {num_drafts}",
+        )
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     text = replace(
         target,
