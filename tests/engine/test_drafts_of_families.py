@@ -1,10 +1,11 @@
 """Every proposer with every kind of model, whatever happens to streams: they stay the same."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import LlavaForConditionalGeneration
 from tests.engine.test_drafts import proposer_of
 from tests.engine.test_llava import job_of
 from tests.fakes.drafts import FreeDrafts
+from tests.fakes.eagle import make_head
 from tests.fakes.engine_driver import EngineDriver, Job, Outcome
 from tests.fakes.llava import llava
 from tests.fakes.models import randomized
@@ -21,6 +23,7 @@ from tests.ops.native import needs_native
 from tokenmesh.engine.core.proposing import Proposer
 from tokenmesh.engine.speculate.lookup import LookupProposer
 from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
+from tokenmesh.shared.config.model import Dtype
 from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.messages.sampling import SamplingParams
 
@@ -114,6 +117,15 @@ def check_all(
         assert totals.draft_tokens > totals.accepted_tokens, name
 
 
+def slow_but(each: str, kept: str) -> Any:
+    return pytest.param(each, id=each, marks=() if each == kept else pytest.mark.slow)
+
+
+def blocks_of(family: str) -> int:
+    """So few that streams are preempted."""
+    return 70 if family == "windows" else 34
+
+
 @pytest.mark.timeout(60)  # the kernels of gated delta are compiled
 @pytest.mark.parametrize(
     ("family", "proposers"),
@@ -133,18 +145,59 @@ def test_streams_of_a_family_are_the_same_with_every_proposer(
     config = {"method": "draft_model", "model": str(tiny("qwen3").directory)}
     directory = tiny(FAMILIES[family]).directory
     driver = EngineDriver(directory, speculative_config=config, **TROUBLES)
-    check_all(driver, jobs(), num_blocks=70 if family == "windows" else 34, proposers=proposers)
+    check_all(driver, jobs(), blocks_of(family), proposers)
 
 
 @needs_native
-def test_streams_in_bfloat16_are_the_same_with_every_proposer(tiny: Tiny) -> None:
-    directory = tiny("llama").directory
+@pytest.mark.timeout(60)  # as above
+@pytest.mark.parametrize("family", [slow_but(each, "dense") for each in FAMILIES])
+def test_streams_in_bfloat16_are_the_same_with_every_proposer(tiny: Tiny, family: str) -> None:
+    directory = tiny(FAMILIES[family]).directory
     config = {"method": "draft_model", "model": str(tiny("qwen3").directory)}
     driver = EngineDriver(directory, dtype="bfloat16", speculative_config=config, **TROUBLES)
-    check_all(driver, jobs(), num_blocks=34)
+    check_all(driver, jobs(), num_blocks=blocks_of(family))
 
 
-def test_streams_with_images_are_the_same_with_every_proposer(tmp_path: Path) -> None:
+def head_of(directory: Path, to: Path, method: Literal["eagle", "eagle3"]) -> dict[str, Any]:
+    """Write a head for a checkpoint; the config with which it drafts."""
+    raw = json.loads((directory / "config.json").read_text())
+    text = {**raw, **raw.get("text_config", {})}
+    head = make_head(
+        to,
+        method,
+        hidden_size=text["hidden_size"],
+        target_hidden_size=text["hidden_size"],
+        vocab_size=text["vocab_size"],
+        taps=(0, 1),
+    )
+    return {"method": method, "model": str(head.directory), "num_speculative_tokens": 3}
+
+
+HEADED: Final = [
+    *(("eagle", family, "float32") for family in FAMILIES),
+    *(("eagle3", family, "float32") for family in ("dense", "experts", "gated delta")),
+    *(("eagle3", "dense", "bfloat16"), ("eagle", "latents", "bfloat16")),
+]
+"""EAGLE-3 has heads for these of the families only."""
+
+
+@needs_native
+@pytest.mark.slow
+@pytest.mark.timeout(60)  # as above
+@pytest.mark.parametrize(("method", "family", "dtype"), HEADED)
+def test_streams_of_a_family_are_the_same_with_a_head(
+    tiny: Tiny, tmp_path: Path, method: Literal["eagle", "eagle3"], family: str, dtype: Dtype
+) -> None:
+    directory = tiny(FAMILIES[family]).directory
+    config = head_of(directory, tmp_path / "head", method)
+    driver = EngineDriver(directory, dtype=dtype, speculative_config=config, **TROUBLES)
+    check_all(driver, jobs(), blocks_of(family), ["model"])
+
+
+@pytest.mark.parametrize("method", ["", pytest.param("eagle", marks=pytest.mark.slow)])
+def test_streams_with_images_are_the_same_with_every_proposer(
+    tmp_path: Path, method: Literal["", "eagle"]
+) -> None:
     directory = llava(tmp_path)
     model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
     randomized(model).save_pretrained(directory)
@@ -156,4 +209,6 @@ def test_streams_with_images_are_the_same_with_every_proposer(tmp_path: Path) ->
         )
         some.append(replace(job_of(model, images, seed), sampling=sampling))
     troubles = {**TROUBLES, "max_model_len": 160, "max_num_batched_tokens": 40}
-    check_all(EngineDriver(directory, **troubles), some, 50, PROPOSERS[:-1])
+    config = head_of(directory, tmp_path / "head", method) if method else {}
+    driver = EngineDriver(directory, speculative_config=config, **troubles)
+    check_all(driver, some, 50, ["model"] if method else PROPOSERS[:-1])
