@@ -159,6 +159,7 @@ def _maker_of(
         device=device,
         page_dtype=page_dtype,
         kv_scales=read_kv_scales(directory) if page_dtype in FP8 else NO_SCALES,
+        speculative_config=model.speculative_config,
     )
 
 

@@ -33,7 +33,6 @@ from tokenmesh.engine.models.raw_config import RawConfig, read_config
 from tokenmesh.engine.models.token_ids import vocabulary_problem
 from tokenmesh.engine.sampling.sampler import Sampler
 from tokenmesh.shared.config.model import ModelSettings
-from tokenmesh.shared.config.speculative import PROBABILISTIC
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
@@ -246,7 +245,7 @@ class Draft:
             sampler,
             config.max_drafts,
             self.maker.read,
-            draws_apart=config.rejection_sample_method == PROBABILISTIC,
+            draws_apart=config.draws_apart,
         )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -40,6 +40,7 @@ from tokenmesh.engine.models.scope import scope_of
 from tokenmesh.engine.sampling.sampler import Sampler
 from tokenmesh.kernels.native.build import level
 from tokenmesh.shared.clock import perf_s
+from tokenmesh.shared.config.speculative import SpeculativeConfig
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import ConfigError
 
@@ -79,6 +80,7 @@ class RunnerMaker:
     """They are the checkpoint's, where pages are 8-bit floats."""
     draft: Draft | None = None
     """It holds what drafts for the model, once it is loaded."""
+    speculative_config: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     role: Role = ALONE_ROLE
 
     def load(self, progress: Progress) -> tuple[LanguageModel, LoadTimes]:
@@ -183,8 +185,19 @@ class RunnerMaker:
             kv_scales=self.kv_scales,
             first_layer=model.config.first_layer if isinstance(model, Decoder) else 0,
             draft_bytes=0 if self.draft is None else self.draft.token_bytes,
+            open_draft_bytes=self._open_draft_bytes(model),
             host_tier_bytes=self.settings.host_tier_bytes,
         )
+
+    def _open_draft_bytes(self, model: LanguageModel) -> int:
+        """Return what rows with drafts keep until these are verified: copies of their states, and
+        the probabilities with which drafts were drawn."""
+        config, state_bytes = self.speculative_config, row_bytes(model.keeps)
+        if self.device.type == "cuda" or model.write_cross is not None:
+            return 0  # they take no drafts
+        num_rows = config.max_rows(self.settings.num_rows, has_states=state_bytes > 0)
+        num_probs = config.max_drafts * self.facts.vocab_size if config.draws_apart else 0
+        return num_rows * (state_bytes + num_probs * torch.float32.itemsize)
 
     def _profile(self, model: LanguageModel) -> int:
         """Take the largest steps next to the largest graphs; bytes that are not needed again."""

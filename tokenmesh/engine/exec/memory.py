@@ -179,9 +179,11 @@ def need_of(
     may_be_shorter: bool = False,
     page_dtype: torch.dtype | None = None,
     draft_bytes: int = 0,
+    open_draft_bytes: int = 0,
 ) -> Need:
     """Memory that layers with these `keeps` need. can_save: whether the runner can copy states.
-    page_dtype: of pages and latents; None: dtype. draft_bytes: of a token, for a drafter."""
+    page_dtype: of pages and latents; None: dtype. draft_bytes: of a token, for a drafter.
+    open_draft_bytes: of all rows, while their drafts are verified."""
     per_token = token_bytes(keeps, grouping, page_dtype or dtype) + draft_bytes
     state_bytes = row_bytes(keeps)
     is_saved = can_save and settings.enable_prefix_caching and state_bytes > 0
@@ -191,7 +193,8 @@ def need_of(
         groups=KvGroups.of(grouping.windows, settings.block_size, settings.max_num_batched_tokens),
         max_model_len=max_model_len,
         row_bytes=state_bytes * (settings.num_rows + 1 + (num_saved or 0))
-        + cross_bytes(keeps, dtype) * settings.num_rows,
+        + cross_bytes(keeps, dtype) * settings.num_rows
+        + open_draft_bytes,
         state_bytes=state_bytes,
         num_saved=num_saved,
         most_saved=_SAVED_PER_ROW * settings.num_rows,

@@ -39,6 +39,8 @@ class StoreMaker:
     """The first of `keeps` is of the layer with this number in the checkpoint."""
     draft_bytes: int = 0
     """A drafter keeps so many bytes of each token."""
+    open_draft_bytes: int = 0
+    """Rows whose drafts are verified keep so many, all together."""
     host_tier_bytes: int = 0
     """The host tier takes so much of a host's memory."""
 
@@ -55,6 +57,7 @@ class StoreMaker:
             may_be_shorter=self.may_be_shorter,
             page_dtype=self.page_dtype,
             draft_bytes=self.draft_bytes,
+            open_draft_bytes=self.open_draft_bytes,
         )
 
     def budget(

@@ -68,8 +68,8 @@ class LookupProposer:
     A request's own prediction comes first. Without a method nothing else is looked up.
     """
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self.max_rows = config.disable_by_batch_size or maxsize
+    def __init__(self, config: SpeculativeConfig, max_rows: int = maxsize) -> None:
+        self.max_rows = max_rows
         self.max_drafts = config.max_drafts
         self.only_predicted = config.method is None
         self._is_suffix = config.method == "suffix"

@@ -19,9 +19,10 @@ def make_proposer(
     Raises ConfigError where the runner has no drafter."""
     if config.method is None and not runner.takes_drafts:
         return None
+    max_rows = config.max_rows(maxsize, has_states=runner.has_states)
     if config.is_drafted:
-        return RunnerDrafts(runner, config.disable_by_batch_size or maxsize, config.max_drafts)
+        return RunnerDrafts(runner, max_rows, config.max_drafts)
     # imported here: an engine without drafts does not have it
     from tokenmesh.engine.speculate.lookup import LookupProposer
 
-    return LookupProposer(config)
+    return LookupProposer(config, max_rows)

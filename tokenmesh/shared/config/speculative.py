@@ -29,6 +29,9 @@ _NUM_TOKENS: Final = 8
 """Drafts of a row in a step where the config names no number."""
 _NUM_DRAFTED: Final = 3
 """The same where a model computes them."""
+_MAX_PREDICTED: Final = 8
+"""Rows with states of a step with predictions where no method is set: of each the step copies the
+states, for which such a worker has that much memory."""
 MAX_TOKENS: Final = 64
 """Most drafts of a row in a step: a row's positions are a part of the step's memory."""
 
@@ -187,6 +190,17 @@ class SpeculativeConfig(BaseModel):
     def is_drafted(self) -> bool:
         """Return whether a model or a head drafts."""
         return self.method in _DRAFTED
+
+    @property
+    def draws_apart(self) -> bool:
+        """Return whether the probabilities of drafts are kept until they are verified."""
+        return self.is_drafted and self.rejection_sample_method == PROBABILISTIC
+
+    def max_rows(self, num_rows: int, *, has_states: bool) -> int:
+        """Return how many of so many rows may have drafts in a step. has_states: of the model."""
+        if self.method is None and has_states:
+            return min(num_rows, _MAX_PREDICTED)
+        return min(num_rows, self.disable_by_batch_size or num_rows)
 
     @property
     def max_drafts(self) -> int:
