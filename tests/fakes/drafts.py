@@ -13,8 +13,8 @@ class FreeDrafts(StepCost):
     def is_known(self, num_rows: int) -> bool:
         return True
 
-    def factor(self, num_rows: int, num_drafts: int) -> float:
-        return 1.0
+    def factors(self, num_rows: int, numbers: range) -> list[float]:
+        return [1.0] * len(numbers)
 
 
 class DiceProposer:

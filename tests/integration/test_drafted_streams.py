@@ -54,7 +54,7 @@ async def test_responses_are_the_same_with_drafts(
 ) -> None:
     # drafts of a model this small cost more than they save: here they cost nothing
     monkeypatch.setattr(StepCost, "is_known", lambda self, num_rows: True)
-    monkeypatch.setattr(StepCost, "factor", lambda self, num_rows, num_drafts: 1.0)
+    monkeypatch.setattr(StepCost, "factors", lambda self, num_rows, numbers: [1.0] * len(numbers))
     async with demo_mesh(nats_server, redis_server) as client:
         expected = await responses(client)
         (entry,) = (await client.get("/v1/models")).json()["data"]
@@ -126,7 +126,7 @@ async def test_a_prediction_brings_drafts_without_a_setting(
     nats_server: Server, redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StepCost, "is_known", lambda self, num_rows: True)
-    monkeypatch.setattr(StepCost, "factor", lambda self, num_rows, num_drafts: 1.0)
+    monkeypatch.setattr(StepCost, "factors", lambda self, num_rows, numbers: [1.0] * len(numbers))
     async with demo_mesh(nats_server, redis_server) as client:
         expected = await predicted(client, {})
         text = expected[0][0][0]["message"]["content"]

@@ -5,6 +5,8 @@ be right, `StepCost` how much longer a step takes with drafts, and `choose` weig
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Final
 
 from tokenmesh.engine.speculate.indexed_text import Match
@@ -47,6 +49,15 @@ class Rates:
             return means[min(place, len(means) - 1)]
         return _PRIOR[strength] if self._prior is None else self._prior.at(strength, place)
 
+    def first(self, strength: int, count: int) -> list[float]:
+        """The rates of so many places, from the first one on."""
+        means = self._means[strength]
+        if means:
+            return means[:count] + means[-1:] * (count - len(means))
+        if self._prior is None:
+            return [_PRIOR[strength]] * count
+        return self._prior.first(strength, count)
+
     def note(self, strength: int, num_right: int, *, ended_wrong: bool) -> None:
         """So many drafts were right; `ended_wrong`: and the next one was not."""
         means, weights = self._means[strength], self._weights[strength]
@@ -85,11 +96,7 @@ def strength_of(match: Match) -> int:
 
 def survivals(rates: Rates, strength: int, num_drafts: int) -> list[float]:
     """For each of so many drafts how likely it is kept, with all before it."""
-    found, kept = [], 1.0
-    for place in range(num_drafts):
-        kept *= rates.at(strength, place)
-        found.append(kept)
-    return found
+    return list(accumulate(rates.first(strength, num_drafts), mul))
 
 
 class StepCost:
@@ -133,21 +140,32 @@ class StepCost:
 
     def factor(self, num_rows: int, num_drafts: int) -> float:
         """A step with so many drafts takes so many times what it takes without."""
+        return self.factors(num_rows, range(num_drafts, num_drafts + 1))[0]
+
+    def factors(self, num_rows: int, numbers: range) -> list[float]:
+        """The same for several numbers of drafts, of which each is one more than the one before."""
         known = self._drafted.get(num_rows.bit_length(), {})
-        below, low, above, high = 0, 1.0, 0, 0.0
-        for number, (mean, count, step) in known.items():
-            # one step may have been disturbed: what few have shown is tried again sooner
-            if self._num_steps - step > _STALE_STEPS * count // _KEPT_STEPS:
-                continue
-            if below < number <= num_drafts:
-                below, low = number, max(1.0, mean)
-            elif number > num_drafts and (not above or number < above):
-                above, high = number, max(1.0, mean)
-        if above:
-            share = (num_drafts - below) / (above - below)
-            return low + share * max(0.0, high - low)
-        slope = (low - 1.0) / below if below else _PRIOR_COST / (1.0 + _PRIOR_COST * num_rows)
-        return low + slope * (num_drafts - below)
+        # one step may have been disturbed: what few have shown is tried again sooner
+        points = sorted(
+            (number, max(1.0, mean))
+            for number, (mean, count, step) in known.items()
+            if self._num_steps - step <= _STALE_STEPS * count // _KEPT_STEPS
+        )
+        points.reverse()
+        below, low = 0, 1.0
+        slope = _PRIOR_COST / (1.0 + _PRIOR_COST * num_rows)
+        found = []
+        for number in numbers:
+            while points and points[-1][0] <= number:
+                below, low = points.pop()
+                slope = (low - 1.0) / below
+            if points:
+                above, high = points[-1]
+                share = (number - below) / (above - below)
+                found.append(low + share * max(0.0, high - low))
+            else:
+                found.append(low + slope * (number - below))
+        return found
 
 
 def choose(cost: StepCost, num_rows: int, kept: Sequence[Sequence[float]]) -> list[int]:
@@ -159,9 +177,10 @@ def choose(cost: StepCost, num_rows: int, kept: Sequence[Sequence[float]]) -> li
     offered = [(-value, row) for row, values in enumerate(kept) for value in values]
     offered.sort(key=lambda each: each[0])
     best, best_rate, tokens = 0, num_rows * MIN_GAIN, float(num_rows)
-    for number, (negative, _) in enumerate(offered, start=1):
+    factors = cost.factors(num_rows, range(1, 1 + len(offered)))
+    for number, ((negative, _), factor) in enumerate(zip(offered, factors, strict=True), start=1):
         tokens -= negative
-        rate = tokens / cost.factor(num_rows, number)
+        rate = tokens / factor
         if rate > best_rate:
             best, best_rate = number, rate
     for _, row in offered[:best]:

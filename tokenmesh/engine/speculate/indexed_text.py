@@ -81,7 +81,10 @@ class IndexedText:
     @property
     def num_bytes(self) -> int:
         """Return the bytes of the index: 6 to 12 a token and length."""
-        return _WORD * sum(len(each.heads) + len(each.links) for each in self._runs)
+        if not self._runs:
+            return 0
+        # those of all lengths have the same sizes
+        return _WORD * len(self._runs) * (len(self._runs[0].heads) + len(self._runs[0].links))
 
     def update(self) -> bool:
         """Index what was appended; False: there is more than one call takes.
