@@ -13,7 +13,9 @@ from tests.engine.test_drafts import check, jobs
 from tests.fakes.eagle import TinyHead, make_head
 from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
+from tests.ops.native import needs_native
 from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.kernels.native import NativeCodes
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 
 K: Final = 3
@@ -116,6 +118,23 @@ def test_streams_are_the_same_with_a_head(tiny: Tiny, tmp_path: Path, name: str)
     outcomes = tight.run(jobs())
     check(outcomes, expected)
     assert sum(outcome.num_preemptions for outcome in outcomes) > 5
+
+
+@needs_native
+def test_a_head_of_a_quantized_model_is_rounded_as_well(tiny: Tiny, tmp_path: Path) -> None:
+    """It drafts nearly what its plain weights do, and changes no stream."""
+    directory, head = tiny("llama").directory, make_head(tmp_path / "head", **HEADS["eagle3"])
+    driver = driver_of(directory, head, quantization="int8")
+    runner = driver.model.runner
+    assert isinstance(runner, TorchRunner)
+    assert runner.drafter is not None
+    made: Any = runner.drafter.model
+    assert isinstance(made.head.weight, NativeCodes)
+    assert isinstance(made.merge.weight, NativeCodes)
+    expected = EngineDriver(directory, max_num_seqs=9, quantization="int8").run(jobs())
+    drafted = with_drafts(driver)
+    check(drafted.run(jobs(), steps_between=1), expected)
+    assert drafted.drafts.draft_tokens > 300
 
 
 def test_a_head_sleeps_and_wakes_with_its_model(tiny: Tiny, tmp_path: Path) -> None:

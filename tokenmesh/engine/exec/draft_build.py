@@ -198,8 +198,12 @@ class DraftMaker:
             if self.eagle.taps and max(self.eagle.taps) >= drafted.num_tap_layers:
                 what = f"{target.settings.model} shows no states of its layers"
                 raise _refused(f"{what}, which {self.settings.model} reads")
-            native = target.native
-            return EagleLoader(self.eagle, checkpoint, drafted, drafted.dtype, native).load()
+            native, facts = target.native, target.facts
+            is_coded = facts.rounding is not None or facts.quantization is not None
+            return EagleLoader(
+                *(self.eagle, checkpoint, drafted, drafted.dtype, native),
+                rounding="int8" if native and is_coded else None,
+            ).load()
         whole = load_model(
             self.facts, checkpoint, target.dtype, lambda done, total: None, target.native
         )

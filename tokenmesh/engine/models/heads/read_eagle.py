@@ -15,7 +15,8 @@ from tokenmesh.engine.models.native.config import Names
 from tokenmesh.engine.models.native.read_config import NativeFacts, read_facts
 from tokenmesh.engine.models.native.registry import FAMILIES
 from tokenmesh.engine.models.raw_config import RawConfig
-from tokenmesh.kernels.linear import Linear, pack
+from tokenmesh.kernels.linear import Linear, pack, pack_codes
+from tokenmesh.kernels.linear.formats.round import Grid, rounded
 from tokenmesh.shared.errors import CheckpointError
 
 Kind = Literal["eagle", "eagle3"]
@@ -111,6 +112,9 @@ class EagleLoader:
     target: LanguageModel
     dtype: torch.dtype
     native: bool
+    rounding: Grid | None = None
+    """Its weights are rounded to these where those of the model are codes, too: a head is read
+    several times a step."""
 
     def load(self) -> EagleHead:
         """Raises CheckpointError for any tensor that is missing, misshapen or unknown."""
@@ -128,7 +132,7 @@ class EagleLoader:
             loader = LayerLoader(
                 text if number else first,
                 *(config, names, self.checkpoint, self.dtype, self.native),
-                *(AdapterSites(), None),
+                *(AdapterSites(), self.rounding),
                 joined=is_third and not number,
             )
             layers.append(loader.load(number, each))
@@ -177,7 +181,12 @@ class EagleLoader:
         bias = None
         if f"{name}.bias" in self.checkpoint:
             bias = self.checkpoint.take(f"{name}.bias", (width,), self.dtype)
-        return pack(weight, bias, self.native)
+        return self._pack(weight, bias)
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        if self.rounding is None:
+            return pack(weight, bias, self.native)
+        return pack_codes(rounded(weight, self.rounding), bias, self.dtype, self.native)
 
     def _embedding(self, name: str, width: int, *, is_third: bool) -> torch.Tensor | None:
         """The model's own where the head brings none, and for EAGLE, whose copy is the same."""
@@ -196,9 +205,7 @@ class EagleLoader:
                 problem = "has no lm_head.weight, and the model's has another size"
                 raise CheckpointError(f"{self.checkpoint.directory} {problem}")
             return None, None
-        head = pack(
-            self.checkpoint.take("lm_head.weight", (size, width), self.dtype), None, self.native
-        )
+        head = self._pack(self.checkpoint.take("lm_head.weight", (size, width), self.dtype), None)
         part = self.checkpoint.part("d2t")
         if part is None:
             if size != vocab:
