@@ -17,6 +17,7 @@ from tokenmesh.engine.api.pooling import Pooled, PoolingParams
 from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.grammar.matcher import Grammar
+from tokenmesh.shared.config.draft_tree import num_computed
 from tokenmesh.shared.tensor_blob import TensorBlob
 
 MAX_MARKER_IDS: Final = 32
@@ -80,6 +81,16 @@ class ScheduledRow(msgspec.Struct, gc=False):
     fills: list[tuple[int, int]] = []
     """Blocks of the row's tables before `start`, each with the slot of the host tier that it is
     copied from before anything of the step is computed."""
+    parents: list[int] = []
+    """Where drafts branch: by draft the place of the one that it follows, -1 for the last known
+    token. Then those are kept that follow each other and are what the row draws. Empty: each draft
+    follows the one before it."""
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that the row computes."""
+        extra = num_computed(self.parents) if self.parents else len(self.drafts)
+        return self.num_tokens + extra
 
 
 @dataclass(slots=True, eq=False)
@@ -146,8 +157,7 @@ class StepPlan(msgspec.Struct):
         """Tokens computed in this step."""
         if not self.scheduled:
             return len(self.decodes)
-        computed = (entry.num_tokens + len(entry.drafts) for entry in self.scheduled)
-        return len(self.decodes) + sum(computed)
+        return len(self.decodes) + sum(entry.num_computed for entry in self.scheduled)
 
 
 def single_ids(tokens: Mapping[int, list[int]]) -> list[int] | None:

@@ -5,6 +5,7 @@ continues with the next only where the draft was what it drew. Drafts change the
 """
 
 from collections.abc import Mapping, Sequence
+from sys import maxsize
 from typing import NamedTuple
 
 from tokenmesh.engine.core.block_reclaimer import BlockReclaimer
@@ -15,6 +16,7 @@ from tokenmesh.engine.kv.prefix_cache import PrefixCache, Registered
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
+from tokenmesh.shared.config.draft_tree import kept_of
 
 
 class DraftTotals(NamedTuple):
@@ -52,6 +54,7 @@ class Speculating:
         self.totals = DraftTotals()
         self._max_drafts = 0 if proposer is None else proposer.max_drafts
         self._runner_drafts = proposer if isinstance(proposer, RunnerDrafts) else None
+        self._tree = None if self._runner_drafts is None else self._runner_drafts.tree
         self._is_followed = False
         """True in steps whose rows the runner's drafter reads."""
         self._is_idle = True
@@ -157,24 +160,24 @@ class Speculating:
             limit = request.decode_end - 2 - request.num_known
             if limit > 0:
                 entries.append(entry)
-                rows.append((request, limit))
+                rows.append((request, self._within(limit, maxsize)))
         if not rows:
             return
         asked = runner_drafts.ask(rows, plan.num_rows)
-        for (request, limit), entry, number in zip(rows, entries, asked, strict=True):
+        for (request, _), entry, number in zip(rows, entries, asked, strict=True):
             entry.num_proposed = number
             entry.is_followed = entry.is_followed or number > 0
             if number and self._wheel.is_held(request):
                 # the drafter writes its keys behind those of the drafts that are verified
-                self._grow(request, entry, min(len(entry.drafts) + number, limit))
+                ahead = self._ahead(len(entry.drafts)) + self._ahead(number)
+                self._grow(request, entry, min(ahead, request.decode_end - 2 - request.num_known))
 
     def _add_drafts(self, plan: StepPlan, budget: int) -> None:
         assert self._proposer is not None
         entries, rows = [], []
         for request, entry in self._entries:
             # with all of them right, one more is drawn
-            limit = request.decode_end - 1 - request.num_known
-            limit = min(limit, self._proposer.max_drafts, budget)
+            limit = self._within(request.decode_end - 1 - request.num_known, budget)
             if limit > 0:
                 entries.append(entry)
                 rows.append((request, limit))
@@ -182,9 +185,23 @@ class Speculating:
             return
         proposed = self._proposer.propose(rows, plan.num_rows)
         for (request, limit), entry, ids in zip(rows, entries, proposed, strict=True):
-            drafts = ids[: min(limit, budget)]
-            entry.drafts = drafts[: self._grow(request, entry, len(drafts))]
-            budget -= len(entry.drafts)
+            drafts = ids[:limit]
+            count = min(len(drafts), self._within(limit, budget))
+            ahead = self._grow(request, entry, self._ahead(count))
+            entry.drafts = drafts[: min(count, self._within(ahead, budget))]
+            if self._tree is not None:
+                entry.parents = list(self._tree.parents[: len(entry.drafts)])
+            budget -= entry.num_computed - entry.num_tokens
+
+    def _within(self, ahead: int, budget: int) -> int:
+        """Return how many drafts are so many tokens ahead at most, and fit the budget."""
+        if self._tree is not None:
+            return self._tree.within(ahead, budget)
+        return min(ahead, self._max_drafts, budget)
+
+    def _ahead(self, count: int) -> int:
+        """Return how many tokens ahead so many drafts are."""
+        return count if self._tree is None else self._tree.depth_of(count)
 
     def note_step(self, plan: StepPlan, duration_s: float) -> None:
         """A step without tokens of prompts took so long."""
@@ -226,7 +243,10 @@ class Speculating:
                 places[place] += 1
             request.output.num_drafts += len(entry.drafts)
             request.output.num_accepted += accepted
-            if self._runner_drafts is not None:
+            if self._tree is not None and self._runner_drafts is not None:
+                kept = kept_of(entry.drafts, entry.parents, tokens[entry.row][:accepted])
+                self._runner_drafts.note_branches(request, len(entry.drafts), kept)
+            elif self._runner_drafts is not None:
                 self._runner_drafts.note_landed(request, len(entry.drafts), accepted)
         self.totals = DraftTotals(drafts, draft_tokens, accepted_tokens, tuple(places))
 

@@ -175,7 +175,14 @@ class DraftMaker:
 
     def load(self, drafted: LanguageModel) -> "Draft":
         """For a model with weights. Raises CheckpointError, and ConfigError for a draft that keeps
-        more than blocks hold, and for a head whose states the model does not give."""
+        more than blocks hold, for a head whose states the model does not give, and for drafts that
+        branch where the model keeps states or several groups of blocks."""
+        if self.target.settings.speculative_config.tree is not None:
+            what = "speculative_token_tree is for models without"
+            if row_bytes(drafted.keeps):
+                raise _refused(f"{what} states, which each branch would need")
+            if len(drafted.grouping.windows) > 1:
+                raise _refused(f"{what} windows, whose blocks have tables of their own")
         return Draft(self.read(drafted), self.page_dtype, self)
 
     def read(self, drafted: LanguageModel) -> DraftModel:
@@ -250,6 +257,7 @@ class Draft:
             config.max_drafts,
             self.maker.read,
             draws_apart=config.draws_apart,
+            tree=config.tree,
         )
 
 

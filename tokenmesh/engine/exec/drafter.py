@@ -4,8 +4,9 @@ It draws with a row's own noise, so that it agrees with the model wherever their
 What it guesses is verified in the next step: a wrong guess costs time and changes no token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from tokenmesh.engine.models.keeps import Grouping, LayerKeeps
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.engine.sampling.sampler import Drafted, Sampler
+from tokenmesh.shared.config.draft_tree import DraftTree
 
 MAX_BEHIND: Final = 64
 """Tokens that the drafter did not read and that it reads at once. Before them it leaves a gap,
@@ -112,6 +114,8 @@ class Drafter:
     """The draft model again, for the model it drafts for."""
     draws_apart: bool = False
     """Drafts are drawn with a noise of their own, see `Sampler.guess_apart`."""
+    tree: DraftTree | None = None
+    """None: drafts do not branch."""
     _apart: dict[int, "DrawnApart"] = field(default_factory=dict)
     """The last drafts of each row that were drawn so."""
     _read: dict[int, int] = field(default_factory=dict)
@@ -143,13 +147,15 @@ class Drafter:
         drawn: dict[int, list[int]],
         hidden: torch.Tensor,
         taps: torch.Tensor | None = None,
+        taken: Mapping[int, int] = MappingProxyType({}),
     ) -> dict[int, list[int]]:
         """Read what the step computed and drew, see `StepResult.drafts`.
 
-        hidden: the model's final states of the batch [T, hidden]; taps: see `Taps.states`.
+        hidden: the model's final states of the batch [T, hidden]; taps: see `Taps.states`. taken:
+        see `Branches.settle`.
         """
         followed = [entry for entry in plan.scheduled if entry.is_followed]
-        feeds = [feed for feed in self._feeds(followed, batch, drawn) if feed.token_ids]
+        feeds = [feed for feed in self._feeds(followed, batch, drawn, taken) if feed.token_ids]
         if not feeds:
             return {}
         if not self.model.shift:
@@ -160,7 +166,11 @@ class Drafter:
         return self._draft(feeds, self.model.states(hidden, taps))
 
     def _feeds(
-        self, entries: Sequence[ScheduledRow], batch: HostStep, drawn: dict[int, list[int]]
+        self,
+        entries: Sequence[ScheduledRow],
+        batch: HostStep,
+        drawn: dict[int, list[int]],
+        taken: Mapping[int, int],
     ) -> Iterator[DraftFeed]:
         """Return what each row has new, in the order of a batch."""
         first_of = {}
@@ -173,7 +183,8 @@ class Drafter:
         for entry in entries:
             if entry.samples and entry.row not in drawn:
                 continue  # it failed
-            found.append(self._feed(entry, first_of.get(entry.row, 0)))
+            table = taken.get(entry.row, entry.row)
+            found.append(self._feed(entry, first_of.get(table, 0)))
         yield from sorted(found, key=lambda each: (len(each.token_ids) > 1, each.first))
 
     def _feed(self, entry: ScheduledRow, state: int) -> DraftFeed:
@@ -217,6 +228,8 @@ class Drafter:
         if not going:
             return drafts
         hidden = hidden[torch.tensor(ends)]
+        if self.tree is not None:
+            return self._draft_branches(self.tree, going, hidden)
         for place in range(max(feed.num_drafts for feed in going)):
             if place:
                 kept = [index for index, feed in enumerate(going) if self._goes_on(feed, place)]
@@ -242,6 +255,44 @@ class Drafter:
             for row, token in zip(rows, self._guessed(rows, hidden, place), strict=True):
                 drafts[row].append(token)
         return drafts
+
+    def _draft_branches(
+        self, tree: DraftTree, going: Sequence[DraftFeed], hidden: torch.Tensor
+    ) -> dict[int, list[int]]:
+        """Draft the first `num_drafts` of a tree for each row, whose last hidden states are given.
+
+        Depth first: drafts for one position have their keys in the same place, one after the
+        other. All rows draft what the one with the most does."""
+        count = max(feed.num_drafts for feed in going)
+        deepest = tree.depth_of(count)
+        kept = [index for index, feed in enumerate(going) if self._has_room(feed, deepest - 1)]
+        kept.sort(key=lambda index: going[index].first + len(going[index].token_ids))
+        going = [going[index] for index in kept]
+        if not going:
+            return {}
+        rows = [feed.row for feed in going]
+        drafts: dict[int, list[int]] = {row: [0] * count for row in rows}
+        states = {-1: hidden[torch.tensor(kept)]}
+        guesses = {-1: self._guessed_several(rows, states[-1], 0, tree.children_of(-1))}
+        for place in sorted(range(count), key=tree.paths.__getitem__):
+            path, parent = tree.paths[place], tree.parents[place]
+            for row, tokens in zip(rows, guesses[parent], strict=True):
+                drafts[row][place] = tokens[path[-1]]
+            children = tree.children_of(place)
+            if place not in tree.parents[:count]:
+                continue
+            starts = [feed.first + len(feed.token_ids) - 1 + len(path) for feed in going]
+            token_ids = torch.tensor([drafts[row][place] for row in rows])
+            before = states[parent] if self.model.shift else None
+            states[place] = self._forward(rows, starts, [1] * len(rows), token_ids, before)
+            guesses[place] = self._guessed_several(rows, states[place], len(path), children)
+        return {feed.row: drafts[feed.row][: feed.num_drafts] for feed in going}
+
+    def _guessed_several(
+        self, rows: Sequence[int], hidden: torch.Tensor, place: int, count: int
+    ) -> list[list[int]]:
+        """The likeliest drafts of each row in that place."""
+        return self.sampler.guess_several(rows, self.model.logits(hidden), place, count)
 
     def _guessed(self, rows: Sequence[int], hidden: torch.Tensor, place: int) -> list[int]:
         """Draw a draft of each row in that place."""
@@ -275,9 +326,12 @@ class Drafter:
     def _goes_on(self, feed: DraftFeed, place: int) -> bool:
         """Return whether the row wants a draft in that place, and there is room for the one
         before."""
+        return place < feed.num_drafts and self._has_room(feed, place)
+
+    def _has_room(self, feed: DraftFeed, place: int) -> bool:
+        """Return whether the draft before that place can be read."""
         position = feed.first + len(feed.token_ids) - 1 + place
-        room = min(self._capacity(feed.row), self.model.max_position)
-        return place < feed.num_drafts and position < room
+        return position < min(self._capacity(feed.row), self.model.max_position)
 
     def _forward(
         self,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenmesh.engine.exec.branches import table_of
 from tokenmesh.engine.exec.media import step_media
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.layers.step import NO_MEDIA, HostStep, Patch, StepMedia
@@ -70,7 +71,7 @@ def build_inputs(scheduled: list[ScheduledRow], rows: HostRows, page_size: int) 
         step=HostStep(
             starts=[entry.start for entry in order],
             counts=[entry.num_tokens + len(entry.drafts) for entry in order],
-            numbers=[entry.row for entry in order],
+            numbers=[table_of(entry) for entry in order],
             all_tables=rows.tables,
             page_size=page_size,
             token_lengths=lengths,

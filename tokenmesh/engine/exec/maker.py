@@ -11,6 +11,7 @@ import torch
 
 from tokenmesh.engine.device_memory import CudaMemory
 from tokenmesh.engine.exec.arena import make_arena
+from tokenmesh.engine.exec.branches import Branches, blocks_of_chain, num_tables
 from tokenmesh.engine.exec.cuda.forward import KINDS
 from tokenmesh.engine.exec.cuda.graphs import graph_bytes
 from tokenmesh.engine.exec.cuda.make import make_cuda_runner
@@ -31,7 +32,7 @@ from tokenmesh.engine.exec.store_maker import StoreMaker
 from tokenmesh.engine.kv.shared_arena import SharedKv
 from tokenmesh.engine.models.api import LanguageModel, ModelFacts, Progress
 from tokenmesh.engine.models.checkpoint import Checkpoint
-from tokenmesh.engine.models.keeps import cross_bytes, row_bytes
+from tokenmesh.engine.models.keeps import cross_bytes, row_bytes, token_bytes
 from tokenmesh.engine.models.kv_scales import NO_SCALES, KvScales
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.load import load_model
@@ -129,13 +130,16 @@ class RunnerMaker:
     def make_runner(self, model: LanguageModel, size: StoreSize) -> tuple[AnyRunner, KvStore]:
         """A runner, without graphs yet, and its store."""
         worker = self.settings
-        store = self._store_maker(model).make(size)
+        tree = self.speculative_config.tree
+        further = num_tables(tree, self._num_drafted_rows(model))
+        num_blocks = size.num_blocks + further * self._blocks_of_chain
+        store = self._store_maker(model).make(size._replace(num_blocks=num_blocks))
         if self.device.type == "cuda":
             eos = self.eos_token_ids
             return make_cuda_runner(model, store, eos, worker, self.max_model_len), store
         max_blocks = -(-self.max_model_len // worker.block_size)
         num_windowed = len(store.grouping.windows) - 1
-        rows = HostRows(worker.num_rows, max_blocks, self.facts, num_windowed)
+        rows = HostRows(worker.num_rows, max_blocks, self.facts, num_windowed, further)
         sampler = Sampler(
             self.facts.vocab_size,
             self.eos_token_ids,
@@ -147,8 +151,15 @@ class RunnerMaker:
         drafter = None
         if self.draft is not None:
             drafter = self.draft.drafter(size.num_blocks, rows, sampler)
+        branches = None
+        if tree is not None:
+            branches = Branches(store, rows, tree, worker.num_rows, size.num_blocks)
         runner = self.role.make_runner(
-            model, store, rows, sampler, is_async=is_async, arena=arena, drafter=drafter
+            *(model, store, rows, sampler),
+            is_async=is_async,
+            arena=arena,
+            drafter=drafter,
+            branches=branches,
         )
         return runner, store
 
@@ -190,14 +201,29 @@ class RunnerMaker:
         )
 
     def _open_draft_bytes(self, model: LanguageModel) -> int:
-        """Return what rows with drafts keep until these are verified: copies of their states, and
-        the probabilities with which drafts were drawn."""
-        config, state_bytes = self.speculative_config, row_bytes(model.keeps)
-        if self.device.type == "cuda" or model.write_cross is not None:
-            return 0  # they take no drafts
-        num_rows = config.max_rows(self.settings.num_rows, has_states=state_bytes > 0)
+        """Return what rows with drafts keep until these are verified: copies of their states, the
+        probabilities with which drafts were drawn, and blocks for chains that branch."""
+        config, worker = self.speculative_config, self.settings
+        num_rows = self._num_drafted_rows(model)
         num_probs = config.max_drafts * self.facts.vocab_size if config.draws_apart else 0
-        return num_rows * (state_bytes + num_probs * torch.float32.itemsize)
+        further = num_tables(config.tree, num_rows) * self._blocks_of_chain * worker.block_size
+        of_token = token_bytes(model.keeps, model.grouping, self.page_dtype) if further else 0
+        of_row = row_bytes(model.keeps) + num_probs * torch.float32.itemsize
+        return num_rows * of_row + further * of_token
+
+    def _num_drafted_rows(self, model: LanguageModel) -> int:
+        """Return the most rows with drafts of a step."""
+        if self.device.type == "cuda" or model.write_cross is not None:
+            return 0
+        has_states = row_bytes(model.keeps) > 0
+        return self.speculative_config.max_rows(self.settings.num_rows, has_states=has_states)
+
+    @property
+    def _blocks_of_chain(self) -> int:
+        tree = self.speculative_config.tree
+        if tree is None:
+            return 0
+        return blocks_of_chain(tree.depth_of(len(tree.paths)), self.settings.block_size)
 
     def _profile(self, model: LanguageModel) -> int:
         """Take the largest steps next to the largest graphs; bytes that are not needed again."""

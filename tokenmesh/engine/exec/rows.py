@@ -50,10 +50,16 @@ class HostRows:
     """All rows and their block tables. Row numbers are the scheduler's."""
 
     def __init__(
-        self, max_num_seqs: int, max_blocks: int, facts: ModelFacts, num_windowed: int = 0
+        self,
+        max_num_seqs: int,
+        max_blocks: int,
+        facts: ModelFacts,
+        num_windowed: int = 0,
+        num_tables: int = 0,
     ) -> None:
-        self.tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int64)
-        """[rows, max_blocks]; entries past a row's end are the null block, 0."""
+        """num_tables: besides those of rows."""
+        self.tables = torch.zeros((max_num_seqs + num_tables, max_blocks), dtype=torch.int64)
+        """[rows + num_tables, max_blocks]; entries past a row's end are the null block, 0."""
         self.windowed_tables = [torch.zeros_like(self.tables) for _ in range(num_windowed)]
         """These are the tables of each window group. What is behind the window is out of date, and
         not read."""

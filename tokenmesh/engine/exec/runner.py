@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from tokenmesh.engine.api.tokens import TokenLogprobs
 from tokenmesh.engine.exec.apply import apply_rows
 from tokenmesh.engine.exec.arena import NO_ARENA, Arena
+from tokenmesh.engine.exec.branches import Branches
 from tokenmesh.engine.exec.compute_thread import ComputeHere, ComputeThread, Task
 from tokenmesh.engine.exec.drafted_states import DraftedStates
 from tokenmesh.engine.exec.drafter import Drafter
@@ -79,16 +80,18 @@ class TorchRunner:
         is_async: bool,
         arena: Arena = NO_ARENA,
         drafter: Drafter | None = None,
+        branches: Branches | None = None,
     ) -> None:
         """is_async: launches return at once, and a separate thread carries them out. arena: of the
-        host tier."""
+        host tier. branches: of drafts; their blocks are the store's last ones."""
         self.has_own_device = False
         self.num_lanes = 1
         # what a recording's encoder left is too large to be copied in each step
         self.takes_drafts = not store.has_states or model.write_cross is None
         self.max_proposed = 0 if drafter is None else drafter.max_proposed
         self.drafter = drafter
-        self.num_blocks = store.num_blocks
+        self._branches = branches
+        self.num_blocks = store.num_blocks if branches is None else branches.first_block
         self.windows = store.grouping.windows
         self.has_states = store.has_states
         self.has_pages = store.has_pages
@@ -115,10 +118,12 @@ class TorchRunner:
         logits = self.forward(inputs, is_followed=self._is_followed(plan))
         self._save(plan)
         result = self.sample(inputs, logits)
+        taken = {} if self._branches is None else self._branches.settle(result.tokens)
         if self.drafter is not None and inputs is not None and logits.hidden is not None:
             states = logits.hidden, logits.taps
             with torch.inference_mode():
-                result.drafts = self.drafter.propose(plan, inputs.step, result.tokens, *states)
+                given = inputs.step, result.tokens, *states, taken
+                result.drafts = self.drafter.propose(plan, *given)
         if copied is not None and (again := copied.take_back(result)):
             self.forward(build_inputs(again, self._rows, self._store.page_size))
         return result
@@ -195,6 +200,8 @@ class TorchRunner:
         if not plan.num_rows:
             return None
         scheduled = self._rows.next_tokens(plan.decodes) + plan.scheduled
+        if self._branches is not None:
+            scheduled = self._branches.spread(scheduled)
         return build_inputs(scheduled, self._rows, self._store.page_size)
 
     def _remove(self, number: int) -> None:

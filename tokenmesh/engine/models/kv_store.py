@@ -146,6 +146,11 @@ class KvStore:
             copy_in(plane, blocks, images, slots, first)
             first += len(plane) * plane.shape[2]
 
+    def copy_blocks(self, blocks: torch.Tensor, to: torch.Tensor) -> None:
+        """Copy what blocks [n] keep to others."""
+        for plane in self._planes():
+            plane[:, to] = plane[:, blocks]
+
     def clear_row(self, number: int) -> None:
         """Zero the states of a row."""
         for tensor in self._states():

@@ -155,7 +155,8 @@ class Sampler(RowStates[_HostState]):
         """Draw one token for each row; logits [N + D, V] are overwritten.
 
         A row of `drafted` draws on from its places among the D for as long as its drafts are what
-        it drew. Where it can draw no further, the step after says so.
+        it drew; of several chains of drafts the one that it follows furthest counts. Where it can
+        draw no further, the step after says so.
         """
         at_once = [each for each in drafted if not self._depends_on_draws(each.row)]
         rows = [*numbers, *(each.row for each in at_once for _ in each.token_ids)]
@@ -173,13 +174,13 @@ class Sampler(RowStates[_HostState]):
             self._note(draws, drawn, index, number)
         index = len(numbers)
         for each in at_once:
-            for place, token in enumerate(each.token_ids):
-                so_far = draws.draws_by_row.get(each.row, [])
-                if len(so_far) != place + 1 or so_far[-1].token_id != token:
+            so_far = draws.draws_by_row.get(each.row, [])
+            # of several chains another may have brought the row further
+            while 0 < len(so_far) <= len(each.token_ids) and _follows(so_far, each):
+                place = index + len(so_far) - 1
+                if drawn.problem(place, each.row) is not None:
                     break
-                if drawn.problem(index + place, each.row) is not None:
-                    break
-                self._note(draws, drawn, index + place, each.row)
+                self._note(draws, drawn, place, each.row)
             index += len(each.token_ids)
         self._draw_place_by_place([each for each in drafted if each not in at_once], logits, draws)
         return draws
@@ -194,6 +195,20 @@ class Sampler(RowStates[_HostState]):
         places = self._allow_guesses(numbers, logits, ahead)
         token_ids: list[int] = self._choice.apply(logits, numbers, places).tolist()
         return token_ids
+
+    def guess_several(
+        self, numbers: Sequence[int], logits: torch.Tensor, ahead: int, count: int
+    ) -> list[list[int]]:
+        """Guess as `guess` does, and what rows would draw if they could not draw that, and so on:
+        `count` tokens for each."""
+        places = self._allow_guesses(numbers, logits, ahead)
+        found = []
+        for _ in range(count):
+            tokens = self._choice.apply(logits, numbers, places)
+            logits[torch.arange(len(tokens)), tokens] = -math.inf
+            found.append(tokens)
+        guesses: list[list[int]] = torch.stack(found, dim=1).tolist()
+        return guesses
 
     def guess_apart(
         self, numbers: Sequence[int], logits: torch.Tensor, ahead: int
@@ -230,10 +245,12 @@ class Sampler(RowStates[_HostState]):
                 and [draw.token_id for draw in draws.draws_by_row.get(each.row, [])[place:]]
                 == each.token_ids[place : place + 1]
             ]
-            rows = [each.row for each in drafted]
+            # chains of a row that agree so far have the same logits
+            one_by_row = {each.row: each for each in drafted}
+            rows = list(one_by_row)
             if not rows:
                 return
-            at = [each.first + place for each in drafted]
+            at = [each.first + place for each in one_by_row.values()]
             drawn = self._draw(rows, logits[at], [0] * len(rows))
             for index, number in enumerate(rows):
                 if drawn.problem(index, number) is None:
@@ -307,6 +324,11 @@ class Sampler(RowStates[_HostState]):
                 ids, values = named, named_logprobs(raw[place], named)
             shown[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.rank, ids, values)
         return shown
+
+
+def _follows(draws: Sequence[Draw], drafted: Drafted) -> bool:
+    """Return whether a row drew what a chain of drafts begins with."""
+    return [draw.token_id for draw in draws] == drafted.token_ids[: len(draws)]
 
 
 def _judged(numbers: Sequence[int], drafted: Sequence[Drafted]) -> dict[int, Judged]:

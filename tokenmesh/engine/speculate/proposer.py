@@ -21,7 +21,7 @@ def make_proposer(
         return None
     max_rows = config.max_rows(maxsize, has_states=runner.has_states)
     if config.is_drafted:
-        return RunnerDrafts(runner, max_rows, config.max_drafts)
+        return RunnerDrafts(runner, max_rows, config.max_drafts, tree=config.tree)
     # imported here: an engine without drafts does not have it
     from tokenmesh.engine.speculate.lookup import LookupProposer
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 from typing import Final
 
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.runner import Runner
 from tokenmesh.engine.speculate.adaptive import Acceptance, Rates, StepCost, choose, survivals
+from tokenmesh.shared.config.draft_tree import DraftTree
 from tokenmesh.shared.errors import ConfigError
 
 _STRENGTH: Final = 2
@@ -20,6 +23,10 @@ _TRIALS: Final = 2
 """A row that wakes up has a draft in so many steps, whatever was measured before."""
 _TRIAL_SHARE: Final = 0.01
 """Such drafts of all rows together may take this share of the time of all steps."""
+_KEPT_BRANCHES: Final = 256
+"""Rows with drafts that a mean remembers."""
+_PRIOR_LIKELIEST: Final = 0.6
+_PRIOR_NEXT: Final = 0.3
 _MOST_SAVED: Final = 2.0
 """Steps without drafts whose time may be saved for them."""
 
@@ -41,6 +48,11 @@ class _Row:
     trials: int = 0
 
 
+def _branch_prior(path: Sequence[int]) -> float:
+    """Return how likely a draft is kept before any was seen."""
+    return float(prod(_PRIOR_LIKELIEST * _PRIOR_NEXT**rank for rank in path))
+
+
 class RunnerDrafts:
     """Implements `Proposer` with `StepResult.drafts`: those of the step that drew last.
 
@@ -49,9 +61,15 @@ class RunnerDrafts:
     """
 
     def __init__(
-        self, runner: Runner, max_rows: int, max_drafts: int, cost: StepCost | None = None
+        self,
+        runner: Runner,
+        max_rows: int,
+        max_drafts: int,
+        cost: StepCost | None = None,
+        tree: DraftTree | None = None,
     ) -> None:
-        """Raises ConfigError where the runner's drafter proposes fewer."""
+        """tree: its drafts branch so. Raises ConfigError where the runner's drafter proposes
+        fewer."""
         if max_drafts > runner.max_proposed:
             raise ConfigError(
                 f"{max_drafts} drafts are wanted, and the model's drafter proposes "
@@ -61,6 +79,9 @@ class RunnerDrafts:
         self.max_drafts = max_drafts
         self.only_predicted = False
         self.num_bytes = 0
+        self.tree = tree
+        self._kept = [] if tree is None else [_branch_prior(path) for path in tree.paths]
+        """It holds how often each draft of a tree was kept, of all rows together."""
         self._acceptance = Acceptance()
         self._cost = StepCost() if cost is None else cost
         self._by_request: dict[Request, _Row] = {}
@@ -102,7 +123,7 @@ class RunnerDrafts:
         self._num_rows = num_rows
         found = [self._row_of(request) for request, _ in rows]
         kept = [
-            survivals(row.rates, _STRENGTH, min(limit, self.max_drafts))
+            self._survivals(row, min(limit, self.max_drafts))
             for row, (_, limit) in zip(found, rows, strict=True)
         ]
         lengths = choose(self._cost, num_rows, kept)
@@ -119,6 +140,20 @@ class RunnerDrafts:
                 row.awake_at = request.num_known + row.rest
                 row.rest = min(2 * row.rest, _MOST_REST)
         return lengths
+
+    def _survivals(self, row: _Row, count: int) -> Sequence[float]:
+        if self.tree is None:
+            return survivals(row.rates, _STRENGTH, count)
+        # the first drafts are asked for, so none may promise more than one before it
+        return list(accumulate(self._kept[:count], min))
+
+    def note_branches(self, request: Request, num_drafts: int, kept: Sequence[int]) -> None:
+        """These of the drafts of a row that landed were right, by their places in the tree."""
+        row = self._row_of(request)
+        for place in range(num_drafts):
+            self._kept[place] += ((place in kept) - self._kept[place]) / _KEPT_BRANCHES
+        if kept:
+            row.rest = _REST_TOKENS
 
     def note_landed(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """So many of the drafts of a row that landed were right."""

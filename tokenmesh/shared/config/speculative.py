@@ -4,6 +4,8 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tokenmesh.shared.config.draft_tree import DraftTree
+
 SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"]
 
 METHODS: Final = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
@@ -63,6 +65,12 @@ class SpeculativeConfig(BaseModel):
         max_length=8,
         description="eagle3: layers whose inputs the head reads. Default: those that its config "
         "names, else 2, the middle one and the last but two.",
+    )
+    speculative_token_tree: str | None = Field(
+        default=None,
+        description="Drafts of a model that branch: each as a tuple that says which of the "
+        "likeliest it is in its place, and before it the same of those that it follows, as in "
+        "[(0,), (0, 0), (1,)]. Default: one draft for each place.",
     )
     allow_more_than_trained: bool = Field(
         default=False,
@@ -178,6 +186,33 @@ class SpeculativeConfig(BaseModel):
             raise ValueError(f"without prompt_lookup_min {least} above prompt_lookup_max {most}")
         return self
 
+    @model_validator(mode="after")
+    def _has_a_tree(self) -> Self:
+        if self.speculative_token_tree is None:
+            return self
+        tree = DraftTree.of(self.speculative_token_tree)
+        if not self.is_drafted:
+            raise ValueError(f"without speculative_token_tree, for method {self.method}")
+        count = len(tree.paths)
+        if count > MAX_TOKENS:
+            raise ValueError(f"with at most {MAX_TOKENS} drafts in speculative_token_tree")
+        if self.num_speculative_tokens not in (None, count):
+            raise ValueError(
+                f"with num_speculative_tokens {count}, the drafts of speculative_token_tree, "
+                f"not {self.num_speculative_tokens}"
+            )
+        if not tree.is_chain and self.rejection_sample_method == PROBABILISTIC:
+            raise ValueError(f"without speculative_token_tree, for {PROBABILISTIC} verification")
+        return self
+
+    @property
+    def tree(self) -> DraftTree | None:
+        """None: drafts do not branch."""
+        if self.speculative_token_tree is None:
+            return None
+        tree = DraftTree.of(self.speculative_token_tree)
+        return None if tree.is_chain else tree
+
     @property
     def lookup(self) -> tuple[int, int]:
         """Fewest and most tokens of an n-gram."""
@@ -205,6 +240,8 @@ class SpeculativeConfig(BaseModel):
     @property
     def max_drafts(self) -> int:
         """Return the most drafts of a row in a step."""
+        if self.speculative_token_tree is not None:
+            return len(DraftTree.of(self.speculative_token_tree).paths)
         return self.num_speculative_tokens or (_NUM_DRAFTED if self.is_drafted else _NUM_TOKENS)
 
 
