@@ -194,7 +194,11 @@ MUTANTS = {
         has_drafts=True,
     ),
     "drafts beyond the budget": Mutant(
-        Speculating, "_add_drafts", "budget -= len(entry.drafts)", "pass", has_drafts=True
+        Speculating,
+        "_add_drafts",
+        "budget -= entry.num_computed - entry.num_tokens",
+        "pass",
+        has_drafts=True,
     ),
     "a stream is scheduled before its tokens are there": Mutant(
         Speculating, "_landed", "if each.num_known > each.num_computed", "", has_drafts=True
