@@ -29,7 +29,7 @@ from tokenmesh.engine.adapters.read_experts import (
 from tokenmesh.engine.adapters.read_head import HeadParts
 from tokenmesh.engine.adapters.read_matrix import DTYPES, MatrixReader
 from tokenmesh.engine.adapters.read_names import Pair, why_missing
-from tokenmesh.engine.adapters.sites import AdapterSites, HeadSite, Site
+from tokenmesh.engine.adapters.sites import ELSEWHERE, AdapterSites, HeadSite, Site
 from tokenmesh.engine.adapters.targets import BadTarget
 from tokenmesh.kernels.lora import LoraPart, LoraWeights
 from tokenmesh.shared.errors import CheckpointError, InvalidInput
@@ -71,7 +71,8 @@ class AdapterReader:
             digest.update(f"{module} {rank} {scale!r}\0".encode())
             if isinstance(target, Site):
                 part = _read_part(reader, target, pair, scale)
-                parts.setdefault(target.number, []).append(part)
+                if target.number != ELSEWHERE:
+                    parts.setdefault(target.number, []).append(part)
             elif isinstance(target, HeadSite):
                 head.read_pair(reader, target, pair, scale)
             else:
@@ -167,7 +168,7 @@ class AdapterReader:
             return (parts, is_first), self._rank_of(config, _key_of(module, (parts, is_first)))
         rank = self._rank_of(config, module)
         if site is not None:
-            outputs, inputs = site.outputs, site.inputs
+            outputs, inputs = site.shape
         else:
             assert head is not None
             outputs, inputs = head.shape
@@ -196,8 +197,9 @@ def _key_of(module: str, target: _Target) -> str:
 
 
 def _read_part(reader: MatrixReader, site: Site, pair: Pair, scale: float) -> LoraPart:
-    a = reader.read(pair.a)
-    b = reader.read_turned(pair.b, scale)
+    taken = site.taken
+    a = reader.read(pair.a, None if taken is None else taken.columns)
+    b = reader.read_turned(pair.b, scale, None if taken is None else taken.rows)
     if site.turned is not None:
         b = reader.reordered(b, site.turned.turn(torch.arange(site.outputs)))
     return LoraPart(a, b, site.first)

@@ -60,7 +60,7 @@ def is_first_product(
 
     Raises InvalidInput where they do not fit one.
     """
-    stored = file[names[0]].shape, file[names[1]].shape
+    stored, site = (file[names[0]].shape, file[names[1]].shape), site.whole
     rows, rows_of_second = (
         config.rank_of(parameter_of(site, module, is_first=each)) * site.num_experts
         for each in (True, False)
@@ -86,18 +86,24 @@ def add_pair(
     *,
     is_first: bool,
 ) -> None:
-    """a [E * r, I] and b [O, r * E], expert by expert -> [E, r, I] and [E, r, O]."""
-    count = parts.site.num_experts
-    a = reader.read(names[0])
-    columns = reader.read_turned(names[1], scale)
-    columns = columns.view(-1, count, columns.shape[1])
-    b = torch.empty((count, *columns[:, 0].shape), dtype=columns.dtype, device="cpu")
+    """a [E * r, I] and b [O, r * E], expert by expert -> [E, r, I] and [E, r, O] of this rank."""
+    site, taken = parts.site, parts.site.taken
+    count, experts = site.whole.num_experts, slice(0, site.num_experts)
+    inputs = outputs = None
+    if taken is not None:
+        experts = taken.experts
+        inputs, outputs = (None, taken.rows) if is_first else (taken.columns, None)
+    a = reader.read(names[0], inputs)
+    columns = reader.read_turned(names[1], scale, outputs)
+    columns = columns.view(-1, count, columns.shape[1])[:, experts]
+    b = torch.empty((columns.shape[1], *columns[:, 0].shape), dtype=columns.dtype, device="cpu")
     for expert, own in enumerate(b):
         own.copy_(columns[:, expert])
-        if is_first and parts.site.is_reordered:
+        if is_first and site.is_reordered:
             own.copy_(torch.cat((own[:, 0::2], own[:, 1::2]), dim=1))
         reader.pace.rest()
-    pair = (a.view(count, -1, a.shape[1]), b)
+    a = a.view(count, -1, a.shape[1])
+    pair = (a if len(b) == count else a[experts].clone(), b)
     if is_first:
         parts.first = pair
     else:

@@ -5,7 +5,7 @@ each other, so each of them that a reader holds up holds up the step.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -62,21 +62,36 @@ class MatrixReader:
         """Let the digest depend on a text."""
         self._digest.update(f"{text}\0".encode())
 
-    def read(self, name: str) -> torch.Tensor:
-        """As it is stored, in `dtype`. Raises InvalidInput."""
+    def read(self, name: str, columns: Sequence[slice] | None = None) -> torch.Tensor:
+        """As it is stored, in `dtype`; of a matrix only `columns`. Raises InvalidInput."""
         shape = self._file[name].shape
+        if columns is not None:
+            shape = shape[0], _width(columns)
         made = torch.empty(shape, dtype=self._dtype, device="cpu")
         rows = made.view(shape[0], -1)
         for first, piece in self._pieces(name):
-            rows[first : first + len(piece)] = piece
+            own = [piece] if columns is None else [piece[:, each] for each in columns]
+            at = 0
+            for part in own:
+                rows[first : first + len(piece), at : at + part.shape[1]] = part
+                at += part.shape[1]
         return made
 
-    def read_turned(self, name: str, scale: float) -> torch.Tensor:
-        """[O, r] -> [r, O], times `scale`. Raises InvalidInput."""
+    def read_turned(
+        self, name: str, scale: float, rows: Sequence[slice] | None = None
+    ) -> torch.Tensor:
+        """[O, r] -> [r, O], times `scale`; only `rows` of the O. Raises InvalidInput."""
         outputs, rank = self._file[name].shape
-        made = torch.empty((rank, outputs), dtype=self._dtype, device="cpu")
+        taken = (slice(0, outputs),) if rows is None else rows
+        made = torch.empty((rank, _width(taken)), dtype=self._dtype, device="cpu")
         for first, piece in self._pieces(name):
-            made[:, first : first + len(piece)] = (piece.float() * scale).t()
+            turned, at = (piece.float() * scale).t(), 0
+            for part in taken:
+                start, stop = max(first, part.start), min(first + len(piece), part.stop)
+                if start < stop:
+                    place = slice(at + start - part.start, at + stop - part.start)
+                    made[:, place] = turned[:, start - first : stop - first]
+                at += part.stop - part.start
         return made
 
     def reordered(self, matrix: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -112,3 +127,7 @@ class MatrixReader:
                 raise refusal(self._file.path, name, "holds numbers that are not finite")
             yield first, piece
             self.pace.rest()
+
+
+def _width(parts: Sequence[slice]) -> int:
+    return sum(part.stop - part.start for part in parts)

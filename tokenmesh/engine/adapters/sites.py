@@ -1,8 +1,10 @@
 """Define what adapters may change of a model, by the names of transformers' tree: linear layers,
 experts, and the heads of models that pool."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Final
 
 import torch
 
@@ -34,16 +36,58 @@ class TurnedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """What one of several ranks has of a linear layer's weight."""
+
+    outputs: int
+    """All outputs of the layer."""
+    inputs: int
+    rows: tuple[slice, ...]
+    """The outputs of this rank."""
+    columns: tuple[slice, ...]
+    """Its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenExperts:
+    """What one of several ranks has of a layer's experts."""
+
+    num_experts: int
+    """All experts of the layer."""
+    inner: int
+    """Their whole width; 0: each rank has whole experts."""
+    experts: slice
+    """Those of this rank."""
+    rows: tuple[slice, ...] | None
+    """Outputs of the first product; None: all of them."""
+    columns: tuple[slice, ...] | None
+    """Inputs of the second product."""
+
+
+ELSEWHERE: Final = -1
+"""The number of a bank that another stage of a pipeline has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One module of the tree: a linear layer, or some outputs of a merged one."""
+    """One module of the tree: a linear layer, or some outputs of a merged one. Compared by
+    identity."""
 
     number: int
-    """This is the number of the layer's bank."""
+    """This is the number of the layer's bank, or `ELSEWHERE`."""
     first: int
     """First output in the layer."""
     outputs: int
     inputs: int
     turned: TurnedRows | None = None
+    taken: Taken | None = None
+    """None: the rank has all of the module."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return outputs and inputs of the whole module."""
+        found = self.taken or self
+        return found.outputs, found.inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +102,16 @@ class ExpertsSite:
     is_gated: bool
     is_reordered: bool
     """The checkpoint has gate and up by turns, the layer all gates first."""
+    taken: TakenExperts | None = None
+    """None: the rank has all of the experts."""
+
+    @property
+    def whole(self) -> "ExpertsSite":
+        """Return the experts of all ranks."""
+        if self.taken is None:
+            return self
+        inner = self.taken.inner or self.inner
+        return replace(self, num_experts=self.taken.num_experts, inner=inner)
 
     @property
     def first_outputs(self) -> int:
@@ -101,13 +155,17 @@ class AdapterSites:
         sizes: Iterable[int],
         inputs: int,
         turned: TurnedRows | None = None,
+        taken: Sequence[Taken | None] = (),
     ) -> None:
-        """A layer that is made of the modules `names`, of so many outputs each."""
+        """A layer that is made of the modules `names`, of so many outputs each.
+
+        taken: what this rank has of each; empty: all.
+        """
         layer.adapters = bank = self.new_bank()
         first = 0
-        for name, size in zip(names, sizes, strict=True):
-            own = None if turned is None else turned.of(first, size)
-            self.by_name[name] = Site(bank.number, first, size, inputs, own)
+        for name, size, own in zip_longest(names, sizes, taken):
+            order = None if turned is None else turned.of(first, size)
+            self.by_name[name] = Site(bank.number, first, size, inputs, order, own)
             first += size
 
     def new_bank(self) -> LoraBank:
@@ -121,6 +179,8 @@ class AdapterSites:
         parts: list[dict[int, int]] = [{} for _ in range(self.num_banks)]
         inputs = [0] * self.num_banks
         for site in self.by_name.values():
+            if site.number == ELSEWHERE:
+                continue
             parts[site.number][site.first] = site.outputs
             inputs[site.number] = site.inputs
         return [(inputs[n], sorted(each.items())) for n, each in enumerate(parts)]
@@ -147,9 +207,17 @@ class AdapterSites:
         return any(f"{name}.".startswith(path) for path in paths)
 
     def add_experts(
-        self, name: str, w13: Weights, w2: Weights, spec: ExpertsSpec, *, is_interleaved: bool
+        self,
+        name: str,
+        w13: Weights,
+        w2: Weights,
+        spec: ExpertsSpec,
+        *,
+        is_interleaved: bool,
+        taken: TakenExperts | None = None,
     ) -> LoraBank:
-        """The experts of a layer as they are packed; is_interleaved: in the checkpoint."""
+        """The experts of a layer as they are packed; is_interleaved: in the checkpoint; taken: what
+        this rank has of them."""
         bank = self.new_bank()
         if isinstance(w2, DeviceExperts) or (isinstance(w2, torch.Tensor) and w2.is_cuda):
             self.refused[name] = "adapters of experts are served on CPUs only"
@@ -161,7 +229,7 @@ class AdapterSites:
             count, hidden, inner = w2.num_experts, w2.out_features, w2.in_features
         is_reordered = is_interleaved and not isinstance(w13, torch.Tensor)
         self.experts[name] = ExpertsSite(
-            bank.number, count, hidden, inner, spec.is_gated, is_reordered
+            bank.number, count, hidden, inner, spec.is_gated, is_reordered, taken
         )
         return bank
 

@@ -5,7 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from tokenmesh.engine.adapters.sites import AdapterSites, TurnedRows
+from tokenmesh.engine.adapters.sites import (
+    ELSEWHERE,
+    AdapterSites,
+    Site,
+    Taken,
+    TurnedRows,
+)
 from tokenmesh.engine.layers.mlp import Mlp
 from tokenmesh.engine.layers.rotary import Rotary
 from tokenmesh.engine.models.api import Progress
@@ -58,6 +64,8 @@ def build_decoder(
         layers.append(loader.load(number, layer))
         trim_heap()
         progress(checkpoint.bytes_read, num_bytes)
+    for number in set(range(len(facts.config.layers))) - set(pipe.layers(len(facts.config.layers))):
+        loader.note_elsewhere(number)
     norm = loader.norm(f"{names.model}norm", config.hidden_size) if pipe.is_last else None
     checkpoint.finish(ignored)
     for problem, decoded in loader.decoded.items():
@@ -155,18 +163,16 @@ class LayerLoader:
     def load(self, number: int, layer: LayerConfig) -> DecoderLayer:
         prefix = f"{self.names.model}{self.names.layer.format(number)}"
         names, config, whole = self.facts.family.names, self.config, self.facts.config
-        ranks, hidden, inner = self.ranks, whole.hidden_size, whole.intermediate_size
-        heads = whole.num_heads * whole.head_dim
+        hidden, inner, heads = whole.hidden_size, whole.intermediate_size, whole.num_heads
         attention = Attention(
             config=config,
             layer=layer,
             qkv=self._qkv(number),
-            out=self._inward(number, names.out, heads, config.out_bias),
+            out=self._inward(number, names.out, heads * whole.head_dim, config.out_bias),
             qk_norm=self._qk_norm(prefix),
         )
-        gate_up = pieces_of(names.gate_up, [inner, inner], [ranks.part(inner)] * 2)
         mlp = Mlp(
-            gate_up=self._linear(number, gate_up, hidden, config.mlp_bias),
+            gate_up=self._linear(number, self._gate_up_pieces(), hidden, config.mlp_bias),
             down=self._inward(number, names.down, inner, config.mlp_bias),
             activation=config.activation,
         )
@@ -179,15 +185,34 @@ class LayerLoader:
             mlp_post_norm=self._norm(prefix, names.mlp_post_norm),
         )
 
-    def _qkv(self, number: int) -> Linear:
-        config, whole, size = self.config, self.facts.config, self.config.head_dim
+    def note_elsewhere(self, number: int) -> None:
+        """Announce a layer of another stage to adapters, which have no effect on it here."""
+        whole, names = self.facts.config, self.facts.family.names
+        hidden = whole.hidden_size
+        shapes = {names.out: (hidden, whole.num_heads * whole.head_dim)}
+        shapes[names.down] = hidden, whole.intermediate_size
+        pieces = (*self._qkv_pieces(), *self._gate_up_pieces())
+        shapes |= {each.name: (each.size, hidden) for each in pieces}
+        for name, shape in shapes.items():
+            self.sites.by_name[f"layers.{number}.{name}"] = Site(ELSEWHERE, 0, *shape)
+
+    def _qkv_pieces(self) -> list[Piece]:
+        whole, size = self.facts.config, self.config.head_dim
         counts = [whole.num_heads, whole.num_kv_heads, whole.num_kv_heads]
         kv_part = self.ranks.kv_part(whole.num_kv_heads)
         taken = [
             slice(part.start * size, part.stop * size)
             for part in (self.ranks.part(whole.num_heads), kv_part, kv_part)
         ]
-        pieces = pieces_of(self.facts.family.names.qkv, [size * each for each in counts], taken)
+        return pieces_of(self.facts.family.names.qkv, [size * each for each in counts], taken)
+
+    def _gate_up_pieces(self) -> list[Piece]:
+        inner = self.facts.config.intermediate_size
+        names = self.facts.family.names.gate_up
+        return pieces_of(names, [inner, inner], [self.ranks.part(inner)] * 2)
+
+    def _qkv(self, number: int) -> Linear:
+        config, size, pieces = self.config, self.config.head_dim, self._qkv_pieces()
         order, turned = None, None
         if not self.facts.family.interleaved_rope:
             # in the order of this rank's outputs: heads are turned one by one
@@ -233,7 +258,9 @@ class LayerLoader:
         stored = [replace(piece, name=f"{prefix}{piece.name}") for piece in pieces]
         layer = self._product(stored, inputs, has_bias, order, columns)
         width = inputs if columns is None else columns.stop - columns.start
-        self.sites.add(layer, within, [piece.num_taken for piece in pieces], width, turned)
+        sizes, read = [piece.num_taken for piece in pieces], columns or slice(0, inputs)
+        taken = [Taken(piece.size, inputs, piece.taken, (read,)) for piece in pieces]
+        self.sites.add(layer, within, sizes, width, turned, taken if self.ranks.world > 1 else ())
         return layer
 
     def _inward(self, number: int, name: str, inputs: int, has_bias: bool) -> Linear:

@@ -8,6 +8,7 @@ from tokenmesh.engine.adapters.sites import AdapterSites, TurnedRows
 from tokenmesh.engine.layers.mlp import Experts, Mlp
 from tokenmesh.engine.models.promotion.read_layer import Reading
 from tokenmesh.engine.models.tree.experts import prepare
+from tokenmesh.engine.models.tree.part_sums import TAKEN
 from tokenmesh.engine.models.tree.swap import packed
 from tokenmesh.kernels.linear import Linear, pack
 from tokenmesh.kernels.lora import LoraBank
@@ -32,13 +33,17 @@ class LayerSites:
         modules: list[Any] = [layer.get_submodule(name) for name in names]
         sizes = [each.out_features for each in modules]
         paths = [self._prefix + name for name in names]
-        self._sites.add(linear, paths, sizes, modules[0].in_features, turned)
+        taken = [vars(each).get(TAKEN) for each in modules]
+        self._sites.add(linear, paths, sizes, modules[0].in_features, turned, taken)
         return linear
 
     def add_experts(self, name: str, module: Any) -> LoraBank:
         """A module of experts that was prepared; see `AdapterSites.add_experts`."""
         is_interleaved, path = module.tokenmesh_interleaved, self._prefix + name
-        return self._sites.add_experts(path, *module.port, is_interleaved=is_interleaved)
+        taken = vars(module).get(TAKEN)
+        return self._sites.add_experts(
+            path, *module.port, is_interleaved=is_interleaved, taken=taken
+        )
 
 
 def native_mlp(

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 
 from tokenmesh.engine.adapters.sites import AdapterSites, Site
+from tokenmesh.engine.models.tree.part_sums import TAKEN
 from tokenmesh.engine.models.tree.recognise import FIRST_TOKENS, Calls
 from tokenmesh.engine.models.tree.swap import part_of
 from tokenmesh.kernels.linear import Linear
@@ -59,7 +60,10 @@ def add_sites(
         if "tokenmesh_interleaved" in vars(module):
             own: Any = module
             own.tokenmesh_bank = sites.add_experts(
-                f"{prefix}{name}", *own.port, is_interleaved=own.tokenmesh_interleaved
+                f"{prefix}{name}",
+                *own.port,
+                is_interleaved=own.tokenmesh_interleaved,
+                taken=vars(own).get(TAKEN),
             )
 
 
@@ -121,7 +125,8 @@ def _add(sites: AdapterSites, path: str, module: Any) -> None:
     else:
         layer, first = part
         bank = _bank_of(sites, layer)
-    sites.by_name[path] = Site(bank.number, first, module.out_features, module.in_features)
+    taken, shape = vars(module).get(TAKEN), (module.out_features, module.in_features)
+    sites.by_name[path] = Site(bank.number, first, *shape, taken=taken)
 
 
 def _bank_of(sites: AdapterSites, layer: Linear) -> LoraBank:

@@ -113,6 +113,7 @@ class TreePart:
         refused with both when it is loaded.
         """
         whole, part = self._trees
+        shapes, prefix = _as_in(whole, shapes)
         own = whole.state_dict()
         places = {id(tensor): name for name, tensor in own.items()}
         stored = revert_weight_conversion(whole, own)
@@ -127,7 +128,7 @@ class TreePart:
         for name, module, cut in self.modules():
             if isinstance(module, torch.nn.Conv1d) and isinstance(cut, torch.nn.Conv1d):
                 cuts |= self._joined(f"{name}.weight", module.weight, len(cut.weight), shapes)
-        return cuts
+        return {f"{prefix}{name}": cut for name, cut in cuts.items()}
 
     def _joined(
         self,
@@ -148,6 +149,10 @@ class TreePart:
             cuts[name] = [found or [slice(0, 0)], *([slice(0, size)] for size in others)]
             first += rows
         return cuts
+
+    def cut_of(self, place: str, whole: torch.Tensor, own: torch.Tensor) -> Cut:
+        """The pieces of a parameter of the tree."""
+        return self._cut(place, whole.shape, own.shape)
 
     def _cut(self, place: str, sizes: Sequence[int], parts: Sequence[int]) -> Cut:
         return [
@@ -193,6 +198,15 @@ class TreePart:
         own = dict(part.named_modules())
         found = [(name, module, own[name]) for name, module in whole.named_modules()]
         return [each for each in found if _is_cut(*each[1:])]
+
+
+def _as_in(tree: PreTrainedModel, shapes: Shapes) -> tuple[Shapes, str]:
+    """Shapes by the names of a tree, and what the checkpoint has before them: that of a body may be
+    one of a model with a head."""
+    prefix = f"{tree.base_model_prefix}."
+    if tree.base_model is not tree or not any(name.startswith(prefix) for name in shapes):
+        return shapes, ""
+    return {name.removeprefix(prefix): shape for name, shape in shapes.items()}, prefix
 
 
 def _part_kind(

@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from tokenmesh.engine.adapters.sites import Taken, TakenExperts
 from tokenmesh.engine.models.tree.part import TreePart
 from tokenmesh.engine.models.tree.part_experts import choose_own
 from tokenmesh.engine.models.tree.quantized.expert_codes import is_experts
@@ -17,6 +18,8 @@ from tokenmesh.engine.models.tree.recognise import MEETS
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.errors import ConfigError
 
+TAKEN: Final = "tokenmesh_taken"
+"""The attribute of a module that is divided: what this rank has of it, for adapters."""
 SUM: Final = "tokenmesh_sum"
 """The attribute of a module whose results are summed: what sums them."""
 
@@ -31,16 +34,39 @@ def join(model: PreTrainedModel, part: TreePart) -> None:
         if module is table:
             _take_part_of_ids(module, part)
         elif isinstance(module, torch.nn.Linear):
+            setattr(module, TAKEN, _taken(part, name, whole, own))
             if whole.in_features != own.in_features:
                 _sum_after(module, module.bias, part.ranks)
         elif is_experts(module):
             bias = getattr(module, "down_proj_bias", None)
+            setattr(module, TAKEN, _taken_experts(part, name, whole, own))
             if part.ranks.by_expert:
                 choose_own(module, part.ranks)
                 bias = None  # each expert has its own, on one rank
             _sum_after(module, bias, part.ranks)
         elif "Norm" in type(module).__name__ and _extent(whole) != _extent(own):
             _mean_of_all(module, part.ranks)
+
+
+def _taken(part: TreePart, name: str, whole: Any, own: Any) -> Taken:
+    rows, columns = part.cut_of(f"{name}.weight", whole.weight, own.weight)
+    return Taken(whole.out_features, whole.in_features, tuple(rows), tuple(columns))
+
+
+def _taken_experts(part: TreePart, name: str, whole: Any, own: Any) -> TakenExperts:
+    """Of stacked weights [E, ...] the dimension that is divided is the inner one."""
+    first = "gate_up_proj" if hasattr(whole, "gate_up_proj") else "up_proj"
+    inner, cuts = 0, []
+    for parameter in (first, "down_proj"):
+        weight, smaller = getattr(whole, parameter), getattr(own, parameter)
+        cut, found = part.cut_of(f"{name}.{parameter}", weight, smaller), None
+        for dim in (1, 2):
+            if weight.shape[dim] != smaller.shape[dim]:
+                found, inner = tuple(cut[dim]), weight.shape[dim]
+        cuts.append(found)
+        (experts,) = cut[0]
+    count = len(whole.down_proj)
+    return TakenExperts(count, inner, experts, *cuts)
 
 
 def _sum_after(module: torch.nn.Module, bias: torch.Tensor | None, ranks: Ranks) -> None:
