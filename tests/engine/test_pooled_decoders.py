@@ -21,6 +21,7 @@ from tests.fakes.poolers import (
     states_of,
     write_json,
     write_modules,
+    write_reranker,
 )
 from tokenmesh.services.worker_svc.pooling.admission import admit_pool
 from tokenmesh.shared.errors import CheckpointError
@@ -137,13 +138,7 @@ def test_decoders_classify_by_their_last_token(name: str, tmp_path: Path) -> Non
 def test_a_reranker_scores_by_two_logits(tmp_path: Path, is_tied: bool) -> None:
     model = make_pooler(DECODERS["qwen3"], "ForCausalLM", tie_word_embeddings=is_tied)
     model.save_pretrained(tmp_path)
-    kind = "sentence_transformers.cross_encoder.modules."
-    entries = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_LogitScore", "type": f"{kind}LogitScore"},
-    ]
-    write_json(tmp_path / "modules.json", entries)
-    write_json(tmp_path / "1_LogitScore" / "config.json", {"true_token_id": 9, "false_token_id": 7})
+    write_reranker(tmp_path)
     driver = PoolDriver(tmp_path, num_gpu_blocks_override=64)
     assert driver.loaded.pooling.tasks == ("classify", "score", "token_classify")
     given = prompts(*LENGTHS)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.engine.test_quantized_experts import CASES, written
-from tests.engine.test_ranks import both, jobs
 from tests.fakes.general_models import HEADS
 from tests.fakes.models import Fake, make_fake
 from tests.fakes.quantized import write_checkpoint
 from tests.fakes.quantized_schemes import SCHEMES
+from tests.fakes.rank_runs import both, jobs
 from tests.fakes.tiny import Tiny
 from tests.rounds import some
 from tokenmesh.engine.models.native.decoder import Decoder

@@ -1,15 +1,24 @@
 """Families of the native kind in stages of layers: the tokens and numbers of one rank."""
 
 from collections.abc import Iterator
-from random import Random
 from typing import Any
 
 import pytest
 
-from tests.engine.test_ranks import both, jobs, same, sampled
-from tests.fakes.drafts import DiceProposer
 from tests.fakes.engine_driver import EngineDriver, Job
 from tests.fakes.models import FAKES
+from tests.fakes.rank_runs import (
+    Pair,
+    both,
+    check_drafts,
+    check_failed_row,
+    check_host_tier,
+    check_preemptions,
+    check_sleep,
+    jobs,
+    same,
+    sampled,
+)
 from tests.fakes.ranks import RanksDriver
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.rounds import some
@@ -61,7 +70,7 @@ def test_three_stages_compute_what_one_rank_does(tiny: Tiny) -> None:
 
 
 @pytest.fixture(scope="module")
-def llama(tiny: Tiny) -> Iterator[tuple[EngineDriver, RanksDriver]]:
+def llama(tiny: Tiny) -> Iterator[Pair]:
     """One rank and two stages, for tests that differ by their engine; each makes its own with
     `again`, since others have written to the pool."""
     directory = tiny("llama").directory
@@ -71,7 +80,7 @@ def llama(tiny: Tiny) -> Iterator[tuple[EngineDriver, RanksDriver]]:
     two.close()
 
 
-def test_steps_of_two_lanes_are_in_flight(llama: tuple[EngineDriver, RanksDriver]) -> None:
+def test_steps_of_two_lanes_are_in_flight(llama: Pair) -> None:
     one, two = (each.again() for each in llama)
     seen: list[set[int]] = []
 
@@ -90,58 +99,31 @@ def test_steps_of_two_lanes_are_in_flight(llama: tuple[EngineDriver, RanksDriver
     assert {1} in seen
 
 
-def test_prefix_hits_and_preemptions_change_nothing(
-    llama: tuple[EngineDriver, RanksDriver],
-) -> None:
-    prompt = prompt_of(40, 5)
-    given = [Job([*prompt, *prompt_of(3, seed)], sampled(seed)) for seed in range(6)]
-    one, two = (each.again(num_blocks=10) for each in llama)
-    together = two.run(given)
-    same(together, one.run(given))
-    assert sum(each.num_preemptions for each in together) > 0
-    again = two.run(given[:2])
-    same(again, one.run(given[:2]))
-    assert sum(each.num_cached for each in again) > 0
+def test_prefix_hits_and_preemptions_change_nothing(llama: Pair) -> None:
+    check_preemptions(llama, prompt_of(40, 5), 10, 6)
 
 
-def test_drafts_are_checked_in_all_stages(llama: tuple[EngineDriver, RanksDriver]) -> None:
-    one, two = (each.again() for each in llama)
-    expected = one.run(jobs())
-    outputs = {
-        job.sampling.seed: each.token_ids for job, each in zip(jobs(), expected, strict=True)
-    }
-    proposer = DiceProposer(
-        Random(5), lambda request: outputs[request.spec.sampling.seed], 160, share_wrong=0.4
-    )
-    drafting = two.again(proposer=proposer)
-    same(drafting.run(jobs(), steps_between=1), expected)
-    assert drafting.drafts.accepted_tokens > 5
+def test_drafts_are_checked_in_all_stages(llama: Pair) -> None:
+    check_drafts(llama)
 
 
-def test_a_row_that_fails_fails_alone(llama: tuple[EngineDriver, RanksDriver]) -> None:
-    impossible = sampled(1, allowed_token_ids=[5], bad_words_ids=[[5]])
-    given = [Job(prompt_of(9), impossible), Job(prompt_of(9, 4), sampled(2))]
-    one, two = (each.again() for each in llama)
-    ours = two.run(given)
-    assert ours[0].error == one.run(given)[0].error is not None
-    assert ours[1].token_ids == one.run(given)[1].token_ids
-    assert not llama[1].followers.ends
+def test_blocks_in_host_memory_are_parts_of_each_stage(llama: Pair) -> None:
+    check_host_tier(llama)
+
+
+def test_a_row_that_fails_fails_alone(llama: Pair) -> None:
+    check_failed_row(llama)
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_all_stages_sleep_and_wake(llama: tuple[EngineDriver, RanksDriver], level: int) -> None:
-    two = llama[1].again()
-    before = two.run(jobs())
-    assert two.sleep(level) > 0
-    two.model.resident.wake(["weights", "kv_cache"])
-    same(two.again().run(jobs()), before)
+def test_all_stages_sleep_and_wake(llama: Pair, level: int) -> None:
+    check_sleep(llama[1], level)
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ({"pipeline_parallel_size": 40}, "layers are fewer than 40 stages"),
-        ({"lora": {"enable_lora": True}}, "pipeline_parallel_size 2 does not work with LoRA"),
         ({"kv": {"role": "decode"}}, "where workers exchange KV"),
     ],
 )

@@ -8,11 +8,11 @@ from typing import Any, Final
 import pytest
 from safetensors import safe_open
 
-from tests.engine.test_ranks import both, jobs, same, sampled
-from tests.fakes.engine_driver import EngineDriver, Job
+from tests.fakes.engine_driver import EngineDriver
 from tests.fakes.family_table import parts
 from tests.fakes.general_models import GENERAL, HEADS, VARIANTS, make_general
 from tests.fakes.models import FAKES, Fake, config_of, make_fake
+from tests.fakes.rank_runs import Pair, both, check_preemptions, check_sleep, jobs
 from tests.fakes.ranks import RanksDriver
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.rounds import some
@@ -148,34 +148,20 @@ def test_the_parts_of_two_ranks_are_all_of_each_tensor(tiny: Tiny) -> None:
 
 
 @pytest.fixture(scope="module")
-def mixture(tiny: Tiny) -> Iterator[tuple[EngineDriver, RanksDriver]]:
+def mixture(tiny: Tiny) -> Iterator[Pair]:
     directory = tiny("qwen3_next").directory
     two = RanksDriver(directory, max_num_batched_tokens=32)
     yield EngineDriver(directory, cpu_threads=1, max_num_batched_tokens=32), two
     two.close()
 
 
-def test_prefix_hits_and_preemptions_change_nothing(
-    mixture: tuple[EngineDriver, RanksDriver],
-) -> None:
-    prompt = prompt_of(12, 5)
-    given = [Job([*prompt, *prompt_of(3, seed)], sampled(seed)) for seed in range(5)]
-    one, two = (each.again(num_blocks=8) for each in mixture)
-    together = two.run(given)
-    same(together, one.run(given))
-    assert sum(each.num_preemptions for each in together) > 0
-    same(two.run(given[:2]), one.run(given[:2]))
+def test_prefix_hits_and_preemptions_change_nothing(mixture: Pair) -> None:
+    check_preemptions(mixture, prompt_of(40, 5), 14)
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_trees_on_all_ranks_sleep_and_wake(
-    mixture: tuple[EngineDriver, RanksDriver], level: int
-) -> None:
-    _, two = mixture
-    before = two.run(jobs())
-    assert two.sleep(level) > 0
-    two.model.resident.wake(["weights", "kv_cache"])
-    same(two.again().run(jobs()), before)
+def test_trees_on_all_ranks_sleep_and_wake(mixture: Pair, level: int) -> None:
+    check_sleep(mixture[1], level)
 
 
 @pytest.mark.parametrize(

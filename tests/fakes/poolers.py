@@ -151,3 +151,16 @@ def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
     """Return prompts of random tokens that are not special."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(5, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def write_reranker(directory: Path) -> None:
+    """Modules that score by the logits of two tokens."""
+    kind = "sentence_transformers.cross_encoder.modules."
+    entries = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_LogitScore", "type": f"{kind}LogitScore"},
+    ]
+    write_json(directory / "modules.json", entries)
+    write_json(
+        directory / "1_LogitScore" / "config.json", {"true_token_id": 9, "false_token_id": 7}
+    )

@@ -48,7 +48,7 @@ FIXED: Final = {
         "workers can sleep anyway; --enable-admin-routes serves /sleep and /wake_up", warns=True
     ),
     "enable-ssl-refresh": Fixed("certificates are read again when they change"),
-    "fully-sharded-loras": Fixed("adapters are not divided over ranks"),
+    "fully-sharded-loras": Fixed("ranks divide adapters as the layers that they change"),
     "kv-events-config.publisher": Fixed(
         "events are published on NATS: docs/guides/subscribe-to-block-events.md", ("null",)
     ),

@@ -13,6 +13,7 @@ from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.plan import NewRow, SavedState, ScheduledRow, StepPlan
 from tokenmesh.engine.ranks.frames import FrameKind, RankFrames, pack_frame
 from tokenmesh.engine.ranks.wire import decode_plan, encode_plan
+from tokenmesh.kernels.lora import LoraWeights
 from tokenmesh.shared.config.environment import RankPlace, rank_environment, rank_place
 from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.tensor_blob import TensorBlob
@@ -70,6 +71,15 @@ def test_a_grammar_stays_with_the_rank_that_draws() -> None:
     plan = StepPlan(step=1, new_rows=[new])
     assert decode_plan(encode_plan(plan)).new_rows[0].grammar is None
     assert plan.new_rows[0].grammar is not None
+
+
+def test_matrices_travel_as_the_number_that_all_ranks_know() -> None:
+    weights = LoraWeights({}, 0)
+    rows = [NewRow(n, [1], 1, greedy(2), [], False, adapter=weights) for n in range(2)]
+    plan = StepPlan(step=1, new_rows=rows)
+    found = decode_plan(encode_plan(plan, {weights: 7}))
+    assert [each.adapter for each in found.new_rows] == [7, 7]
+    assert rows[0].adapter is weights
 
 
 def test_a_plan_of_another_version_is_refused() -> None:

@@ -104,7 +104,9 @@ def build_runner(
         pool_s=pool_s,
         kv_bytes=maker.kv_bytes(loaded),
         shared_kv=maker.shared_kv(runner, store),
-        adapters=AdapterReader(loaded.sites, maker.dtype, worker.lora.max_lora_rank),
+        adapters=role.share_adapters(
+            AdapterReader(loaded.sites, maker.dtype, worker.lora.max_lora_rank)
+        ),
     )
 
 

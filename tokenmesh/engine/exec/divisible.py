@@ -1,14 +1,16 @@
 """Define what several ranks cannot serve, said before any of them is started."""
 
+from pathlib import Path
 from typing import Final
 
 from tokenmesh.engine.exec.device import device_of
+from tokenmesh.engine.models.api import ModelFacts
 from tokenmesh.engine.models.load import read_model_facts
 from tokenmesh.engine.models.location import locate
 from tokenmesh.engine.models.native.divide import check_sizes
 from tokenmesh.engine.models.native.read_config import NativeFacts
-from tokenmesh.engine.models.pooling.kind import pools
-from tokenmesh.engine.models.raw_config import read_config
+from tokenmesh.engine.models.pooling.kind import pools, read_pooling
+from tokenmesh.engine.models.raw_config import RawConfig, read_config
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
@@ -25,18 +27,18 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
     world, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
     refused = {
         "on a GPU: several GPUs are not served yet": device_of(worker).type == "cuda",
-        "with LoRA adapters": worker.lora.enable_lora,
         "where workers exchange KV (kv.role)": worker.kv.role is not None,
         "where KV is kept on disk (kv.disk_dir)": worker.kv.disk_dir is not None,
         "with a model that drafts": model.speculative_config.method not in _LOOKUPS,
     }
-    directory = locate(model, with_code=model.trust_remote_code)
-    raw = read_config(directory)
-    if pools(model, raw, directory):
-        refused["for a model that pools"] = True
     for what, is_asked in refused.items():
         if is_asked:
             raise _error(worker, what)
+    directory = locate(model, with_code=model.trust_remote_code)
+    raw = read_config(directory)
+    if pools(model, raw, directory):
+        _check_tree(_pool_facts(model, worker, raw, directory), worker)
+        return
     facts = read_model_facts(raw, directory, model)
     if isinstance(facts, NativeFacts):
         if world > 1:
@@ -46,6 +48,22 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
             problem = f"{num_layers} layers are fewer than {stages} stages"
             raise ConfigError(f"pipeline_parallel_size {stages}: {problem}", param=_STAGES_PARAM)
         return
+    _check_tree(facts, worker)
+
+
+def _pool_facts(
+    model: ModelSettings, worker: WorkerSettings, raw: RawConfig, directory: Path
+) -> ModelFacts:
+    pooling = read_pooling(model, raw, directory)
+    if not pooling.is_causal:
+        raise _error(worker, "for an encoder, which has no causal attention")
+    from tokenmesh.engine.models.tree.pooling.build import read_pool_facts
+
+    return read_pool_facts(raw, directory, pooling)
+
+
+def _check_tree(facts: ModelFacts, worker: WorkerSettings) -> None:
+    world, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
     if stages > 1:
         problem = f"for {facts.architecture}, which is not of the native kind"
         what = f"pipeline_parallel_size {stages} does not work {problem}"

@@ -5,23 +5,35 @@ It knows nothing of NATS or Redis and has no settings of its own.
 
 import logging
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from tokenmesh.engine.exec.build import build_runner
+import torch
+
+from tokenmesh.engine.exec.build_here import build_here
 from tokenmesh.engine.exec.draws import FollowedDraws
-from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.exec.loaded_model import LoadedPooler, RunnableModel
 from tokenmesh.engine.exec.pipeline import StageRunner
+from tokenmesh.engine.exec.pool_runner import PoolRunner
 from tokenmesh.engine.exec.role import Role
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.engine.exec.shared_adapters import FollowedAdapters
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.fingerprint import fingerprint
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.location import locate
-from tokenmesh.engine.plan import StepPlan
+from tokenmesh.engine.plan import ScheduledRow, StepPlan
 from tokenmesh.engine.ranks.ends import BAD_CONFIG, end_process
-from tokenmesh.engine.ranks.frames import Beat, Finish, RankDone, SleepRanks, WakeRanks
+from tokenmesh.engine.ranks.frames import (
+    Beat,
+    DropAdapters,
+    Finish,
+    RankDone,
+    SleepRanks,
+    WakeRanks,
+)
 from tokenmesh.engine.ranks.link import End, FollowerLink
 from tokenmesh.engine.ranks.pipe import Pipe
 from tokenmesh.engine.ranks.ranks import Ranks
@@ -44,8 +56,13 @@ def follow(place: RankPlace, end: End) -> None:
     group = join_group(place, START_S, end)
     link = group.link
     try:
-        role = Role(group.ranks, group.local_world, partial(_runner, link, group.ranks.pipe))
-        built = build_runner(group.model, group.worker, lambda done, total: None, role)
+        role = Role(
+            group.ranks,
+            group.local_world,
+            partial(_runner, link, group.ranks.pipe),
+            FollowingPoolRunner,
+        )
+        built = build_here(group.model, group.worker, lambda done, total: None, role)
         link.is_loaded = True
         model = group.model
         directory = locate(model, with_code=model.trust_remote_code)
@@ -74,11 +91,24 @@ def _runner(
     return TorchRunner(model, store, rows, draws, **options)
 
 
-def _serve(built: RunnableModel, link: FollowerLink, ranks: Ranks) -> None:
+class FollowingPoolRunner(PoolRunner):
+    """It computes states; the leader answers with them."""
+
+    def _answers(
+        self, entries: Sequence[ScheduledRow], states: torch.Tensor
+    ) -> Iterator[tuple[list[ScheduledRow], torch.Tensor]]:
+        return iter(())
+
+
+def _serve(built: RunnableModel | LoadedPooler, link: FollowerLink, ranks: Ranks) -> None:
+    adapters = FollowedAdapters(built.adapters, link)
     while (work := link.work.get()) is not None:
         if isinstance(work, StepPlan):
+            adapters.put_into(work)
             built.runner.carry_out(work)
             link.progress = Beat(work.step, ranks.sum_s, ranks.pipe.wait_s)
+        elif isinstance(work, DropAdapters):
+            adapters.drop(work.numbers)
         elif isinstance(work, Finish):
             assert isinstance(built.runner, StageRunner)
             built.runner.finish()
@@ -87,7 +117,7 @@ def _serve(built: RunnableModel, link: FollowerLink, ranks: Ranks) -> None:
             link.done(RankDone())
 
 
-def _carry_out(command: SleepRanks | WakeRanks, built: RunnableModel) -> None:
+def _carry_out(command: SleepRanks | WakeRanks, built: RunnableModel | LoadedPooler) -> None:
     if isinstance(command, SleepRanks):
         built.resident.sleep(command.level)
     else:

@@ -7,16 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tokenmesh.engine.exec.build import build_runner
+from tokenmesh.engine.exec.build_here import build_here
 from tokenmesh.engine.exec.compute_thread import Task
 from tokenmesh.engine.exec.divisible import check_divisible
 from tokenmesh.engine.exec.draws import SharedSampler
-from tokenmesh.engine.exec.loaded_model import RunnableModel
+from tokenmesh.engine.exec.loaded_model import LoadedPooler, RunnableModel
 from tokenmesh.engine.exec.pipeline import StagedLaunch, StageRunner
+from tokenmesh.engine.exec.pool_runner import PoolRunner
 from tokenmesh.engine.exec.resident import TorchResident
 from tokenmesh.engine.exec.role import Role
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.engine.exec.shared_adapters import SharedAdapters
 from tokenmesh.engine.models.api import LanguageModel, Progress
 from tokenmesh.engine.models.fingerprint import fingerprint
 from tokenmesh.engine.models.kv_store import KvStore
@@ -44,15 +46,15 @@ def build_ranked(
     progress: Progress,
     launch: Launch = launch_process,
     end: End = _END,
-) -> RunnableModel:
-    """`build_runner` over `worker.num_ranks` ranks, of which this process is the first.
+) -> RunnableModel | LoadedPooler:
+    """`build_here` over `worker.num_ranks` ranks, of which this process is the first.
 
     Raises ConfigError for what cannot be divided, before any other rank is started.
     """
     check_divisible(model, worker)
     group = lead_group(model, worker, rank_place(), launch, end)
     try:
-        built = build_runner(model, worker, progress, _role(group, end))
+        built = build_here(model, worker, progress, _role(group, end))
         group.link.is_loaded = True
         _compare(locate(model, with_code=model.trust_remote_code), group.link)
     except Exception as error:
@@ -71,7 +73,9 @@ def _role(group: LeaderGroup, end: End) -> Role:
         partial(LeadingRunner, link=group.link, end=end)
         if pipe.stages == 1
         else partial(LeadingStage, link=group.link, end=end, pipe=pipe),
+        partial(LeadingPoolRunner, link=group.link, end=end),
         partial(LeadingResident, link=group.link, end=end),
+        partial(SharedAdapters, link=group.link),
     )
 
 
@@ -100,6 +104,21 @@ class LeadingRunner(TorchRunner):
         **options: Any,
     ) -> None:
         super().__init__(model, store, rows, SharedSampler(sampler, link), **options)
+        self._link, self._end = link, end
+
+    def launch(self, plan: StepPlan) -> Task:
+        self._link.send_plan(plan)
+        return super().launch(plan)
+
+    def carry_out(self, plan: StepPlan) -> StepResult:
+        return _or_end(partial(super().carry_out, plan), self._link, self._end)
+
+
+class LeadingPoolRunner(PoolRunner):
+    """Sends each plan before it carries it out. A step that raises ends the group."""
+
+    def __init__(self, *parts: Any, link: LeaderLink, end: End, is_async: bool) -> None:
+        super().__init__(*parts, is_async=is_async)
         self._link, self._end = link, end
 
     def launch(self, plan: StepPlan) -> Task:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tokenmesh.engine.adapters.read import AdapterReader
+from tokenmesh.engine.adapters.adapter import AdapterSource
 from tokenmesh.engine.exec.kv_bytes import KvBytes
 from tokenmesh.engine.exec.maker import LoadTimes
 from tokenmesh.engine.exec.pool_runner import PoolRunner
@@ -28,7 +28,7 @@ class LoadedModel:
     max_model_len: int
     resident: TorchResident
     kv_bytes: KvBytes
-    adapters: AdapterReader
+    adapters: AdapterSource
     """Reads adapters for the model."""
     shared_kv: SharedKv | None = None
     group: LeaderGroup | None = None

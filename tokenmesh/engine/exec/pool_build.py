@@ -17,7 +17,7 @@ from tokenmesh.engine.exec.maker import gpu_budget
 from tokenmesh.engine.exec.memory import GpuBudget, StoreSize, size_store
 from tokenmesh.engine.exec.page_dtype import page_dtype_of
 from tokenmesh.engine.exec.pool_runner import PoolRunner
-from tokenmesh.engine.exec.resident import TorchResident
+from tokenmesh.engine.exec.role import ALONE_ROLE, Role
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.store_maker import StoreMaker
 from tokenmesh.engine.layers.device_step import on_device
@@ -54,8 +54,10 @@ def build_pool_runner(
     raw: RawConfig,
     device: torch.device,
     progress: Progress,
+    role: Role = ALONE_ROLE,
 ) -> LoadedPooler:
-    """Load a checkpoint for pooling; blocks. Raises CheckpointError or ConfigError."""
+    """Load a checkpoint for pooling, or a rank's part; blocks. Raises CheckpointError or
+    ConfigError."""
     from tokenmesh.engine.models.tree.pooling.build import build_pooler
 
     pooling = read_pooling(model, raw, directory)
@@ -76,22 +78,23 @@ def build_pool_runner(
             directory, device, worker.load_buffer_bytes, scales.names, facts.is_extra
         )
         is_exact = worker.float32_matmul_precision == "highest"
-        return build_pooler(facts, pooling, checkpoint, dtype, show, has_kernels, is_exact)
+        given = (facts, pooling, checkpoint, dtype, show, has_kernels, is_exact)
+        return build_pooler(*given, role.ranks)
 
     gpu = gpu_budget(device, worker)
     loaded = load(progress)
     longest = stated_length(model, facts.max_position, directory)
     maker = _store_maker(loaded, worker, device, page_dtype, scales, longest)
     with torch.inference_mode():
-        runner, store = _make_runner(loaded, facts, maker, gpu)
+        runner, store = _make_runner(loaded, facts, maker, gpu, role)
     return LoadedPooler(
         runner=runner,
         facts=facts,
         pooling=_with_head(pooling, facts, loaded.head),
         max_model_len=longest,
-        resident=TorchResident(runner, loaded, store, partial(load, lambda done, total: None)),
+        resident=role.make_resident(runner, loaded, store, partial(load, lambda done, total: None)),
         kv_bytes=KvBytes(maker.need.block_bytes, row_bytes(loaded.keeps)),
-        adapters=AdapterReader(loaded.sites, dtype, worker.lora.max_lora_rank),
+        adapters=role.share_adapters(AdapterReader(loaded.sites, dtype, worker.lora.max_lora_rank)),
     )
 
 
@@ -117,17 +120,19 @@ def _store_maker(
 
 
 def _make_runner(
-    loaded: PoolModel, facts: "HfFacts", maker: StoreMaker, gpu: GpuBudget | None
+    loaded: PoolModel, facts: "HfFacts", maker: StoreMaker, gpu: GpuBudget | None, role: Role
 ) -> tuple[PoolRunner, KvStore]:
     need, worker = maker.need, maker.settings
     size = StoreSize(_FEWEST_BLOCKS)
     if loaded.keeps:
-        measure = partial(maker.budget, gpu, partial(_profile, loaded, maker))
-        size = size_store(need, worker, measure)
+        profile = partial(_profile, loaded, maker)
+        measure = partial(maker.budget, gpu, profile, role.local_world)
+        size = StoreSize(role.ranks.least(size_store(need, worker, measure).num_blocks))
     store = maker.make(size)
     max_blocks = max(1, need.groups.blocks_of(maker.max_model_len)) if loaded.keeps else 1
     rows = HostRows(worker.num_rows, max_blocks, facts, len(store.grouping.windows) - 1)
-    return PoolRunner(loaded, store, rows, is_async=worker.async_scheduling is True), store
+    is_async = worker.async_scheduling is True
+    return role.make_pool_runner(loaded, store, rows, is_async=is_async), store
 
 
 def _read_facts(

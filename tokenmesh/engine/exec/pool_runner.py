@@ -79,7 +79,7 @@ class PoolRunner:
         apply_rows(plan, self._rows, self._remove, self._add)
         if not plan.scheduled:
             return StepResult()
-        entries = sorted(plan.scheduled, key=self._order)
+        entries = self._sorted(plan.scheduled)
         result = StepResult()
         for entry in entries:
             error = self._rows[entry.row].error
@@ -140,10 +140,15 @@ class PoolRunner:
         tokens = torch.tensor(ids).to(device)
         return self._model.states(tokens, self._types_of(entries), there, self._store)
 
-    def _order(self, entry: ScheduledRow) -> tuple[int, int, int]:
-        """By length, then by adapter and by Pool."""
-        adapter = self._rows[entry.row].adapter
-        return entry.num_tokens, id(adapter), id(self._params[entry.row])
+    def _sorted(self, entries: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+        """By length, then by adapter and task: in one order on all ranks."""
+        numbers: dict[tuple[LoraWeights | None, PoolingParams], int] = {}
+
+        def order(entry: ScheduledRow) -> tuple[int, int]:
+            asked = self._rows[entry.row].adapter, self._params[entry.row]
+            return entry.num_tokens, numbers.setdefault(asked, len(numbers))
+
+        return sorted(entries, key=order)
 
     def _head_for(self, adapter: LoraWeights | None) -> PoolHead:
         """The model's, or as an adapter changes it."""

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tokenmesh.engine.adapters.adapter import AdapterSource
+from tokenmesh.engine.exec.pool_runner import PoolRunner
 from tokenmesh.engine.exec.resident import TorchResident
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.ranks.ranks import ALONE, Ranks
@@ -18,8 +20,12 @@ class Role:
     """Ranks of this host, which share its cores and its memory."""
     make_runner: Callable[..., TorchRunner] = TorchRunner
     """With the arguments of `TorchRunner`."""
+    make_pool_runner: Callable[..., PoolRunner] = PoolRunner
+    """With those of `PoolRunner`."""
     make_resident: Callable[..., TorchResident] = TorchResident
     """With those of `TorchResident`."""
+    share_adapters: Callable[[AdapterSource], AdapterSource] = lambda reader: reader
+    """Reads adapters on all ranks, where this one leads them."""
 
 
 ALONE_ROLE: Final = Role()

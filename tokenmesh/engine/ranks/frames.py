@@ -29,6 +29,8 @@ class FrameKind(IntEnum):
     """Both ways: the process runs."""
     FAILED = 7
     """Both ways, last: why the sender ends."""
+    ADAPTER = 8
+    """Up: an adapter is read, or cannot be."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
@@ -58,7 +60,26 @@ class WakeRanks(msgspec.Struct, frozen=True, tag=True):
     tags: list[str]
 
 
-Command = SleepRanks | WakeRanks | Finish
+class TakeAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read this rank's part of an adapter; plans will name it by its number."""
+
+    number: int
+    directory: str
+
+
+class DropAdapters(msgspec.Struct, frozen=True, tag=True):
+    """No later plan names these; nothing answers it."""
+
+    numbers: list[int]
+
+
+Command = SleepRanks | WakeRanks | Finish | TakeAdapter | DropAdapters
+
+
+class AdapterRead(msgspec.Struct, frozen=True):
+    number: int
+    content_hash: str = ""
+    error: str = ""
 
 
 class RankDone(msgspec.Struct, frozen=True):

@@ -4,21 +4,27 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
+from tokenmesh.engine.adapters.matrices import AdapterMatrices
 from tokenmesh.engine.plan import StepPlan
 from tokenmesh.engine.ranks.frames import (
+    AdapterRead,
     Beat,
     Command,
+    DropAdapters,
     Failure,
     FrameKind,
     RankDone,
     RankFrames,
+    TakeAdapter,
     pack_frame,
 )
 from tokenmesh.engine.ranks.wire import decode_plan, encode_plan
@@ -162,9 +168,13 @@ class LeaderLink(Link):
         self.beats: dict[int, Beat] = {rank: Beat() for rank in peers}
         """The last of each follower."""
         self._done: SimpleQueue[RankDone | None] = SimpleQueue()
+        self.adapters: MutableMapping[AdapterMatrices, int] = WeakKeyDictionary()
+        """What plans name matrices by that all ranks have."""
+        self._read: SimpleQueue[tuple[int, AdapterRead] | None] = SimpleQueue()
+        self._forgotten: deque[int] = deque()
 
     def send_plan(self, plan: StepPlan) -> None:
-        self.send(FrameKind.PLAN, encode_plan(plan))
+        self.send(FrameKind.PLAN, encode_plan(plan, self.adapters))
 
     def send_draws(self, token_ids: list[list[int]]) -> None:
         """Return what each row of a step drew, in the order of the step; nothing: it failed."""
@@ -184,14 +194,48 @@ class LeaderLink(Link):
             found.append(done)
         return found
 
+    def ask_for_adapter(self, number: int, directory: str) -> None:
+        """Let all followers read an adapter; `wait_adapter` waits for them."""
+        self.send_command(TakeAdapter(number, directory))
+
+    def wait_adapter(self, number: int) -> dict[int, AdapterRead]:
+        """The answers by rank. Raises Unavailable when one has ended, and when none comes."""
+        found: dict[int, AdapterRead] = {}
+        while len(found) < len(self._peers):
+            try:
+                answer = self._read.get(timeout=_COMMAND_S)
+            except Empty:
+                answer = None
+            if answer is None:
+                raise Unavailable("a rank has not read the adapter")
+            rank, read = answer
+            if read.number == number:  # others have been given up
+                found[rank] = read
+        return found
+
+    def forget_adapter(self, number: int) -> None:
+        """No plan will name it; followers hear of it with the next beat. Never blocks."""
+        self._forgotten.append(number)
+
+    def beat(self) -> Beat:
+        numbers = []
+        while self._forgotten:
+            numbers.append(self._forgotten.popleft())
+        if numbers:
+            self.send_command(DropAdapters(numbers))
+        return Beat()
+
     def take(self, peer: int, kind: FrameKind, payload: bytes) -> None:
-        if kind is FrameKind.DONE:
+        if kind is FrameKind.ADAPTER:
+            self._read.put((peer, msgspec.msgpack.decode(payload, type=AdapterRead)))
+        elif kind is FrameKind.DONE:
             self._done.put(msgspec.msgpack.decode(payload, type=RankDone))
         elif kind is FrameKind.BEAT:
             self.beats[peer] = msgspec.msgpack.decode(payload, type=Beat)
 
     def ended(self) -> None:
         self._done.put(None)
+        self._read.put(None)
 
 
 class FollowerLink(Link):
@@ -203,11 +247,15 @@ class FollowerLink(Link):
         self.work: SimpleQueue[StepPlan | Command | None] = SimpleQueue()
         """None: the leader has ended."""
         self.drawn: SimpleQueue[list[list[int]] | None] = SimpleQueue()
+        self.adapters: SimpleQueue[TakeAdapter | None] = SimpleQueue()
         self.progress = Beat()
 
     def done(self, done: RankDone) -> None:
         """A command is carried out."""
         self.send(FrameKind.DONE, _encode(done))
+
+    def adapter_read(self, read: AdapterRead) -> None:
+        self.send(FrameKind.ADAPTER, _encode(read))
 
     def beat(self) -> Beat:
         return self.progress
@@ -218,8 +266,13 @@ class FollowerLink(Link):
         elif kind is FrameKind.DRAWN:
             self.drawn.put(_drawn_decoder.decode(payload))
         elif kind is FrameKind.COMMAND:
-            self.work.put(_command_decoder.decode(payload))
+            command = _command_decoder.decode(payload)
+            if isinstance(command, TakeAdapter):
+                self.adapters.put(command)  # read while steps run
+            else:
+                self.work.put(command)
 
     def ended(self) -> None:
         self.work.put(None)
         self.drawn.put(None)
+        self.adapters.put(None)

@@ -1,10 +1,13 @@
 """Plans as bytes, for ranks that carry out what another one has planned."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from tokenmesh.engine.adapters.matrices import AdapterMatrices
 from tokenmesh.engine.plan import NewRow, StepPlan
 from tokenmesh.shared.tensor_blob import TensorBlob
 
@@ -21,7 +24,7 @@ class _RowOnWire(NewRow):
 
     embeddings: dict[str, _BlobOnWire] = field(default_factory=dict)  # type: ignore[assignment]
     grammar: None = None
-    adapter: None = None
+    adapter: int | None = None  # type: ignore[assignment]
 
 
 class _PlanOnWire(StepPlan):
@@ -32,16 +35,26 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_PlanOnWire)
 
 
-def encode_plan(plan: StepPlan) -> bytes:
-    """The plan without grammars, which only draws need."""
-    if any(new.grammar is not None for new in plan.new_rows):
-        rows = [replace(new, grammar=None) for new in plan.new_rows]
+def encode_plan(
+    plan: StepPlan, adapters: Mapping[AdapterMatrices, int] = MappingProxyType({})
+) -> bytes:
+    """The plan without grammars, which only draws need, and with numbers for matrices."""
+    if any(new.grammar is not None or new.adapter is not None for new in plan.new_rows):
+        rows = [
+            replace(
+                new,
+                grammar=None,
+                adapter=None if new.adapter is None else adapters[new.adapter],  # type: ignore[arg-type]
+            )
+            for new in plan.new_rows
+        ]
         plan = msgspec.structs.replace(plan, new_rows=rows)
     return _encoder.encode(plan)
 
 
 def decode_plan(data: bytes) -> StepPlan:
-    """Raises msgspec.ValidationError for bytes of another version."""
+    """With numbers where rows have adapters. Raises msgspec.ValidationError for bytes of another
+    version."""
     plan = _decoder.decode(data)
     for new in plan.new_rows:
         if new.embeddings:

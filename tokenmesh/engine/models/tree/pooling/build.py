@@ -39,6 +39,8 @@ from tokenmesh.engine.models.tree.facts import (
     hf_facts_of,
 )
 from tokenmesh.engine.models.tree.media.language import has_towers, media_facts
+from tokenmesh.engine.models.tree.part import TreePart
+from tokenmesh.engine.models.tree.part_sums import join
 from tokenmesh.engine.models.tree.pooling.causal import causal_pooler
 from tokenmesh.engine.models.tree.pooling.heads import make_head
 from tokenmesh.engine.models.tree.pooling.layers import round_products, take_layers
@@ -50,6 +52,7 @@ from tokenmesh.engine.models.tree.run import UnservedModel
 from tokenmesh.engine.models.tree.swap import swap
 from tokenmesh.engine.models.tree.tree import adapt
 from tokenmesh.engine.models.tree.weights import read_weights
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.shared.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -141,8 +144,9 @@ def build_pooler(
     progress: Progress,
     has_kernels: bool,
     is_exact: bool,
+    ranks: Ranks = ALONE,
 ) -> PoolModel:
-    """Load every tensor.
+    """Load every tensor, or the parts of this rank, of a decoder.
 
     has_kernels: the C kernels have been started. is_exact: they compute products of float32 in
     float32, not by integers of 16 bits, which they do unless the states show it.
@@ -151,13 +155,14 @@ def build_pooler(
     """
     if facts.quantization is not None:
         checkpoint.decode(facts.quantization)
+    part = None if ranks.world == 1 else TreePart(facts, ranks)
     try:
-        model, unused = _read(facts, pooling, checkpoint, dtype, progress)
+        model, unused = _read(facts, pooling, checkpoint, dtype, progress, part)
         if pooling.is_causal:
             with torch.inference_mode():
                 body: Any = model.base_model  # make_head may put another in its place
-                head = make_head(facts, pooling, model, checkpoint)
-                return causal_pooler(facts, pooling, head, body, has_kernels)
+                head = make_head(facts, pooling, model, checkpoint, part)
+                return causal_pooler(facts, pooling, head, body, has_kernels, ranks)
         try:
             encoder = _encoder(facts, pooling, model, checkpoint, has_kernels, is_exact)
         except _RoundingShows:
@@ -180,11 +185,15 @@ def _read(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     progress: Progress,
+    part: TreePart | None = None,
 ) -> tuple[PreTrainedModel, tuple[str, ...]]:
     """The tree with its weights, and the parts that no task here reads, which it is without."""
     embeds = bool(set(pooling.tasks) & EMBEDDINGS)
     ignored = _heads_of(facts) if embeds else _Ignored()
-    model = read_weights(facts, checkpoint, dtype, progress, ignored)
+    own = facts if part is None else part.facts
+    model = read_weights(own, checkpoint, dtype, progress, ignored, part=part)
+    if part is not None:
+        join(model, part)
     body: Any = model.base_model
     if not embeds or getattr(body, "pooler", None) is None:
         return model, ()

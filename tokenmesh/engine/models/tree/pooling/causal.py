@@ -25,6 +25,7 @@ from tokenmesh.engine.models.tree.embedding_factor import embedding_factor
 from tokenmesh.engine.models.tree.facts import HfFacts
 from tokenmesh.engine.models.tree.model import Computed, HfModel
 from tokenmesh.engine.models.tree.tree import adapt
+from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +57,7 @@ def causal_pooler(
     head: PoolHead,
     body: PreTrainedModel,
     has_kernels: bool,
+    ranks: Ranks = ALONE,
 ) -> CausalPooler:
     """Over our memory, with the parts replaced that ours are faster than. Raises UnservedModel.
 
@@ -70,9 +72,10 @@ def causal_pooler(
     expected = Reference(torch.cat(whole).float(), limit, "states")
     tree = adapt(body, facts.ropes)
     tree.embedding_factor = factor
-    pooler = CausalPooler(
-        facts, tree.probe(), tree, Computed(tree.body), pooling=pooling, head=head
-    )
+    with ranks.alone():
+        keeps = tree.probe()
+    computed = Computed(tree.body)
+    pooler = CausalPooler(facts, keeps, tree, computed, ranks=ranks, pooling=pooling, head=head)
     pooler.sites.prefixes = prefixes_of(tree.shell, tree.body, body.base_model_prefix)
     pooler.sites.head = head_sites(head)
     replace_parts(pooler, expected, has_kernels)

@@ -30,6 +30,7 @@ from tokenmesh.engine.models.pooling.modules import (
 )
 from tokenmesh.engine.models.tree.facts import HfFacts
 from tokenmesh.engine.models.tree.model import Computed
+from tokenmesh.engine.models.tree.part import TreePart
 from tokenmesh.engine.models.tree.pooling.classifier import activation_of, label_head
 from tokenmesh.shared.errors import CheckpointError
 
@@ -38,15 +39,19 @@ _ZERO: Final = 1e-4
 
 
 def make_head(
-    facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel, checkpoint: Checkpoint
+    facts: HfFacts,
+    pooling: PoolingFacts,
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    part: TreePart | None = None,
 ) -> PoolHead:
     """Raises CheckpointError for modules that do not fit the model.
 
-    A classifier's body is taken out of the tree.
+    A classifier's body is taken out of the tree. part: what of the tree this rank has.
     """
     modules = modules_of(facts.directory, pooling.is_causal, pooling.pooling_type)
     if modules.score is not None:
-        return _logit_head(modules.score, facts, pooling, model)
+        return _logit_head(modules.score, facts, pooling, model, part)
     if not set(pooling.tasks) & EMBEDDINGS:
         return label_head(facts, pooling, model)
     if facts.architecture == COLQWEN2:
@@ -89,7 +94,11 @@ def _layer(dense: Dense, width: int, device: torch.device) -> DenseLayer:
 
 
 def _logit_head(
-    score: LogitScore, facts: HfFacts, pooling: PoolingFacts, model: PreTrainedModel
+    score: LogitScore,
+    facts: HfFacts,
+    pooling: PoolingFacts,
+    model: PreTrainedModel,
+    part: TreePart | None,
 ) -> LabelHead:
     """The decoder's own logits of one or two tokens, behind the last token of the prompt."""
     ids = [score.true_id] if score.false_id is None else [score.true_id, score.false_id]
@@ -98,7 +107,7 @@ def _logit_head(
             f"{facts.directory}: LogitScore has the id {max(ids)}; the model has {facts.vocab_size}"
         )
     table: Any = model.get_output_embeddings()
-    weight = table.weight[torch.tensor(ids)].detach().float()
+    weight = _rows_of(table.weight.detach(), ids, part)
     if len(ids) == 2:
         weight = weight[:1] - weight[1:]
     _check_plain(model, table.weight)
@@ -108,6 +117,18 @@ def _logit_head(
         activation_of(facts.config, pooling),
         of_each=EachTokenLogits(weight),
     )
+
+
+def _rows_of(table: torch.Tensor, ids: list[int], part: TreePart | None) -> torch.Tensor:
+    """Rows of a head, float32 [N, H]; of one that is divided, each rank has some."""
+    if part is None:
+        return table[torch.tensor(ids)].float()
+    own = part.ranks.padded_part(part.whole.vocab_size)
+    rows = table.new_zeros(len(ids), table.shape[1], dtype=torch.float32)
+    for number, each in enumerate(ids):
+        if own.start <= each < own.stop:
+            rows[number] = table[each - own.start]
+    return part.ranks.sum_(rows)
 
 
 def _check_plain(model: PreTrainedModel, table: torch.Tensor) -> None:
