@@ -47,7 +47,7 @@ KINDS: Final = ("one", "two", "part", "link", "turns", "lanes")
 STAGED: Final = ("turns", "lanes")
 ROWS: Final = (1, 8)
 TOKENS: Final = 24
-PREFILL: Final = (8, 256)
+PREFILL: Final = (8, 1024)
 """Prompts and their tokens."""
 CALLS: Final = 300
 
@@ -90,7 +90,7 @@ def settings_of(kind: str) -> WorkerSettings:
         cpu_threads=2 if kind == "one" else 1,
         tensor_parallel_size=2 if kind in ("two", "link") else 1,
         pipeline_parallel_size=2 if kind in STAGED else 1,
-        num_gpu_blocks_override=512,
+        num_gpu_blocks_override=1024,
         max_num_batched_tokens=1024,
         enable_prefix_caching=False,
     )

@@ -156,7 +156,7 @@ def mixture(tiny: Tiny) -> Iterator[Pair]:
 
 
 def test_prefix_hits_and_preemptions_change_nothing(mixture: Pair) -> None:
-    check_preemptions(mixture, prompt_of(40, 5), 14)
+    check_preemptions(mixture, prompt_of(12, 5), 8, is_found=False)  # no state is saved there
 
 
 @pytest.mark.parametrize("level", [1, 2])

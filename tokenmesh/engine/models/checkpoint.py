@@ -180,7 +180,21 @@ class Checkpoint:
             self._read(file, name, tensor.view(-1), 0)
             return tensor
 
-        return Part(name, dtype, entry.shape, read)
+        def read_slices(slices: tuple[slice, ...]) -> torch.Tensor:
+            if len(slices) > 2:
+                return read()[slices]
+            rows, columns = slices if len(slices) == 2 else (slice(0, 1), slices[0])
+            row = entry.shape[-1]
+            size = [each.stop - each.start for each in slices]
+            tensor = torch.empty(size, dtype=dtype, device="cpu")
+            start, width = rows.start * row + columns.start, columns.stop - columns.start
+            if width == row:  # all rows at once
+                self._read(file, name, tensor.view(-1), start * tensor.itemsize)
+            else:
+                self._read_rows(file, name, tensor.view(-1), start, width, row)
+            return tensor
+
+        return Part(name, dtype, entry.shape, read, read_slices)
 
     def check_types(self, also: tuple[str, ...]) -> None:
         """Raise CheckpointError for a tensor of a type that is neither loaded nor in `also`."""
@@ -224,10 +238,8 @@ class Checkpoint:
         self._check(name, shape)
         self._taken.add(name)
         if name in self._encoded:
-            whole = torch.empty(shape, dtype=target.dtype, device=target.device)
-            self._encoded[name].fill(whole)
-            part = whole[rows] if columns is None else whole[rows, columns]
-            target.copy_(part)
+            columns = slice(0, shape[1]) if columns is None else columns
+            self._encoded[name].fill_part(target, rows, columns)
             return
         file = self._shards.file_of(name)
         stored = _DTYPES[file[name].dtype]
@@ -256,18 +268,26 @@ class Checkpoint:
         self.read_s += perf_s() - began_s
         self.bytes_read += target.nbytes
 
-    def take_codes(self, named: list[tuple[str, int]], inputs: int) -> Codes | None:
+    def take_codes(
+        self,
+        named: list[tuple[str, int]],
+        inputs: int,
+        taken: Sequence[Sequence[slice]] = (),
+        columns: slice | None = None,
+    ) -> Codes | None:
         """Weights [size, inputs] one below the other as one of codes.
 
+        taken: rows of each; empty: all. Of `columns` only, unless inputs have their own order.
         None where one is stored plainly, in a format without codes, or unlike the others.
         """
+        rows = taken or [(slice(0, size),) for _, size in named]
         if any(name not in self._encoded for name, _ in named):
             return None
         parts = []
         bytes_read = self.bytes_read
-        for name, size in named:
+        for (name, size), own in zip(named, rows, strict=True):
             self._check(name, (size, inputs))
-            parts.append(self._encoded[name].codes())
+            parts.append(self._encoded[name].codes(own, columns or slice(0, inputs)))
         found = [each for each in parts if each is not None]
         codes = merged(found) if len(found) == len(parts) else None
         if codes is None:

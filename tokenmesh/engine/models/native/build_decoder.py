@@ -21,7 +21,7 @@ from tokenmesh.engine.models.native.build_program import build_program
 from tokenmesh.engine.models.native.config import DecoderConfig, LayerConfig, Names
 from tokenmesh.engine.models.native.decoder import Decoder, DecoderLayer, Table
 from tokenmesh.engine.models.native.divide import divided
-from tokenmesh.engine.models.native.pieces import Piece, codes_of, pieces_of, read_pieces
+from tokenmesh.engine.models.native.pieces import Piece, pieces_of, read_pieces
 from tokenmesh.engine.models.native.read_config import NativeFacts
 from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.kernels.linear import Linear, pack, pack_codes
@@ -286,8 +286,10 @@ class LayerLoader:
         device = self.checkpoint.device
         is_encoded = self.checkpoint.is_encoded(weights[0][0])
         takes_codes = self.native or device.type == "cuda"
-        codes = self.checkpoint.take_codes(weights, inputs) if takes_codes else None
-        codes = None if codes is None else codes_of(codes, pieces)
+        codes = None
+        if takes_codes:
+            taken = [piece.taken for piece in pieces]
+            codes = self.checkpoint.take_codes(weights, inputs, taken, columns)
         is_rounded = self.rounding is not None and not is_encoded
         if codes is None:
             plain = [replace(piece, name=f"{piece.name}.weight") for piece in pieces]
@@ -304,7 +306,7 @@ class LayerLoader:
         else:
             codes = codes.to(device)
             codes = codes if order is None else codes.rows(order.to(device))
-        if columns is not None:
+        if columns is not None and codes.shape[1] == inputs:
             part = codes.columns(columns)
             if part is None:
                 self.decoded.setdefault("an order of inputs cannot be divided", []).extend(names)

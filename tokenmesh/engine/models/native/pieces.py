@@ -7,7 +7,6 @@ from itertools import accumulate
 import torch
 
 from tokenmesh.engine.models.checkpoint import Checkpoint
-from tokenmesh.kernels.codes import Codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +50,6 @@ def pieces_of(names: Sequence[str], sizes: Sequence[int], taken: Sequence[slice]
         else:
             merged.append(part)
     return [Piece(name, sum(sizes), tuple(merged))]
-
-
-def codes_of(codes: Codes, pieces: Sequence[Piece]) -> Codes:
-    """The pieces of whole matrices that are stored as codes, one below the other."""
-    if all(piece.is_whole for piece in pieces):
-        return codes
-    firsts = accumulate((piece.size for piece in pieces[:-1]), initial=0)
-    index = [piece.index + first for piece, first in zip(pieces, firsts, strict=True)]
-    return codes.rows(torch.cat(index))
 
 
 def read_pieces(

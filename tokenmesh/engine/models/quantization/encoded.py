@@ -1,6 +1,6 @@
 """EncodedWeight: a weight that has to be decoded from other tensors of the checkpoint."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 
 from tokenmesh.engine.models.quantization.rules import Quantization
-from tokenmesh.kernels.linear.formats import Codes, Format, FormatError, Part
+from tokenmesh.kernels.linear.formats import Codes, Format, FormatError, Part, merged
+from tokenmesh.kernels.linear.formats.cut import CutWeight
 from tokenmesh.kernels.linear.formats.parts import Tensors
 from tokenmesh.shared.errors import CheckpointError
 
@@ -50,13 +51,49 @@ class EncodedWeight:
             of_one = {name: tensor[one] for name, tensor in tensors.items()}
             self._fill(target[one], of_one, f", in expert {expert}")
 
-    def codes(self) -> Codes | None:
-        """Return the codes of a matrix, as kernels compute with them; None where its format has no
-        codes.
+    def fill_part(self, target: torch.Tensor, rows: slice, columns: slice) -> None:
+        """Decode a part of a matrix. Bytes of the rest are not read, but to the next border."""
+        tensors, rows, columns = self._read(rows, columns)
+        try:
+            target.copy_(self.format.reference(tensors)[rows, columns])
+        except FormatError as error:
+            raise _refusal(self.file, self.parts, error) from error
+        self._check_finite(target, "")
 
-        Raises CheckpointError for numbers that are not finite.
+    def codes(self, taken: Sequence[slice], columns: slice) -> Codes | None:
+        """Return the codes of rows of a matrix, as kernels compute with them; None where its format
+        has no codes. Of `columns` only, unless inputs have an order of their own.
+
+        Bytes of the rest are not read, but to the next border. Raises CheckpointError for numbers
+        that are not finite.
         """
-        return self._codes({name: part.read() for name, part in self.parts.items()})
+        found = []
+        for asked in taken:
+            tensors, rows, own = self._read(asked, columns)
+            codes = self._codes(tensors)
+            if codes is None:
+                return None
+            if rows != slice(0, codes.shape[0]):
+                codes = codes.rows(torch.arange(rows.start, rows.stop))
+            if own != slice(0, codes.shape[1]):
+                codes = codes.columns(own) or codes
+            found.append(codes)
+        return merged(found)
+
+    def _read(self, rows: slice, columns: slice) -> tuple[Tensors, slice, slice]:
+        """Tensors of the smallest weight that holds a part of this one, and where the part is."""
+        axes = self.format.axes(self.parts)
+        if axes is None:
+            return {name: part.read() for name, part in self.parts.items()}, rows, columns
+        outputs, inputs = self.shape
+        cut = CutWeight.of(axes, (outputs, inputs), rows, columns)
+        tensors = {
+            name: cut.fitted(name, part.some(cut.slices(name, part.shape)))
+            for name, part in self.parts.items()
+        }
+        first, left = cut.rows.start, cut.columns.start
+        within = slice(rows.start - first, rows.stop - first)
+        return tensors, within, slice(columns.start - left, columns.stop - left)
 
     def codes_by_expert(self) -> Callable[[int], Codes | None]:
         """As `codes`, for each matrix of a stack [E, ...]. The parts are read once, and held."""
@@ -84,6 +121,9 @@ class EncodedWeight:
             target.copy_(self.format.reference(tensors))
         except FormatError as error:
             raise _refusal(self.file, self.parts, error) from error
+        self._check_finite(target, where)
+
+    def _check_finite(self, target: torch.Tensor, where: str) -> None:
         if not target.isfinite().all():
             problem = f"has numbers that {target.dtype} cannot hold{where}"
             raise CheckpointError(f"{self.file}: tensor {self.name} {problem}")

@@ -48,6 +48,13 @@ class _Decoded:
     dtype: torch.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
+        if isinstance(index, tuple) and len(index) == len(self.shape) == 2:
+            rows, columns = index
+            part = torch.empty(
+                (rows.stop - rows.start, columns.stop - columns.start), dtype=self.dtype
+            )
+            self.checkpoint.take_part(self.name, self.shape, rows, columns, part)
+            return part
         weight = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.checkpoint.take_into(self.name, weight)
         return weight[index]

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.cut import INPUTS, OUTPUTS, Axes, Axis
 from tokenmesh.kernels.linear.formats.packing import codes_by_group, unpack_words
 from tokenmesh.kernels.linear.formats.parts import (
     FLOATS,
@@ -48,6 +49,15 @@ class Awq:
         zeros, scales = _outputs(tensors["qzeros"]), tensors["scales"].float()
         products = numbers.view(len(scales), -1, numbers.shape[1])
         return products.sub_(zeros[:, None]).mul_(scales[:, None]).flatten(0, 1).t()
+
+    def axes(self, _: Parts) -> Axes:
+        group = None if self.group_size == -1 else Axis(INPUTS, self.group_size)
+        words = Axis(OUTPUTS, _IN_WORD)
+        return {
+            self.weight: (Axis(INPUTS), words),
+            "qzeros": (group, words),
+            "scales": (group, Axis(OUTPUTS)),
+        }
 
     def codes(self, tensors: Tensors) -> Codes | None:
         numbers = unpack_words(tensors["qweight"], _BITS, places=_PLACES).t()

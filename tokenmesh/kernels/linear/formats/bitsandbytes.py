@@ -76,6 +76,9 @@ class Bnb4:
         spread = maxima.repeat_interleave(state["blocksize"])[:count]
         return (tensors["weight.quant_map"][numbers.int()] * spread).view(state["shape"])
 
+    def axes(self, _: Parts) -> None:
+        """Return nothing: its blocks do not keep to rows."""
+
     def codes(self, _tensors: Tensors) -> Codes | None:
         """None: its table is of floats."""
         return None
@@ -120,6 +123,9 @@ class Bnb8:
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
         return _ROWS.reference(tensors)
+
+    def axes(self, _: Parts) -> None:
+        """Return nothing: its blocks do not keep to rows."""
 
     def codes(self, tensors: Tensors) -> Codes | None:
         return _ROWS.codes(tensors)

@@ -10,6 +10,7 @@ from typing import Final, Literal
 import torch
 
 from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.cut import INPUTS, OUTPUTS, Axes, Axis
 from tokenmesh.kernels.linear.formats.mxfp4 import E2M1_CENTER, E2M1_TABLE, e2m1_numbers
 from tokenmesh.kernels.linear.formats.parts import (
     Parts,
@@ -52,6 +53,16 @@ class Fp4:
         if self.whole is not None:
             expect(parts, self.whole, (torch.float32,), self.weight, (), (1,))
         return outputs, 2 * width
+
+    def axes(self, parts: Parts) -> Axes:
+        row = Axis(OUTPUTS)
+        found: dict[str, tuple[Axis | None, ...]] = {
+            self.weight: (row, Axis(INPUTS, 2)),
+            "weight_scale": (row, Axis(INPUTS, self.group_size)),
+        }
+        if self.whole is not None:
+            found[self.whole] = (None,) * len(parts[self.whole].shape)
+        return found
 
     def codes(self, tensors: Tensors) -> Codes | None:
         packed = tensors[self.weight]

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.cut import INPUTS, OUTPUTS, Axes, Axis
 from tokenmesh.kernels.linear.formats.mxfp4 import E2M1_CENTER, E2M1_TABLE, scales_of
 from tokenmesh.kernels.linear.formats.parts import FormatError, Parts, Tensors, matrix
 
@@ -48,6 +49,10 @@ class GgufBlocks:
             problem = f"has rows of {width} bytes, which blocks of {layout.size} do not fill"
             raise FormatError(self.weight, problem)
         return rows, width // layout.size * layout.elements
+
+    def axes(self, _: Parts) -> Axes:
+        layout = LAYOUTS[self.kind]
+        return {self.weight: (Axis(OUTPUTS), Axis(INPUTS, layout.elements, layout.size))}
 
     def codes(self, tensors: Tensors) -> Codes:
         layout, packed = LAYOUTS[self.kind], tensors[self.weight]

@@ -4,12 +4,14 @@ qweight [I / 32 * bits, O], qzeros [G, O / 32 * bits], scales [G, O], g_idx [I]:
 Files of the first version hold zero points less 1.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 
 from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.cut import INPUTS, OUTPUTS, Axes, Axis
 from tokenmesh.kernels.linear.formats.packing import (
     WORD_BITS,
     by_group,
@@ -66,6 +68,26 @@ class Gptq:
     def codes(self, tensors: Tensors) -> Codes | None:
         numbers, zeros, scales, group = self._parts(tensors)
         return codes_by_group(numbers, self.bits, zeros, scales, group)
+
+    def axes(self, _: Parts) -> Axes:
+        step = math.gcd(WORD_BITS, self.bits)
+        words = WORD_BITS // step, self.bits // step
+        size, column = self.group_size, Axis(OUTPUTS)
+        group = None if size == -1 else Axis(INPUTS, size)
+        row, counts = Axis(INPUTS, *words), Axis(INPUTS, counts=max(1, size))
+        if self.has_order:
+            return {
+                self.weight: (None, column),
+                "qzeros": (None, Axis(OUTPUTS, *words)),
+                "scales": (None, column),
+                "g_idx": (None,),
+            }
+        return {
+            self.weight: (row, column),
+            "qzeros": (group, Axis(OUTPUTS, *words)),
+            "scales": (group, column),
+            "g_idx": (counts,),
+        }
 
     def _parts(
         self, tensors: Tensors

@@ -73,6 +73,9 @@ class Mxfp4Experts:
         """float32 [E, I, O]."""
         return dequantize(tensors["blocks"], tensors["scales"], torch.float32).transpose(-1, -2)
 
+    def axes(self, _: Parts) -> None:
+        """Return nothing: experts are read one by one."""
+
     def codes(self, tensors: Tensors) -> Codes | None:
         """Return one expert's codes, [1, ...]: outputs by inputs, whatever the weight's order."""
         blocks, scales = tensors["blocks"][0], tensors["scales"][0]

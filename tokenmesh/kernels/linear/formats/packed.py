@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.cut import INPUTS, OUTPUTS, SHAPE, Axes, Axis
 from tokenmesh.kernels.linear.formats.packing import (
     WORD_BITS,
     by_group,
@@ -78,6 +79,24 @@ class Packed:
     def codes(self, tensors: Tensors) -> Codes | None:
         numbers, zeros, scales, group = self._parts(tensors)
         return codes_by_group(numbers, self.bits, zeros, scales, group)
+
+    def axes(self, parts: Parts) -> Axes:
+        in_word, size = WORD_BITS // self.bits, self.group_size
+        group = None if size == -1 else Axis(INPUTS, size)
+        row, word = Axis(OUTPUTS), Axis(INPUTS, in_word)
+        if self.has_order:
+            group = word = None  # groups are of inputs from everywhere
+        found: dict[str, tuple[Axis | None, ...] | str] = {
+            self.weight: (row, word),
+            "weight_shape": SHAPE,
+            "weight_scale": (row, group),
+            "weight_zero_point": (Axis(OUTPUTS, in_word), group),
+            "weight_g_idx": (None if word is None else Axis(INPUTS, counts=max(1, size)),),
+        }
+        if self.is_tensor:
+            found["weight_scale"] = (None,) * len(parts["weight_scale"].shape)
+            found["weight_zero_point"] = (None, None)
+        return found
 
     def _parts(
         self, tensors: Tensors

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import torch
 
 from tokenmesh.kernels.codes import Codes
+from tokenmesh.kernels.linear.formats.cut import Axes
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -30,6 +31,16 @@ class Part:
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor]
     """All of it, on the CPU."""
+    read_slices: Callable[[tuple[slice, ...]], torch.Tensor] | None = None
+    """Some of each dimension, without the bytes of the rest."""
+
+    def some(self, slices: tuple[slice, ...]) -> torch.Tensor:
+        """Read some of each dimension."""
+        if self.read_slices is None or all(
+            each == slice(0, size) for each, size in zip(slices, self.shape, strict=True)
+        ):
+            return self.read()[slices]
+        return self.read_slices(slices)
 
 
 Parts = Mapping[str, Part]
@@ -58,6 +69,9 @@ class Format(Protocol):
 
     def reference(self, tensors: Tensors) -> torch.Tensor:
         """float32 [O, I]: what the parts stand for. Raises FormatError for bad numbers."""
+
+    def axes(self, parts: Parts) -> Axes | None:
+        """How outputs and inputs lie in the parts; None: a weight is read whole."""
 
     def codes(self, tensors: Tensors) -> Codes | None:
         """The same as codes that kernels compute with; None where the format is none of them.

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from tokenmesh.kernels.codes import Codes, e4m3_numbers
+from tokenmesh.kernels.linear.formats.cut import INPUTS, OUTPUTS, Axes, Axis
 from tokenmesh.kernels.linear.formats.packing import spread
 from tokenmesh.kernels.linear.formats.parts import (
     FLOATS,
@@ -102,6 +103,18 @@ class Scaled:
             center=_INT8_CENTER,
             rounds_inputs=self.rounds_inputs,
         )
+
+    def axes(self, parts: Parts) -> Axes:
+        rows, columns = self.tile
+        dims = (
+            None if rows == WHOLE else Axis(OUTPUTS, rows),
+            None if columns == WHOLE else Axis(INPUTS, columns),
+        )
+        scale = self._scale_in(parts)
+        size = len(parts[scale].shape)
+        own = dims if size == 2 else dims[:size]
+        names = [scale, *([] if self.zero_point is None else [self.zero_point])]
+        return {self.weight: (Axis(OUTPUTS), Axis(INPUTS)), **dict.fromkeys(names, own)}
 
     def _scale_in(self, parts: Parts | Tensors) -> str:
         return next((name for name in self.scales if name in parts), self.scales[0])

@@ -69,16 +69,15 @@ def stored_codes(
     whole = checkpoint.decoded_shape(name)
     if len(whole) != 2 or (cut is None and whole != tuple(shape)):
         return None
-    codes = checkpoint.take_codes([(name, whole[0])], whole[1])
-    if codes is None or cut is None:
-        return codes
+    named = [(name, whole[0])]
+    if cut is None:
+        return checkpoint.take_codes(named, whole[1])
     rows, columns = cut
     if len(columns) != 1:
         return None
-    if columns[0] != slice(0, whole[1]):
-        codes = codes.columns(columns[0])
-    index = torch.cat([torch.arange(each.start, each.stop) for each in rows])
-    return codes if codes is None or len(index) == whole[0] else codes.rows(index)
+    codes = checkpoint.take_codes(named, whole[1], [rows], columns[0])
+    width = columns[0].stop - columns[0].start
+    return codes if codes is None or codes.shape[1] == width else None
 
 
 def has_numbers_of(codes: Codes, weight: torch.Tensor) -> bool:
