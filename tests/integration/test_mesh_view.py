@@ -40,6 +40,7 @@ async def test_every_process_is_shown_with_its_load(mesh: SmallMesh) -> None:
     worker = by_id[mesh.workers[0].instance_id]
     assert worker["epoch"] == str(mesh.workers[0].epoch)
     assert (worker["service"], worker["models"]) == ("worker", [mesh.model])
+    assert (worker["ranks"], worker["stages"]) == (1, 1)
     assert worker["load"]["prefill_tokens"] > 0
     assert worker["load"]["cached_tokens"] > 0
     assert by_id[mesh.gateway.instance_id]["load"] is None

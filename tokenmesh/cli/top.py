@@ -57,9 +57,17 @@ def _table(*columns: str) -> Table:
 def _workers(workers: Sequence[Process]) -> Table:
     table = _table("worker", "model", *_LOAD)
     for each in workers:
-        cells = [each["id"], ", ".join(each["models"]), *_load_cells(each["load"] or {})]
+        models = ", ".join(each["models"]) + _parallel(each)
+        cells = [each["id"], models, *_load_cells(each["load"] or {})]
         table.add_row(*map(Text, cells))
     return table
+
+
+def _parallel(worker: Process) -> str:
+    """The ranks of each stage and the stages, as ` tp2 pp2`; empty for one process."""
+    stages = worker.get("stages", 1)  # a gateway of an earlier version has none
+    parts = {"tp": worker.get("ranks", 1) // stages, "pp": stages}
+    return "".join(f" {name}{count}" for name, count in parts.items() if count > 1)
 
 
 def _all_processes(processes: Sequence[Process]) -> Table:

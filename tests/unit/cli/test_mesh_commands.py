@@ -36,7 +36,7 @@ STATE = {
         process("scheduler-1", queued=41),
         process("worker-1", models=["llama"], load=LOAD),
         process("worker-2", models=["llama"], load=LOAD | {"sleep_level": 1}),
-        process("worker-3", models=["llama"], draining=True),
+        process("worker-3", models=["llama"], draining=True, ranks=6, stages=2),
     ],
     "other_protocols": [process("worker-x", protocol=2)],
 }
@@ -57,7 +57,8 @@ def test_the_table_says_what_an_operator_looks_for() -> None:
     for cell in ("llama", "up", "3/256", "2", "25%", "77", "8000", "12.3", "5", "75%", "0.1.0"):
         assert cell in worker
     assert "asleep" in words_of(shown, "worker-2")
-    assert "draining" in words_of(shown, "worker-3")
+    assert {"draining", "tp3", "pp2"} <= {*words_of(shown, "worker-3")}
+    assert "tp" not in shown.replace("tp3", "")
     assert "41" in words_of(shown, "scheduler-1")
     assert "worker-x uses protocol 2" in shown
 

@@ -106,6 +106,8 @@ def _process(member: Member, now: float) -> dict[str, Any]:
         "last_beat_s": round(now - member.last_seen, 3),
         "queued": beat.queued,
         "models": [card.name for card in beat.models],
+        "ranks": max((card.ranks for card in beat.models), default=1),
+        "stages": max((card.stages for card in beat.models), default=1),
         "load": None if beat.load is None else msgspec.structs.asdict(beat.load),
     }
 
