@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.drafts import FreeDrafts
 from tests.fakes.engine_driver import EngineDriver, Job
 from tests.fakes.grammars import Grammars, json_schema, make_checkpoint
 from tests.fakes.models import FAKES
@@ -26,6 +27,8 @@ from tests.fakes.ranks import RanksDriver
 from tests.fakes.tiny import Tiny, prompt_of
 from tests.rounds import some
 from tokenmesh.engine.api.sampling import SamplingParams
+from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
+from tokenmesh.shared.errors import ConfigError
 
 UNDIVIDED = {"llama_odd", "olmo2", "olmo3"}
 """Three heads, and norms over all heads: refused."""
@@ -86,6 +89,27 @@ def test_eight_bits_of_kv_are_those_of_one_rank(tiny: Tiny) -> None:
 
 def test_a_row_that_fails_fails_alone(llama: Pair) -> None:
     check_failed_row(llama)
+
+
+def test_a_smaller_model_drafts_on_the_rank_that_draws(tiny: Tiny) -> None:
+    directory = tiny("llama").directory
+    config = {"method": "draft_model", "model": str(directory), "num_speculative_tokens": 3}
+    two = RanksDriver(directory, speculative_config=config)
+    proposer = RunnerDrafts(two.model.runner, 1000, 3, FreeDrafts())
+    drafting = two.again(proposer=proposer)
+    same(
+        drafting.run(jobs(), steps_between=2),
+        EngineDriver(directory, cpu_threads=1).run(jobs(), steps_between=2),
+    )
+    assert drafting.drafts.accepted_tokens > 5
+    two.close()
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_a_head_that_drafts_is_refused_by_name(tiny: Tiny, method: str) -> None:
+    config = {"method": method, "model": str(tiny("llama").directory)}
+    with pytest.raises(ConfigError, match="tensor_parallel_size 2 does not work with a head"):
+        RanksDriver(tiny("llama").directory, speculative_config=config)
 
 
 def test_blocks_in_host_memory_are_parts_of_each_rank(llama: Pair) -> None:

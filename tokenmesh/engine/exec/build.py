@@ -72,9 +72,10 @@ def build_runner(
     maker = replace(_maker_of(model, worker, native, device), role=role)
     # what cannot draft is refused before any weights are read
     raw = read_config(maker.directory)
-    drafting = DraftMaker.of(
-        DraftTarget(model, maker.directory, maker.facts, worker, device, maker.dtype, native, raw)
+    target = DraftTarget(
+        model, maker.directory, maker.facts, worker, device, maker.dtype, native, raw
     )
+    drafting = DraftMaker.of(target) if role.ranks.leads else None
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
         with fitting(f"{_weights_of(maker)} do not fit the GPU", "model"):

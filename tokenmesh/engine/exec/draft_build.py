@@ -122,8 +122,9 @@ class DraftMaker:
             return None
         if target.device.type == "cuda":
             raise _refused("models that draft run on a CPU only")
-        if worker.tensor_parallel_size > 1:
-            raise _refused("models that draft are not divided among ranks")
+        if worker.tensor_parallel_size > 1 and config.method != "draft_model":
+            what = "reads the model's embedding and head, of which each rank has a part"
+            raise _refused(f"a head of {config.method} {what}")
         if config.method == "mtp":
             return cls._of_own(target)
         assert config.model is not None
