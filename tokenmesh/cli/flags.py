@@ -136,6 +136,8 @@ FLAGS: Final = (
     Flag("--tensor-parallel-size", ("worker", "tensor_parallel_size")),
     Flag("--pipeline-parallel-size", ("worker", "pipeline_parallel_size")),
     Flag("--enable-expert-parallel", ("worker", "enable_expert_parallel"), is_switch=True),
+    Flag("--enable-eplb", ("worker", "enable_eplb"), is_switch=True),
+    Flag("--eplb-config", ("worker", "eplb_config"), convert=json_object),
     Flag("--max-num-seqs", ("worker", "max_num_seqs")),
     Flag(
         "--max-num-batched-tokens",

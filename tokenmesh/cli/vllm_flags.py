@@ -187,8 +187,8 @@ _REASONS: Final = {
         disable-nccl-for-dp-sync disable-nccl-for-dp-synchronization
         dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s
         dp-supervisor-probe-timeout-s dp-sync-interval elastic-ep-max-dp-size enable-dbo
-        enable-elastic-ep enable-ep-weight-filter enable-eplb enable-fault-tolerance
-        eplb-config expert-placement-strategy fault-tolerance-config
+        enable-elastic-ep enable-ep-weight-filter enable-fault-tolerance
+        expert-placement-strategy fault-tolerance-config
     """,
     _CHOSEN: """
         diffusion-config enable-cumem-allocator enable-flash-late-interaction

@@ -7,6 +7,7 @@ from tokenmesh.engine.exec.loaded_model import LoadedPooler, RunnableModel
 from tokenmesh.engine.models.api import Progress
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
+from tokenmesh.shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,9 @@ def build(
         from tokenmesh.engine.exec.leader import build_ranked
 
         return build_ranked(model, worker, progress)
+    if worker.enable_eplb:
+        problem = "there is one rank, which has all experts: it needs --tensor-parallel-size"
+        raise ConfigError(f"enable_eplb: {problem}", param="worker.enable_eplb")
     if worker.enable_expert_parallel:
         logger.warning("enable_expert_parallel has no effect on one rank")
     return build_here(model, worker, progress)

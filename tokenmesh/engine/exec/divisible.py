@@ -20,17 +20,23 @@ _PARAM: Final = "worker.tensor_parallel_size"
 _STAGES_PARAM: Final = "worker.pipeline_parallel_size"
 _LOOKUPS: Final = (None, "ngram", "suffix")
 """Where drafts come from tokens, which the leader has."""
+_DRAFTS: Final = (*_LOOKUPS, "draft_model")
+"""Also from a whole model, which the leader has besides its part."""
 
 
 def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
     """Raises ConfigError that names what does not work on so many ranks."""
     world, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
+    method = model.speculative_config.method
     refused = {
         "on a GPU: several GPUs are not served yet": device_of(worker).type == "cuda",
         "where workers exchange KV (kv.role)": worker.kv.role is not None,
         "where KV is kept on disk (kv.disk_dir)": worker.kv.disk_dir is not None,
-        "with a model that drafts": model.speculative_config.method not in _LOOKUPS,
+        "with a model that drafts": stages > 1 and method not in _LOOKUPS,
+        "with a head that drafts, which reads the whole embedding": method not in _DRAFTS,
     }
+    if worker.enable_eplb:
+        _check_eplb(worker)
     for what, is_asked in refused.items():
         if is_asked:
             raise _error(worker, what)
@@ -43,12 +49,26 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
     if isinstance(facts, NativeFacts):
         if world > 1:
             check_sizes(facts.config, world)
+        if worker.enable_eplb:
+            raise _eplb(f"{facts.architecture} has no experts")
         num_layers = len(facts.config.layers)
         if num_layers < stages:
             problem = f"{num_layers} layers are fewer than {stages} stages"
             raise ConfigError(f"pipeline_parallel_size {stages}: {problem}", param=_STAGES_PARAM)
         return
     _check_tree(facts, worker)
+
+
+def _check_eplb(worker: WorkerSettings) -> None:
+    world, spare = worker.tensor_parallel_size, worker.eplb_config.num_redundant_experts
+    if not worker.enable_expert_parallel:
+        raise _eplb("it moves whole experts, which ranks have with enable_expert_parallel")
+    if spare % world:
+        raise _eplb(f"{spare} redundant experts are not divisible by {world} ranks")
+
+
+def _eplb(problem: str) -> ConfigError:
+    return ConfigError(f"enable_eplb: {problem}", param="worker.enable_eplb")
 
 
 def _pool_facts(
@@ -75,7 +95,10 @@ def _check_tree(facts: ModelFacts, worker: WorkerSettings) -> None:
     if facts.rounding is not None:
         what = "for a module tree whose weights are rounded when it is loaded"
         raise _error(worker, what)
-    TreePart(facts, Ranks(0, world, by_expert=worker.enable_expert_parallel)).check()
+    part = TreePart(facts, Ranks(0, world, by_expert=worker.enable_expert_parallel))
+    part.check()
+    if worker.enable_eplb and not part.has_experts:
+        raise _eplb(f"{facts.architecture} has no experts")
 
 
 def _error(worker: WorkerSettings, what: str) -> ConfigError:

@@ -30,12 +30,14 @@ from tokenmesh.engine.ranks.frames import (
     Beat,
     DropAdapters,
     Finish,
+    MoveExpert,
     RankDone,
     SleepRanks,
     WakeRanks,
 )
 from tokenmesh.engine.ranks.link import End, FollowerLink
 from tokenmesh.engine.ranks.pipe import Pipe
+from tokenmesh.engine.ranks.placement import Move
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.engine.ranks.rendezvous import join_group
 from tokenmesh.engine.sampling.sampler import RowSampler
@@ -109,6 +111,10 @@ def _serve(built: RunnableModel | LoadedPooler, link: FollowerLink, ranks: Ranks
             link.progress = Beat(work.step, ranks.sum_s, ranks.pipe.wait_s)
         elif isinstance(work, DropAdapters):
             adapters.drop(work.numbers)
+        elif isinstance(work, MoveExpert):
+            runner: Any = built.runner  # of a module tree, whose import takes seconds
+            move = Move(work.source, work.target, work.swaps)
+            runner.model.expert_slots[work.layer].move(move, work.first, work.end)
         elif isinstance(work, Finish):
             assert isinstance(built.runner, StageRunner)
             built.runner.finish()

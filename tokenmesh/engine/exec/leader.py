@@ -1,12 +1,13 @@
 """The leader of a group of ranks: a runner whose plans the other ranks carry out as well."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from tokenmesh.engine.exec.balancer import Balancer
 from tokenmesh.engine.exec.build_here import build_here
 from tokenmesh.engine.exec.compute_thread import Task
 from tokenmesh.engine.exec.divisible import check_divisible
@@ -23,11 +24,13 @@ from tokenmesh.engine.models.api import LanguageModel, Progress
 from tokenmesh.engine.models.fingerprint import fingerprint
 from tokenmesh.engine.models.kv_store import KvStore
 from tokenmesh.engine.models.location import locate
+from tokenmesh.engine.models.tree.expert_slots import ExpertSlots
 from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.ranks.ends import end_process
-from tokenmesh.engine.ranks.frames import Finish, SleepRanks, WakeRanks
+from tokenmesh.engine.ranks.frames import Finish, MoveExpert, SleepRanks, WakeRanks
 from tokenmesh.engine.ranks.launch import launch_process
 from tokenmesh.engine.ranks.link import End, LeaderLink
+from tokenmesh.engine.ranks.placement import Move
 from tokenmesh.engine.ranks.rendezvous import Launch, LeaderGroup, lead_group
 from tokenmesh.engine.sampling.sampler import RowSampler
 from tokenmesh.shared.config.environment import rank_place
@@ -38,6 +41,8 @@ from tokenmesh.shared.errors import CheckpointError, ConfigError
 logger = logging.getLogger(__name__)
 
 _END: Final = end_process(0)
+
+Balances = Callable[[int, Callable[[], Sequence[ExpertSlots]]], Balancer]
 
 
 def build_ranked(
@@ -54,7 +59,7 @@ def build_ranked(
     check_divisible(model, worker)
     group = lead_group(model, worker, rank_place(), launch, end)
     try:
-        built = build_here(model, worker, progress, _role(group, end))
+        built = build_here(model, worker, progress, _role(group, worker, end))
         group.link.is_loaded = True
         _compare(locate(model, with_code=model.trust_remote_code), group.link)
     except Exception as error:
@@ -65,12 +70,15 @@ def build_ranked(
     return replace(built, group=group)
 
 
-def _role(group: LeaderGroup, end: End) -> Role:
-    pipe = group.ranks.pipe
+def _role(group: LeaderGroup, worker: WorkerSettings, end: End) -> Role:
+    ranks, pipe, balances = group.ranks, group.ranks.pipe, None
+    if worker.enable_eplb:
+        nodes = max(1, ranks.world // group.local_world)
+        balances = partial(Balancer, worker.eplb_config, ranks.world, nodes)
     return Role(
         group.ranks,
         group.local_world,
-        partial(LeadingRunner, link=group.link, end=end)
+        partial(LeadingRunner, link=group.link, end=end, balances=balances)
         if pipe.stages == 1
         else partial(LeadingStage, link=group.link, end=end, pipe=pipe),
         partial(LeadingPoolRunner, link=group.link, end=end),
@@ -101,14 +109,39 @@ class LeadingRunner(TorchRunner):
         *,
         link: LeaderLink,
         end: End,
+        balances: Balances | None = None,
         **options: Any,
     ) -> None:
+        """balances: makes what moves experts between ranks; None: they stay."""
         super().__init__(model, store, rows, SharedSampler(sampler, link), **options)
         self._link, self._end = link, end
+        self._balancer = None
+        if balances is not None:
+            facts: Any = model.facts
+            groups = getattr(facts.config.get_text_config(), "n_group", None) or 1
+            self._balancer = balances(groups, self._slots)
+
+    def _slots(self) -> Sequence[ExpertSlots]:
+        model: Any = self.model  # a module tree, whose import takes seconds
+        slots: Sequence[ExpertSlots] = model.expert_slots
+        return slots
 
     def launch(self, plan: StepPlan) -> Task:
+        part = None if self._balancer is None else self._balancer.next_part()
+        if part is not None:
+            self._link.send_command(part)
+            self._compute.submit(partial(self._move, part))
         self._link.send_plan(plan)
         return super().launch(plan)
+
+    def _move(self, part: MoveExpert) -> StepResult:
+        def move() -> StepResult:
+            self._slots()[part.layer].move(
+                Move(part.source, part.target, part.swaps), part.first, part.end
+            )
+            return StepResult()
+
+        return _or_end(move, self._link, self._end)
 
     def carry_out(self, plan: StepPlan) -> StepResult:
         return _or_end(partial(super().carry_out, plan), self._link, self._end)

@@ -73,7 +73,18 @@ class DropAdapters(msgspec.Struct, frozen=True, tag=True):
     numbers: list[int]
 
 
-Command = SleepRanks | WakeRanks | Finish | TakeAdapter | DropAdapters
+class MoveExpert(msgspec.Struct, frozen=True, tag=True):
+    """Bring bytes [first, end) of an expert to another slot; nothing answers it."""
+
+    layer: int
+    source: int
+    target: int
+    swaps: bool
+    first: int
+    end: int
+
+
+Command = SleepRanks | WakeRanks | Finish | TakeAdapter | DropAdapters | MoveExpert
 
 
 class AdapterRead(msgspec.Struct, frozen=True):

@@ -33,6 +33,8 @@ class Ranks:
     """A process group of torch.distributed."""
     by_expert: bool = False
     """A rank has some experts whole, and not a part of each."""
+    redundant: int | None = None
+    """Further copies of experts over all ranks; None: experts stay where they are."""
     num_sums: int = 0
     pipe: Pipe = field(default_factory=Pipe)
     """To the ranks of other stages; a rank's number and its group are those within its stage."""

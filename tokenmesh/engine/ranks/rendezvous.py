@@ -250,7 +250,8 @@ def _ranks(store: Store, number: int, worker: WorkerSettings, host: str) -> Rank
     if stages > 1:
         pipe = _process_group(PrefixStore(f"pipe/{rank}", store), stage, stages, host)
     by_expert = worker.enable_expert_parallel
-    return Ranks(rank, world, group, by_expert, pipe=Pipe(stage, stages, pipe))
+    spare = worker.eplb_config.num_redundant_experts if worker.enable_eplb else None
+    return Ranks(rank, world, group, by_expert, spare, pipe=Pipe(stage, stages, pipe))
 
 
 def _process_group(store: Store, rank: int, world: int, host: str) -> ProcessGroupGloo:

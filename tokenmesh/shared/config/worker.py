@@ -4,6 +4,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokenmesh.shared.config.eplb import EplbConfig
 from tokenmesh.shared.config.fixed import fixed
 from tokenmesh.shared.config.kv import KvSettings
 from tokenmesh.shared.config.lora import LoraSettings
@@ -59,6 +60,14 @@ class WorkerSettings(BaseModel):
         default=False,
         description="Each rank of a mixture of experts has some experts whole, instead of a part "
         "of each.",
+    )
+    enable_eplb: bool = Field(
+        default=False,
+        description="With enable_expert_parallel: experts are moved between ranks while the model "
+        "runs, so that all have about equally many tokens to compute.",
+    )
+    eplb_config: EplbConfig = Field(
+        default_factory=EplbConfig, description="How experts are moved, with enable_eplb."
     )
     pipeline_parallel_size: int = Field(
         default=1,

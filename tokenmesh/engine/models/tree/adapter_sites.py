@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 
 from tokenmesh.engine.adapters.sites import AdapterSites, Site
+from tokenmesh.engine.models.tree.expert_slots import SLOTS
 from tokenmesh.engine.models.tree.part_sums import TAKEN
 from tokenmesh.engine.models.tree.recognise import FIRST_TOKENS, Calls
 from tokenmesh.engine.models.tree.swap import part_of
@@ -59,6 +60,9 @@ def add_sites(
     for name, module in body.named_modules():
         if "tokenmesh_interleaved" in vars(module):
             own: Any = module
+            if SLOTS in vars(own):
+                sites.refused[f"{prefix}{name}"] = "its experts move between ranks (enable_eplb)"
+                continue
             own.tokenmesh_bank = sites.add_experts(
                 f"{prefix}{name}",
                 *own.port,

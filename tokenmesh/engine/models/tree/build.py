@@ -30,6 +30,7 @@ from tokenmesh.engine.models.tree.check import (
     reference,
 )
 from tokenmesh.engine.models.tree.embedding_factor import embedding_factor
+from tokenmesh.engine.models.tree.expert_slots import slots_of
 from tokenmesh.engine.models.tree.facts import HfFacts
 from tokenmesh.engine.models.tree.media.cross import (
     states_for_check,
@@ -135,6 +136,9 @@ def replace_parts(model: HfModel, expected: Reference, has_kernels: bool) -> Non
             port.take_form(forms[0])
     with model.ranks.alone():
         experts.take_over(tree.body, has_kernels)
+        model.expert_slots = slots_of(tree.body.modules())
+        for slots in model.expert_slots:
+            slots.add_spare()
         modules = list(dict.fromkeys((*tree.body.modules(), *tree.model.modules())))
         calls = _record(model, modules)
         problems = site_problems(tree.body, [*tree.mixers, *tree.indexers], calls)

@@ -15,6 +15,7 @@ from tokenmesh.engine.models.alignment import RowAlignments
 from tokenmesh.engine.models.api import CrossWriter, Taps
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps, window_groups
 from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.models.tree.expert_slots import ExpertSlots
 from tokenmesh.engine.models.tree.facts import HfFacts
 from tokenmesh.engine.models.tree.media.language import media_arguments, prompt_positions
 from tokenmesh.engine.models.tree.tree import Tree
@@ -32,6 +33,8 @@ class HfModel:
     waits_for: str | None = None
     """An operation of its code that would wait for a GPU; None: none was seen."""
     sites: AdapterSites = field(default_factory=AdapterSites)
+    expert_slots: Sequence[ExpertSlots] = ()
+    """Slots of the layers whose experts move between ranks; empty: none does."""
     ranks: Ranks = ALONE
     """This one of them has a part of the weights."""
 

@@ -192,6 +192,10 @@ class TreePart:
             if isinstance(module, torch.nn.Conv1d) and module.groups != module.in_channels:
                 raise _undivided(f"{name} convolves over all channels")
 
+    @property
+    def has_experts(self) -> bool:
+        return any(map(is_experts, self._whole_tree.modules()))
+
     def modules(self) -> list[tuple[str, torch.nn.Module, torch.nn.Module]]:
         """Those that have a part of a tensor of their own: names, and the modules of both trees."""
         whole, part = self._trees

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
+from tokenmesh.engine.models.tree.expert_slots import SLOTS, ExpertSlots
 from tokenmesh.engine.models.tree.quantized.expert_codes import is_experts, places_of
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.errors import ConfigError
@@ -71,13 +72,17 @@ def choose_own(module: Any, ranks: Ranks) -> None:
     """Let experts of a rank get their own numbers; those of other ranks add nothing."""
     count = module.num_experts
     first = ranks.rank * count
+    slots = None
+    if ranks.redundant is not None:
+        slots = ExpertSlots(module, ranks, ranks.redundant)
+        setattr(module, SLOTS, slots)
 
     def hook(_module: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         x, ids, weights = given
-        own = ids - first
-        is_here = (own >= 0) & (own < count)
+        own, size = (ids - first, count) if slots is None else (slots.own(ids), slots.each)
+        is_here = (own >= 0) & (own < size)
         if getattr(module, "port", None) is not None:
-            return x, own.masked_fill(~is_here, count), weights
+            return x, own.masked_fill(~is_here, size), weights
         # not all of transformers' experts know a number that is none of theirs
         return x, own.masked_fill(~is_here, 0), weights.masked_fill(~is_here, 0)
 
