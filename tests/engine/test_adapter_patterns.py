@@ -15,14 +15,14 @@ from tests.fakes.general_models import make_general
 from tests.fakes.models import make_model
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tokenmesh.engine.adapters import peft_config
+from tokenmesh.engine.adapters.adapter import AdapterSource
 from tokenmesh.engine.adapters.name_pattern import Steps
-from tokenmesh.engine.adapters.read import AdapterReader
 from tokenmesh.engine.adapters.targets import BadTarget, read_targets
 from tokenmesh.shared.errors import InvalidInput
 
 
 @pytest.fixture(scope="module")
-def reader(tiny: Tiny) -> AdapterReader:
+def reader(tiny: Tiny) -> AdapterSource:
     return EngineDriver(tiny("llama").directory, lora=LORA).model.adapters
 
 
@@ -44,7 +44,7 @@ def reader(tiny: Tiny) -> AdapterReader:
     ],
 )  # fmt: skip
 def test_only_modules_that_the_config_chooses_are_adapted(
-    reader: AdapterReader, tmp_path: Path, keys: dict[str, Any], chosen: str
+    reader: AdapterSource, tmp_path: Path, keys: dict[str, Any], chosen: str
 ) -> None:
     """PEFT leaves tensors of the others unused."""
     path = write_adapter(make_model("llama"), tmp_path / "whole")
@@ -87,7 +87,7 @@ SLOW = "(?:(?=(?:(?=.*x)|.)*y)|.)*z"
     ],
 )
 def test_an_expression_that_takes_too_many_steps_is_refused_by_its_key(
-    reader: AdapterReader,
+    reader: AdapterSource,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     keys: dict[str, Any],

@@ -15,6 +15,7 @@ from tests.rounds import some
 from tokenmesh.engine.exec import balancer
 from tokenmesh.engine.models.tree.expert_slots import ExpertSlots
 from tokenmesh.engine.ranks.placement import imbalance
+from tokenmesh.shared.config.eplb import EplbConfig
 from tokenmesh.shared.errors import ConfigError
 
 EXPERTS: dict[str, Any] = {"enable_expert_parallel": True, "enable_eplb": True}
@@ -29,8 +30,8 @@ CASES: dict[str, tuple[str, int, int]] = {
 
 
 def slots_of(driver: RanksDriver) -> list[ExpertSlots]:
-    model: Any = driver.model.runner.model
-    return list(model.expert_slots)
+    runner: Any = driver.model.runner
+    return list(runner.model.expert_slots)
 
 
 @some(CASES, {"copies", "four-ranks"})
@@ -76,7 +77,7 @@ def test_a_skew_of_the_router_is_balanced_with_the_loads_that_are_counted() -> N
     experts = [each for first in range(0, 64, 16) for each in (*range(first, first + 16), first)]
     layer = SimpleNamespace(num_bytes=10, num_experts=64, experts=experts, counts=torch.zeros(64))
     layers: Any = [layer]
-    config = balancer.EplbConfig(step_interval=4, window_size=9)
+    config = EplbConfig(step_interval=4, window_size=9)
     own = balancer.Balancer(config, 4, 1, 1, lambda: layers)
     assert own.next_part() is None
     layer.counts = torch.bincount(drawn, minlength=64)

@@ -24,7 +24,7 @@ from tokenmesh.shared.errors import ConfigError
 from tokenmesh.shared.messages.pooling import PoolingParams
 
 LENGTHS: Final = (7, 1, 33, 7, 20, 33, 2, 40)
-SETTINGS: Final = {"max_num_batched_tokens": 24, "long_prefill_token_threshold": 9}
+SETTINGS: Final[dict[str, Any]] = {"max_num_batched_tokens": 24, "long_prefill_token_threshold": 9}
 TOKENS: Final = PoolingParams(task="token_embed", use_activation=False)
 TOLERANCE: Final = 5e-5
 

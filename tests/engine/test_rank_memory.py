@@ -1,4 +1,4 @@
-"""What a rank takes of memory and of files, beside a model that is not divided."""
+"""A rank of two takes half of the memory and of the files that a whole model takes."""
 
 import subprocess
 import sys

@@ -99,7 +99,7 @@ def check_failed_row(pair: Pair) -> None:
 
 
 def check_sleep(driver: RanksDriver, level: int) -> None:
-    """What slept computes what it did before."""
+    """All ranks compute after a sleep what they did before."""
     driver = driver.again()  # type: ignore[assignment]
     before = driver.run(jobs())
     assert driver.sleep(level) > 0

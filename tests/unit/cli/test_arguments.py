@@ -209,7 +209,7 @@ def test_flags_of_vllm_for_what_is_so_anyway_are_taken() -> None:
     line = (
         "m --enable-auto-tool-choice --enable-chunked-prefill --enable-prompt-tokens-details "
         "--enable-server-load-tracking --task generate --show-hidden-metrics-for-version 0.1 "
-        "--enable-request-id-headers -n 1 --no-enable-eplb "
+        "--enable-request-id-headers -n 1 --no-enable-dbo "
         "--disable_log_requests --tokenizer-mode auto"
     )
     assert overrides_of(line) == {"model": {"model": "m"}}

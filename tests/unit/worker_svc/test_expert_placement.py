@@ -43,7 +43,7 @@ def test_each_expert_has_a_slot_and_its_group_a_node(
     found, count = placed(loads, slots, groups, nodes, ranks)[0].tolist(), loads.shape[1]
     assert len(found) == slots
     assert set(found) == set(range(count))
-    homes = {}
+    homes: dict[int, int] = {}
     for slot, expert in enumerate(found):
         node = slot // (slots // nodes)
         assert homes.setdefault(expert // (count // groups), node) == node

@@ -78,7 +78,8 @@ def test_matrices_travel_as_the_number_that_all_ranks_know() -> None:
     rows = [NewRow(n, [1], 1, greedy(2), [], False, adapter=weights) for n in range(2)]
     plan = StepPlan(step=1, new_rows=rows)
     found = decode_plan(encode_plan(plan, {weights: 7}))
-    assert [each.adapter for each in found.new_rows] == [7, 7]
+    numbers: list[Any] = [each.adapter for each in found.new_rows]
+    assert numbers == [7, 7]
     assert rows[0].adapter is weights
 
 

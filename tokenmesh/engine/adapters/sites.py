@@ -36,8 +36,8 @@ class TurnedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What one of several ranks has of a linear layer's weight."""
+class TakenWeight:
+    """It says what one of several ranks has of a linear layer's weight."""
 
     outputs: int
     """All outputs of the layer."""
@@ -50,7 +50,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class TakenExperts:
-    """What one of several ranks has of a layer's experts."""
+    """It says what one of several ranks has of a layer's experts."""
 
     num_experts: int
     """All experts of the layer."""
@@ -80,7 +80,7 @@ class Site:
     outputs: int
     inputs: int
     turned: TurnedRows | None = None
-    taken: Taken | None = None
+    taken: TakenWeight | None = None
     """None: the rank has all of the module."""
 
     @property
@@ -155,7 +155,7 @@ class AdapterSites:
         sizes: Iterable[int],
         inputs: int,
         turned: TurnedRows | None = None,
-        taken: Sequence[Taken | None] = (),
+        taken: Sequence[TakenWeight | None] = (),
     ) -> None:
         """A layer that is made of the modules `names`, of so many outputs each.
 

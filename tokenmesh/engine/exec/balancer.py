@@ -13,7 +13,7 @@ from tokenmesh.engine.ranks.placement import Move, imbalance, kept_in_place, mov
 from tokenmesh.shared.config.eplb import EplbConfig
 
 MOST_BYTES: Final = 1 << 21
-"""Of an expert before one step: some 2 ms between processes of a host."""
+"""So much of an expert is moved before one step: some 2 ms between processes of a host."""
 _ENOUGH: Final = 1.05
 """A layer whose most loaded rank has so many means is left as it is."""
 

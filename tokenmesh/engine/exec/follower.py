@@ -118,7 +118,7 @@ def _serve(built: RunnableModel | LoadedPooler, link: FollowerLink, ranks: Ranks
         elif isinstance(work, Finish):
             assert isinstance(built.runner, StageRunner)
             built.runner.finish()
-        else:
+        elif isinstance(work, SleepRanks | WakeRanks):
             _carry_out(work, built)
             link.done(RankDone())
 

@@ -83,12 +83,12 @@ class FollowedAdapters:
             read = self._reader.read(directory)
         except Exception as error:  # the leader says it to the one who asked
             message = error.message if isinstance(error, TokenMeshError) else repr(error)
-            read, answer = None, AdapterRead(number, error=message)
-        else:
-            answer = AdapterRead(number, read.content_hash)
+            with self._lock:
+                self._dropped.discard(number)
+            return AdapterRead(number, error=message)
         with self._lock:
             if number in self._dropped:
                 self._dropped.remove(number)
-            elif read is not None:
+            else:
                 self._matrices[number] = read.matrices
-            return answer
+        return AdapterRead(number, read.content_hash)

@@ -169,7 +169,7 @@ class LeaderLink(Link):
         """The last of each follower."""
         self._done: SimpleQueue[RankDone | None] = SimpleQueue()
         self.adapters: MutableMapping[AdapterMatrices, int] = WeakKeyDictionary()
-        """What plans name matrices by that all ranks have."""
+        """The numbers by which plans name matrices that all ranks have."""
         self._read: SimpleQueue[tuple[int, AdapterRead] | None] = SimpleQueue()
         self._forgotten: deque[int] = deque()
 

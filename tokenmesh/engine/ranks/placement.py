@@ -1,4 +1,4 @@
-"""Which expert lies in which slot of which rank, so that ranks have about equally much to compute.
+"""Choose slots of ranks for experts, so that all ranks have about equally much to compute.
 
 The algorithm is the published one for load balancing of experts: experts with most tokens get
 further copies, and copies are packed onto nodes, then onto their ranks.

@@ -9,7 +9,7 @@ from tokenmesh.engine.adapters.sites import (
     ELSEWHERE,
     AdapterSites,
     Site,
-    Taken,
+    TakenWeight,
     TurnedRows,
 )
 from tokenmesh.engine.layers.mlp import Mlp
@@ -64,8 +64,7 @@ def build_decoder(
         layers.append(loader.load(number, layer))
         trim_heap()
         progress(checkpoint.bytes_read, num_bytes)
-    for number in set(range(len(facts.config.layers))) - set(pipe.layers(len(facts.config.layers))):
-        loader.note_elsewhere(number)
+    loader.note_elsewhere()
     norm = loader.norm(f"{names.model}norm", config.hidden_size) if pipe.is_last else None
     checkpoint.finish(ignored)
     for problem, decoded in loader.decoded.items():
@@ -185,16 +184,18 @@ class LayerLoader:
             mlp_post_norm=self._norm(prefix, names.mlp_post_norm),
         )
 
-    def note_elsewhere(self, number: int) -> None:
-        """Announce a layer of another stage to adapters, which have no effect on it here."""
+    def note_elsewhere(self) -> None:
+        """Announce layers of other stages to adapters, which have no effect on them here."""
         whole, names = self.facts.config, self.facts.family.names
         hidden = whole.hidden_size
         shapes = {names.out: (hidden, whole.num_heads * whole.head_dim)}
         shapes[names.down] = hidden, whole.intermediate_size
         pieces = (*self._qkv_pieces(), *self._gate_up_pieces())
         shapes |= {each.name: (each.size, hidden) for each in pieces}
-        for name, shape in shapes.items():
-            self.sites.by_name[f"layers.{number}.{name}"] = Site(ELSEWHERE, 0, *shape)
+        own, count = self.ranks.pipe.layers(len(whole.layers)), len(whole.layers)
+        for number in (each for each in range(count) if each not in own):
+            for name, shape in shapes.items():
+                self.sites.by_name[f"layers.{number}.{name}"] = Site(ELSEWHERE, 0, *shape)
 
     def _qkv_pieces(self) -> list[Piece]:
         whole, size = self.facts.config, self.config.head_dim
@@ -259,7 +260,7 @@ class LayerLoader:
         layer = self._product(stored, inputs, has_bias, order, columns)
         width = inputs if columns is None else columns.stop - columns.start
         sizes, read = [piece.num_taken for piece in pieces], columns or slice(0, inputs)
-        taken = [Taken(piece.size, inputs, piece.taken, (read,)) for piece in pieces]
+        taken = [TakenWeight(piece.size, inputs, piece.taken, (read,)) for piece in pieces]
         self.sites.add(layer, within, sizes, width, turned, taken if self.ranks.world > 1 else ())
         return layer
 

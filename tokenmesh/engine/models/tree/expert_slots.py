@@ -64,7 +64,8 @@ class ExpertSlots:
         if not self._ranks.is_alone:
             self.counts += torch.bincount(ids.flatten(), minlength=self.num_experts)
         turn = torch.arange(len(ids))[:, None] % self._copies[ids]
-        return self._places[ids, turn] - self._ranks.rank * self.each
+        slots: torch.Tensor = self._places[ids, turn] - self._ranks.rank * self.each
+        return slots
 
     @property
     def num_bytes(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from tokenmesh.engine.adapters.sites import Taken, TakenExperts
+from tokenmesh.engine.adapters.sites import TakenExperts, TakenWeight
 from tokenmesh.engine.models.tree.part import TreePart
 from tokenmesh.engine.models.tree.part_experts import choose_own
 from tokenmesh.engine.models.tree.quantized.expert_codes import is_experts
@@ -48,13 +48,13 @@ def join(model: PreTrainedModel, part: TreePart) -> None:
             _mean_of_all(module, part.ranks)
 
 
-def _taken(part: TreePart, name: str, whole: Any, own: Any) -> Taken:
+def _taken(part: TreePart, name: str, whole: Any, own: Any) -> TakenWeight:
     rows, columns = part.cut_of(f"{name}.weight", whole.weight, own.weight)
-    return Taken(whole.out_features, whole.in_features, tuple(rows), tuple(columns))
+    return TakenWeight(whole.out_features, whole.in_features, tuple(rows), tuple(columns))
 
 
 def _taken_experts(part: TreePart, name: str, whole: Any, own: Any) -> TakenExperts:
-    """Of stacked weights [E, ...] the dimension that is divided is the inner one."""
+    """The dimension of stacked weights [E, ...] that is divided is the inner one."""
     first = "gate_up_proj" if hasattr(whole, "gate_up_proj") else "up_proj"
     inner, cuts = 0, []
     for parameter in (first, "down_proj"):

@@ -1,4 +1,4 @@
-"""Which bytes of a weight's tensors stand for some of its outputs and inputs.
+"""Find the bytes of a weight's tensors that stand for some of its outputs and inputs.
 
 Tensors of a format hold words, groups and blocks: what is read begins and ends at their borders, so
 that it is a smaller weight of the same format.
@@ -53,7 +53,7 @@ class CutWeight:
         return cls(axes, *ranges)
 
     def slices(self, name: str, sizes: tuple[int, ...]) -> tuple[slice, ...]:
-        """What is read of a tensor of these sizes."""
+        """Return what is read of a tensor of these sizes."""
         dims = self.axes.get(name, SHAPE)
         if isinstance(dims, str):
             return tuple(slice(0, size) for size in sizes)
@@ -68,12 +68,13 @@ class CutWeight:
         return tuple(found)
 
     def fitted(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """What was read, as the tensor of a weight of this size."""
+        """Return what was read as the tensor of a weight of this size."""
         dims = self.axes.get(name, ())
         if dims == SHAPE:
             sizes = [each.stop - each.start for each in (self.rows, self.columns)]
             return torch.tensor(sizes, dtype=tensor.dtype)
         for axis in dims:
             if isinstance(axis, Axis) and axis.counts is not None and bool((tensor >= 0).all()):
-                return tensor - self.columns.start // axis.counts
+                moved: torch.Tensor = tensor - self.columns.start // axis.counts
+                return moved
         return tensor

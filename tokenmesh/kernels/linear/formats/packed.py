@@ -82,8 +82,9 @@ class Packed:
 
     def axes(self, parts: Parts) -> Axes:
         in_word, size = WORD_BITS // self.bits, self.group_size
+        row = Axis(OUTPUTS)
         group = None if size == -1 else Axis(INPUTS, size)
-        row, word = Axis(OUTPUTS), Axis(INPUTS, in_word)
+        word: Axis | None = Axis(INPUTS, in_word)
         if self.has_order:
             group = word = None  # groups are of inputs from everywhere
         found: dict[str, tuple[Axis | None, ...] | str] = {

@@ -71,7 +71,7 @@ class Format(Protocol):
         """float32 [O, I]: what the parts stand for. Raises FormatError for bad numbers."""
 
     def axes(self, parts: Parts) -> Axes | None:
-        """How outputs and inputs lie in the parts; None: a weight is read whole."""
+        """Return how outputs and inputs lie in the parts; None: a weight is read whole."""
 
     def codes(self, tensors: Tensors) -> Codes | None:
         """The same as codes that kernels compute with; None where the format is none of them.
