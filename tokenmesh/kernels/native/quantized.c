@@ -46,6 +46,7 @@ struct job {
     bf16 *narrowed;   /* [M, columns] instead */
     float *scales;    /* [M, blocks] of rounded ones */
     float *sums;      /* [M, blocks] of a block's activations */
+    long tiled;       /* tokens, a multiple of 16, whose scales and sums are [M / 16][blocks][16] */
     int32_t *starts;  /* [M, blocks] what a block's integer sums begin with: -center * their sum */
 };
 
@@ -87,6 +88,11 @@ TM_INLINE __m512 take16(const struct job *job, const void *row, long column) {
     return load_some_f32((const float *)row + column, lanes(left));
 }
 
+/* Where the scale of a token of tiles is, so that those of 16 tokens are neighbors. */
+TM_INLINE long in_tile(const struct tm_quantized *w, long token, long block) {
+    return token / TILE_ROWS * TILE_ROWS * w->blocks + block * TILE_ROWS + token % TILE_ROWS;
+}
+
 /* int8 activations of one block with one scale. NaN and infinity make the scale NaN. */
 TM_INLINE void round_block(const struct job *job, const void *row, long token, long block) {
     const struct tm_quantized *w = job->weight;
@@ -112,10 +118,11 @@ TM_INLINE void round_block(const struct job *job, const void *row, long token, l
         sum = _mm512_add_epi32(sum, q);
     }
     const int total = _mm512_reduce_add_epi32(sum);
-    const long place = token * w->blocks + block;
+    const long by_token = token * w->blocks + block;
+    const long place = token < job->tiled ? in_tile(w, token, block) : by_token;
     job->scales[place] = scale;
     job->sums[place] = scale * (float)total;
-    job->starts[place] = ((w->bits == 8 ? WIDE_CODES_FROM : 0) - (int32_t)w->center) * total;
+    job->starts[by_token] = ((w->bits == 8 ? WIDE_CODES_FROM : 0) - (int32_t)w->center) * total;
 }
 
 TM_INLINE void widen_block(const struct job *job, const void *row, long token, long block) {
@@ -609,19 +616,23 @@ static void panels(void *argument, long chunk) {
 
 #include "quantized_tiles.inc"
 
-/* What multiplies the panels of a chunk. */
-static tm_chunk multiplier_of(const struct job *job) {
+/* What multiplies the panels of a chunk; notes which tokens tiles take. */
+static tm_chunk multiplier_of(struct job *job) {
+    job->tiled = 0;
 #ifdef TM_AMX
     if (tm_has_amx() && job->weight->activations == TM_INT8 && job->M >= TILED_FROM &&
-        are_signed_bytes(job->weight))
+        are_signed_bytes(job->weight)) {
+        const long left = job->M % TILE_ROWS;
+        job->tiled = job->M - left + (left >= FILLED_FROM ? TILE_ROWS : 0);
         return tiled_panels;
+    }
 #endif
-    (void)job;
     return panels;
 }
 
 static void run(struct job *job) {
     const struct tm_quantized *w = job->weight;
+    const tm_chunk multiply = multiplier_of(job);
     const long threads = tm_pool_threads(), most = threads * CHUNKS_OF_THREAD;
     job->grain = PREPARED_OF_CHUNK / job->columns + 1;
     tm_parallel(prepare, job, (job->M + job->grain - 1) / job->grain);
@@ -629,7 +640,7 @@ static void run(struct job *job) {
     long chunks = threads == 1 ? 1 : count * PANEL * job->columns * job->M / WORK_OF_CHUNK + 1;
     if (chunks > most) chunks = most;
     job->grain = (count + chunks - 1) / chunks;
-    tm_parallel(multiplier_of(job), job, (count + job->grain - 1) / job->grain);
+    tm_parallel(multiply, job, (count + job->grain - 1) / job->grain);
 }
 
 void tm_quantized_linear(const struct tm_quantized *weight, const void *x, long ldx, void *out,
@@ -651,8 +662,9 @@ void tm_quantized_linear(const struct tm_quantized *weight, const void *x, long 
         .scales = blocks, .sums = blocks + by_block, .starts = (int32_t *)(blocks + 2 * by_block),
     };
     /* numbers that nobody wrote would be as good, but some are slow to compute with */
-    memset(job.scales + rows * weight->blocks, 0, (size_t)((held - rows) * weight->blocks) * sizeof(float));
-    memset(job.sums + rows * weight->blocks, 0, (size_t)((held - rows) * weight->blocks) * sizeof(float));
+    const long last = (held - TILE_ROWS) * weight->blocks; /* of the tile that may not be full */
+    memset(job.scales + last, 0, (size_t)(TILE_ROWS * weight->blocks) * sizeof(float));
+    memset(job.sums + last, 0, (size_t)(TILE_ROWS * weight->blocks) * sizeof(float));
     for (long first = 0; first < M; first += rows) {
         job.x = (const char *)x + first * ldx * (is_bf16 ? 2 : 4);
         job.out = (char *)out + first * weight->outputs * (is_bf16 && !out_is_float ? 2 : 4);
