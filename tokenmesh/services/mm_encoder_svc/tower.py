@@ -26,6 +26,7 @@ from tokenmesh.services.mm_encoder_svc.tower_methods import (
 )
 from tokenmesh.shared.config.model import Dtype, EncoderSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError, ProtocolError
+from tokenmesh.shared.lean_import import without_compiler
 from tokenmesh.shared.tensor_blob import TensorBlob
 from tokenmesh.shared.tensor_file import TensorShards
 
@@ -186,14 +187,15 @@ def _read(found: TowerCheckpoint, dtype: torch.dtype) -> PreTrainedModel:
         whole = AutoConfig.from_pretrained(directory, local_files_only=True)
         config = getattr(whole, "thinker_config", whole)
         kind = _tower_class(found)
-        model, info = kind.from_pretrained(
-            None,
-            state_dict=_stored(directory),
-            config=config,
-            dtype=dtype,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        with without_compiler():
+            model, info = kind.from_pretrained(
+                None,
+                state_dict=_stored(directory),
+                config=config,
+                dtype=dtype,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
     except CheckpointError:
         raise
     except Exception as error:  # whatever transformers raises about a config or tensors

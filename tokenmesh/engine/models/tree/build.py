@@ -58,10 +58,12 @@ from tokenmesh.engine.models.tree.weights import read_weights
 from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.kernels.dispatch import uses_triton
 from tokenmesh.shared.errors import CheckpointError, ConfigError
+from tokenmesh.shared.lean_import import without_compiler
 
 logger = logging.getLogger(__name__)
 
 
+@without_compiler()
 def build_hf(
     facts: HfFacts,
     checkpoint: Checkpoint,

@@ -31,6 +31,7 @@ from tokenmesh.engine.models.tree.run import UnservedModel
 from tokenmesh.engine.models.tree.tree import adapt, length_ropes
 from tokenmesh.kernels.alignment import MULTIPLE
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.lean_import import without_compiler
 
 UNBOUNDED: Final = 32768
 """Longest sequence of a model that has no such limit itself; max_model_len may be less."""
@@ -91,6 +92,7 @@ def _gpu_problem_of(kept: Kept) -> str | None:
     return None
 
 
+@without_compiler()
 def read_hf_facts(raw: RawConfig, directory: Path, trust_remote_code: bool) -> HfFacts:
     """Raises CheckpointError with the reason where the architecture cannot be served.
 

@@ -54,6 +54,7 @@ from tokenmesh.engine.models.tree.tree import adapt
 from tokenmesh.engine.models.tree.weights import read_weights
 from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 from tokenmesh.shared.errors import CheckpointError
+from tokenmesh.shared.lean_import import without_compiler
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ _LENGTHS: Final = (5, 14, 14, 23)
 """These are the lengths of the prompts of the check."""
 
 
+@without_compiler()
 def read_pool_facts(raw: RawConfig, directory: Path, pooling: PoolingFacts) -> HfFacts:
     """Raises CheckpointError with the reason where the architecture cannot be served."""
     architecture, has_instructions = architecture_of(raw), is_gritlm(raw)
@@ -136,6 +138,7 @@ def _class_of(
     return kind
 
 
+@without_compiler()
 def build_pooler(
     facts: HfFacts,
     pooling: PoolingFacts,
