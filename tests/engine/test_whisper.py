@@ -1,5 +1,7 @@
 """Whisper's decoder: cross attention over pages that are written when a row begins."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -260,3 +262,27 @@ def test_transcripts_are_aligned_as_by_transformers(
     engine.on_output = note  # type: ignore[method-assign]
     engine.run(jobs)
     assert [found[stream] for stream in sorted(found)] == expected
+
+
+def test_a_head_and_the_embedding_that_it_shares_are_kept_once(driver: EngineDriver) -> None:
+    """The head's panels are what rows of the embedding are read from."""
+    model: Any = driver.model.resident._model  # type: ignore[attr-defined]
+    assert model.tree.embedding.weight.is_meta
+    assert model.device.type == "cpu"
+
+
+LEAN = """
+import sys
+from pathlib import Path
+from tests.fakes.engine_driver import load
+load(Path(sys.argv[1]), max_num_seqs=4, block_size=16)
+unused = {"torch._dynamo", "torch._inductor", "triton", "torch.distributed.tensor"}
+print(*(unused & {*sys.modules}))
+"""
+
+
+def test_a_tree_is_loaded_without_torchs_compiler(directory: Path) -> None:
+    """It is 90 MB and two seconds of each process, and nothing here uses it."""
+    command = [sys.executable, "-c", LEAN, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.split() == []

@@ -39,7 +39,7 @@ from tokenmesh.engine.models.tree.recognise import (
     random_rows,
 )
 from tokenmesh.engine.models.tree.swap import packed
-from tokenmesh.kernels.native import NativeCodes
+from tokenmesh.kernels.native import NativeCodes, NativeWeight
 from tokenmesh.kernels.rope import interleave_rows
 from tokenmesh.shared.allocator import trim_heap
 
@@ -81,7 +81,7 @@ def promote(model: HfModel, native: bool) -> Decoder:
     embedding: Any = model.tree.embedding
     head = packed([skeleton.head], native)
     table = embedding.weight.detach()
-    if skeleton.is_tied and isinstance(head.weight, NativeCodes):
+    if skeleton.is_tied and isinstance(head.weight, NativeWeight | NativeCodes):
         table = head.weight
     return Decoder(
         facts=model.facts,

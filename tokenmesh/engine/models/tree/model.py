@@ -54,8 +54,8 @@ class HfModel:
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
-        table: Any = self.tree.embedding.weight
-        return table.device  # type: ignore[no-any-return]
+        weights = self.tree.body.parameters()
+        return next(each.device for each in weights if not each.is_meta)
 
     @property
     def takes_graphs(self) -> bool:

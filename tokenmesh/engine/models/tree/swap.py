@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 
@@ -43,6 +43,7 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
     native: the C kernels have been started.
     """
     linears = replaceable(modules, calls)
+    tables = [each for each in modules if is_plain_table(each)]
     counts = {"gated MLPs": 0, "products": 0, "linear layers": 0, "norms": 0, "own products": 0}
     for module in modules:
         num_packed = counts["gated MLPs"] + counts["products"]
@@ -55,7 +56,7 @@ def swap(modules: list[torch.nn.Module], calls: Calls, native: bool) -> None:
         for group in _groups(module, linears, native):
             counts["products"] += 1
             counts["linear layers"] += len(group)
-            _set_products(group, native)
+            _set_products(group, native, tables)
         norm = norm_of(module)
         if norm is not None:
             _set_norm(module, norm)
@@ -72,7 +73,7 @@ def replaceable(
 ) -> dict[torch.nn.Linear, torch.Tensor]:
     """Linear layers that were called once and whose weight nothing else uses; what each got.
 
-    A head may share the weight of an embedding, which keeps it.
+    A head may share the weight of an embedding.
     """
     tables = Counter(id(each.weight) for each in modules if isinstance(each, torch.nn.Embedding))
     found = {}
@@ -104,16 +105,36 @@ def _pays(group: list[torch.nn.Linear], native: bool) -> bool:
     return in_c or sum(each.numel() for each in weights) >= MIN_ELEMENTS
 
 
-def _set_products(group: list[torch.nn.Linear], native: bool) -> None:
+def _set_products(
+    group: list[torch.nn.Linear], native: bool, tables: list[torch.nn.Embedding]
+) -> None:
     sizes = [each.out_features for each in group]
+    tied = [each for each in tables if len(group) == 1 and each.weight is group[0].weight]
     layer = packed(group, native)
     note_parts(group, layer)
+    if isinstance(layer.weight, NativeWeight):
+        for table in tied:
+            _read_from(table, layer.weight)
     if len(group) == 1:
         run_by(group[0], lambda x: _by_row(linear, x, layer), layer)
         return
     merged = _Merged(layer, sizes)
     for number, each in enumerate(group):
         run_by(each, _part(merged, number), layer)
+
+
+def is_plain_table(module: torch.nn.Module) -> TypeGuard[torch.nn.Embedding]:
+    """Return whether a module does nothing but look up rows."""
+    is_own = "forward" not in vars(module)
+    return type(module) is torch.nn.Embedding and module.max_norm is None and is_own
+
+
+def _read_from(table: torch.nn.Embedding, weight: NativeWeight) -> None:
+    """Let an embedding read its rows from the head that it shares them with: they are kept once."""
+    dtype, width = table.weight.dtype, weight.in_features
+    table.forward = lambda ids: weight.rows(ids.reshape(-1), dtype).view(*ids.shape, width)  # type: ignore[method-assign]
+    empty = torch.empty_like(table.weight, device="meta")
+    table.weight = torch.nn.Parameter(empty, requires_grad=False)
 
 
 def note_parts(group: list[torch.nn.Linear], layer: Linear) -> None:
