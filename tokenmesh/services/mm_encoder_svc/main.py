@@ -9,10 +9,12 @@ from tokenmesh.services.mm_encoder_svc.batcher import Batcher
 from tokenmesh.services.mm_encoder_svc.checkpoint import find_tower
 from tokenmesh.services.mm_encoder_svc.embeddings import EmbeddingCache, Embeddings
 from tokenmesh.shared import subjects
+from tokenmesh.shared.allocator import give_back_after_loading
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.model import EncoderSettings, ModelSettings
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 from tokenmesh.shared.ids import ModelName
+from tokenmesh.shared.lean_import import import_model_classes
 from tokenmesh.shared.service import Mesh, run_service
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ async def build(mesh: Mesh) -> None:
         batchers.append(batcher)
         embeddings = Embeddings(tower, batcher, cache, mesh.blobs, limits.blob_ttl_s)
         models.update(dict.fromkeys(_names(settings), embeddings))
+    if models:
+        await asyncio.to_thread(give_back_after_loading)
     actor = EncoderActor(
         models,
         batchers,
@@ -76,6 +80,8 @@ def _load(settings: ModelSettings, limits: EncoderSettings) -> "Tower | None":
     if found is None:
         return None
     # Importing torch takes seconds and 200 MB, which a mesh of text models does not need.
+    # before the tower names a class of transformers
+    import_model_classes()
     from tokenmesh.services.mm_encoder_svc.tower import load_tower
 
     return load_tower(found, settings.dtype, limits)

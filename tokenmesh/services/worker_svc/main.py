@@ -32,6 +32,7 @@ from tokenmesh.services.worker_svc.prefix_index.writer import IndexWriter
 from tokenmesh.services.worker_svc.thread import EngineThread
 from tokenmesh.shared import subjects
 from tokenmesh.shared.adapter_registry import AdapterRegistry
+from tokenmesh.shared.allocator import give_back_after_loading
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.clock import wall_s
 from tokenmesh.shared.config import Settings
@@ -57,7 +58,7 @@ async def build(mesh: Mesh) -> None:
     loaded = await load_in_turn(model, settings, on_demand := on_demand_of(mesh, model))
     grammars = await asyncio.to_thread(grammars_of, model, loaded, settings, mesh.blobs)
     # the loaded model stays in memory: exclude it from garbage collection
-    await asyncio.to_thread(gc.collect)
+    await asyncio.to_thread(give_back_after_loading)
     gc.freeze()
     worker_id = WorkerId(mesh.instance_id)
     names = tuple(ModelName(name) for name in model.served_model_name or (model.name,))
