@@ -65,7 +65,7 @@ def _say_undistributed() -> None:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """What is decorated for torch's compiler inside stays as it is, and does not import it.
+    """Leave functions that are decorated for torch's compiler inside as they are.
 
     torch's own code for tensors without memory is decorated so, as are models of transformers.
     """
