@@ -266,7 +266,7 @@ def test_transcripts_are_aligned_as_by_transformers(
 
 def test_a_head_and_the_embedding_that_it_shares_are_kept_once(driver: EngineDriver) -> None:
     """The head's panels are what rows of the embedding are read from."""
-    model: Any = driver.model.resident._model  # type: ignore[attr-defined]
+    model: Any = driver.model.resident._model
     assert model.tree.embedding.weight.is_meta
     assert model.device.type == "cpu"
 

@@ -132,7 +132,8 @@ def is_plain_table(module: torch.nn.Module) -> TypeGuard[torch.nn.Embedding]:
 def _read_from(table: torch.nn.Embedding, weight: NativeWeight) -> None:
     """Let an embedding read its rows from the head that it shares them with: they are kept once."""
     dtype, width = table.weight.dtype, weight.in_features
-    table.forward = lambda ids: weight.rows(ids.reshape(-1), dtype).view(*ids.shape, width)  # type: ignore[method-assign]
+    module: Any = table
+    module.forward = lambda ids: weight.rows(ids.reshape(-1), dtype).view(*ids.shape, width)
     empty = torch.empty_like(table.weight, device="meta")
     table.weight = torch.nn.Parameter(empty, requires_grad=False)
 
