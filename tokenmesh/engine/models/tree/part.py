@@ -47,7 +47,7 @@ _OF_SIZES: Final = frozenset(
     (
         *("num_heads", "num_attention_heads", "num_key_value_heads", "num_key_value_groups"),
         *("num_v_heads", "num_k_heads", "key_dim", "value_dim", "conv_dim", "qkv_dim"),
-        *("in_features", "out_features", "in_channels", "out_channels", "groups"),
+        *("in_features", "out_features", "in_channels", "out_channels", "groups", "pad_token_id"),
         *("intermediate_size", "moe_intermediate_size", "intermediate_dim", "expert_dim"),
         *("shared_expert_intermediate_size", "n_groups", "group_size", "num_embeddings"),
         *(
@@ -72,9 +72,11 @@ PROVED: Final = frozenset(
         *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear"),
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),
         *("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
+        *("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "hunyuan_vl_text"),
     )
 )
-"""Model types whose parts `tests/engine/test_tree_ranks.py` has compared with whole models."""
+"""Model types whose parts `test_tree_ranks.py` and `test_media_ranks.py` have compared with whole
+models."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ def part_config(facts: HfFacts, ranks: Ranks) -> PreTrainedConfig:
         if isinstance(times := getattr(text, key, None), int | float):
             vars(text)[key] = times / world  # its class takes whole numbers only
     for each in (config, text):
-        each.pad_token_id = None  # it may be in another part of the vocabulary
+        each.pad_token_id = 0  # it may be in another part of the vocabulary
     return config
 
 
