@@ -12,8 +12,8 @@ from tokenmesh.engine.ranks.frames import MoveExpert
 from tokenmesh.engine.ranks.placement import Move, imbalance, kept_in_place, moves, placed
 from tokenmesh.shared.config.eplb import EplbConfig
 
-MOST_BYTES: Final = 1 << 21
-"""So much of an expert is moved before one step: some 2 ms between processes of a host."""
+MOST_BYTES: Final = 1 << 19
+"""So much of an expert is moved before one step: some 1 ms between processes of a host."""
 _ENOUGH: Final = 1.05
 """A layer whose most loaded rank has so many means is left as it is."""
 

@@ -138,7 +138,7 @@ class ExpertSlots:
         start = 0
         for each in self._tensors(slot):
             own = data[start : start + each.nbytes]
-            each.copy_(own.clone().view(each.dtype).view(each.shape))
+            each.copy_(own.view(each.dtype).view(each.shape))
             start += each.nbytes
 
 
