@@ -14,12 +14,12 @@ from tokenmesh.shared.messages.sampling import SamplingParams
 LENGTH = 60
 
 
-def request_of(number: int, tenant: str, step: int) -> Request:
+def request_of(number: int, tenant: str, step: int, max_tokens: int = 3) -> Request:
     spec = RequestSpec(
         key=StreamKey(GatewayId("g"), number, 0),
         request_id=RequestId(f"r{number}"),
         num_prompt=LENGTH,
-        sampling=SamplingParams(seed=number, max_tokens=3, ignore_eos=True),
+        sampling=SamplingParams(seed=number, max_tokens=max_tokens, ignore_eos=True),
         owner=TenantShare(tenant),
     )
     return Request(spec, [(at * step) % 37 for at in range(LENGTH)])

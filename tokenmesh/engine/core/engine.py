@@ -7,6 +7,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Final
 
+from tokenmesh.engine.core.idle_saves import save_rest
 from tokenmesh.engine.core.in_flight import InFlightStep
 from tokenmesh.engine.core.landing import Landing
 from tokenmesh.engine.core.outbox import Outbox
@@ -74,7 +75,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would do nothing where this is false."""
-        return bool(len(self._outbox) or self._in_flight)
+        return bool(len(self._outbox) or self._in_flight or self._cache.images.has_unsaved)
 
     def add(self, request: Request) -> None:
         """Accept a request; one that has already ended gets its ending with the next output."""
@@ -108,6 +109,9 @@ class Engine:
 
         Lanes take turns; the tokens of a lane's last step are known before its next one is planned.
         """
+        if not (len(self._outbox) or self._in_flight):
+            save_rest(self._runner, self._cache, self._scheduler.plan_saves())
+            return
         while self._num_lanes > 1 and any(each.lane == self._lane for each in self._in_flight):
             self._land()
         plan = self._scheduler.schedule(self._lane)

@@ -110,6 +110,13 @@ class Scheduler:
         self.rows.note_step(plan)
         return plan
 
+    def plan_saves(self) -> StepPlan:
+        """A step that computes nothing and saves blocks, of an engine that has nothing else to do:
+        those that were filled last."""
+        plan = StepPlan(step=next(self._steps))
+        plan.host_saves = self._cache.images.take_saves(plan.step, all_of_them=False)
+        return plan
+
     def draw(self, plan: StepPlan, tokens: Mapping[int, list[int]]) -> Drawn:
         """Append what a step drew, but what is past a stream's end, which `tokens` lose as well."""
         owners, late = self.rows.owners(plan.step, tokens)

@@ -135,6 +135,15 @@ class HostTier:
             del self._wanted[key]
         return saves
 
+    @property
+    def has_wanted(self) -> bool:
+        """Return whether blocks wait to be saved."""
+        return bool(self._wanted)
+
+    def give_up_saves(self) -> None:
+        """Blocks that wait to be saved are not, unless they are used again."""
+        self._wanted.clear()
+
     def landed(self, step: int, *, ok: bool = True) -> list[bytes]:
         """A step has ended, and what it did not compute was discarded; keys that are ready now.
 

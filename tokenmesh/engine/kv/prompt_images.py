@@ -79,6 +79,11 @@ class PromptImages:
         most = self._pool.num_blocks if all_of_them else self._most_saves
         return self._host.take_saves(step, self._pool, most)
 
+    @property
+    def has_unsaved(self) -> bool:
+        """Return whether blocks wait to be saved."""
+        return self._host is not None and self._host.has_wanted
+
     def landed(self, step: int, *, ok: bool) -> None:
         """A step has ended, and what it did not compute was retracted."""
         if self._host is not None:
