@@ -63,6 +63,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--concurrency", type=int, default=12, help="requests at a time")
     add("--step", type=float, default=0.02, help="seconds of a worker's step")
     add("--workers", type=int, default=3)
+    add("--prefill-workers", type=int, default=0, help="the workers then decode; prompts are long")
     add("--tokenizers", type=int, default=2)
     add("--schedulers", type=int, default=2)
     add("--gateways", type=int, default=2)
@@ -105,6 +106,8 @@ def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
     engine = {"engine": options.engine, "sim_step_s": options.step}
     if options.engine == "torch":
         engine |= {"batch_invariant": True}
+    if options.prefill_workers:
+        engine |= {"kv_offloading_size": 0.25}
     return load_settings(
         None,
         {
@@ -118,6 +121,7 @@ def settings_of(options: argparse.Namespace, keys_file: Path) -> Settings:
             },
             "up": {
                 "workers": options.workers,
+                "prefill_workers": options.prefill_workers,
                 "tokenizers": options.tokenizers,
                 "schedulers": options.schedulers,
             },
@@ -161,10 +165,10 @@ async def disturb(
 ) -> tuple[Streams, Chaos]:
     """Streams and faults side by side until there were enough of both."""
     random = Random(options.seed)
-    predicts = options.speculative_config is not None
-    weights = await request_kinds(cluster, model, options.engine, random, predicts=predicts)
+    weights = await request_kinds(cluster, model, options, random)
     streams = Streams(weights, Random(random.getrandbits(64)), options.timeout)
     chaos = Chaos(cluster, Random(random.getrandbits(64)), options.interval)
+    faults = draw(random, options.faults, moves_kv=bool(options.prefill_workers))
     until_s = time.perf_counter() + options.seconds
 
     def is_wanted() -> bool:
@@ -172,7 +176,7 @@ async def disturb(
         return is_early or not breaking.done()
 
     async with asyncio.TaskGroup() as group:
-        breaking = group.create_task(chaos.run(draw(random, options.faults), until_s))
+        breaking = group.create_task(chaos.run(faults, until_s))
         showing = group.create_task(show_progress(streams, chaos, console))
         await streams.run(options.concurrency, is_wanted)
         await breaking
@@ -181,19 +185,22 @@ async def disturb(
 
 
 async def request_kinds(
-    cluster: Cluster, model: str, engine: str, random: Random, *, predicts: bool = False
+    cluster: Cluster, model: str, options: argparse.Namespace, random: Random
 ) -> dict[RequestKind, int]:
     """Kinds of requests, and how many of each there are among so many."""
+    engine, moves_kv = options.engine, bool(options.prefill_workers)
+    predicts = options.speculative_config is not None
     servers, recorder = servers_of(cluster.urls), Target(cluster.urls[0], RECORDER)
     has_grammars = engine == "torch"
 
     def own_random() -> Random:
         return Random(random.getrandbits(64))
 
-    bodies = chats(model, has_grammars=has_grammars)
-    weights: dict[RequestKind, int] = {
-        await Chats.record(servers, recorder, bodies, own_random(), predicts=predicts): 2
-    }
+    bodies = chats(model, has_grammars=has_grammars, are_long=moves_kv)
+    recorded = await Chats.record(
+        servers, recorder, bodies, own_random(), predicts=predicts, is_salted=moves_kv
+    )
+    weights: dict[RequestKind, int] = {recorded: 8 if moves_kv else 2}
     if engine == "sim":
         oracle = await SimOracle.learn(recorder, model)
         weights[Completions(servers, model, oracle, own_random())] = 6

@@ -33,17 +33,23 @@ _SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 _TOPICS = ("rivers", "stones", "a garden", "the night", "a long road", "bread", "27 + 45", "ships")
+_PREFACE = " ".join(
+    f"Rule {number}: say what you know about it, and no more." for number in range(30)
+)
+"""Makes a prompt worth computing elsewhere."""
 
 
-def chats(model: str, *, has_grammars: bool) -> list[dict[str, Any]]:
+def chats(model: str, *, has_grammars: bool, are_long: bool = False) -> list[dict[str, Any]]:
     """Choices, log-probabilities, stop strings, sampled and greedy; tools and schemas.
 
     As many plain streams as guided ones, and about as long: their silences are compared.
     """
+    preface = f"{_PREFACE} " if are_long else ""
     common = {"model": model, "max_tokens": 90, "ignore_eos": True}
     found: list[dict[str, Any]] = []
     for seed, topic in enumerate(_TOPICS):
-        body = {**common, "messages": [{"role": "user", "content": f"Tell me about {topic}."}]}
+        text = f"{preface}Tell me about {topic}."
+        body = {**common, "messages": [{"role": "user", "content": text}]}
         found += [
             {**body, "seed": seed, "n": 2, "temperature": 0.9},
             {**body, "seed": seed, "logprobs": True, "top_logprobs": 2},

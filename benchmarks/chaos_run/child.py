@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+
 from tokenmesh.cli.embedded.child import ChildSpec
 from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.shared.parent_death import dies_with_parent
@@ -83,6 +85,15 @@ class Child:
         """Send a signal to the process itself."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
+
+    def descendants(self) -> list[psutil.Process]:
+        """The processes that the last incarnation has started, and theirs."""
+        if self._process is None or self._process.returncode is not None:
+            return []
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.Error:
+            return []
 
     @property
     def exit_code(self) -> int | None:

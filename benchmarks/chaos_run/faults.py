@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Literal
+from typing import Final, Literal
+
+import psutil
 
 from benchmarks.chaos_run.child import Child
 from benchmarks.chaos_run.cluster import LEAVE_S, Cluster
@@ -27,6 +29,10 @@ _CHOICES: list[tuple[Kind, str]] = [
     # What the machine itself does to streams: the others must be read against it.
     ("nothing", "any process"),
 ]
+TRANSFER: Final = "transfer"
+"""In the place of a service: the process of a worker that moves KV."""
+_OF_KV: list[tuple[Kind, str]] = [("kill", TRANSFER), ("freeze", TRANSFER)]
+_TRANSFER_MODULE: Final = "tokenmesh.services.worker_svc.kv.transfer"
 _RARE: list[tuple[Kind, str]] = [("long outage", "nats"), ("long outage", "redis")]
 _ROUNDS_A_RARE_ONE = 3
 _PAUSE_S: dict[Kind, tuple[float, float]] = {
@@ -93,17 +99,19 @@ class Chaos:
     async def _first_possible(self, left: Sequence[tuple[Kind, str]]) -> int:
         while True:
             for index, (_, service) in enumerate(left):
-                if len(self._well(service)) >= min(2, len(self._cluster.of(service))):
+                if len(self._well(service)) >= min(2, len(self._cluster.of(_owner_of(service)))):
                     return index
             await asyncio.sleep(_POLL_S)
 
     def _well(self, service: str) -> list[Child]:
-        return [child for child in self._cluster.of(service) if child.is_well]
+        return [child for child in self._cluster.of(_owner_of(service)) if child.is_well]
 
     async def _hurt(
         self, fault: Fault, victim: Child | None, pause_s: float, *, forgets: bool
     ) -> None:
-        if victim is not None:
+        if fault.service == TRANSFER and victim is not None:
+            await _hurt_transfer(fault.kind, victim, pause_s)
+        elif victim is not None:
             victim.is_well = False
             await carry_out(fault.kind, victim, pause_s, self._note_end)
             if forgets and fault.kind != "freeze":
@@ -115,6 +123,23 @@ class Chaos:
     def _note_end(self, kind: Kind, victim: Child) -> None:
         if kind == "terminate" and victim.exit_code != 0:
             self.unclean.append(f"{victim.name} ends with {victim.exit_code} after a SIGTERM")
+
+
+def _owner_of(service: str) -> str:
+    return "worker" if service == TRANSFER else service
+
+
+async def _hurt_transfer(kind: Kind, worker: Child, pause_s: float) -> None:
+    """Hurt the process of a worker that moves KV; the worker starts it again."""
+    for process in worker.descendants():
+        try:
+            if _TRANSFER_MODULE in process.cmdline():
+                process.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+                await asyncio.sleep(pause_s)
+                process.send_signal(signal.SIGCONT)
+        except psutil.Error:
+            # it has ended, with its worker or by it
+            continue
 
 
 def _ignore(_kind: Kind, _victim: Child) -> None:
@@ -143,10 +168,12 @@ async def carry_out(
     await victim.wait_ready()
 
 
-def draw(random: Random, count: int) -> list[tuple[Kind, str]]:
-    """Draw faults: every kind in turn, in random order; long outages less often than others."""
+def draw(random: Random, count: int, *, moves_kv: bool = False) -> list[tuple[Kind, str]]:
+    """Draw faults: every kind in turn, in random order; long outages less often than others.
+    moves_kv: workers have processes for that."""
     drawn: list[tuple[Kind, str]] = []
-    kinds = [*(_CHOICES * _ROUNDS_A_RARE_ONE), *_RARE]
+    choices = [*_CHOICES, *(_OF_KV * 2 if moves_kv else ())]
+    kinds = [*(choices * _ROUNDS_A_RARE_ONE), *_RARE]
     while len(drawn) < count:
         drawn += random.sample(kinds, len(kinds))
     return drawn[:count]

@@ -47,8 +47,14 @@ class Chats:
     """Implements `RequestKind`. Use `record`."""
 
     def __init__(
-        self, servers: Mapping[str, list[Target]], chats: list[Chat], random: Random
+        self,
+        servers: Mapping[str, list[Target]],
+        chats: list[Chat],
+        random: Random,
+        *,
+        is_salted: bool = False,
     ) -> None:
+        self._is_salted = is_salted
         self._servers = servers
         self._chats = chats
         self._random = random
@@ -62,16 +68,18 @@ class Chats:
         random: Random,
         *,
         predicts: bool = False,
+        is_salted: bool = False,
     ) -> "Chats":
         """Ask for all of it in peace. Raises ValueError for what fails already then.
 
         `servers`: by tenant, as it asks them; `recorder`: one of them for now. `predicts`: later
-        each is asked with a prediction that is nearly its answer.
+        each is asked with a prediction that is nearly its answer. `is_salted`: nothing is in the
+        prefix cache when it is asked for.
         """
         chats = await asyncio.gather(*(_record(recorder, body) for body in bodies))
         if predicts:
             chats = [_predicted(each) for each in chats]
-        return cls(servers, chats, random)
+        return cls(servers, chats, random, is_salted=is_salted)
 
     async def send(self, received: ReceivedResponse) -> str | None:
         """See `RequestKind.send`."""
@@ -80,7 +88,8 @@ class Chats:
         received.kind = kind_of(chat.body)
         received.tenant = self._random.choice([*self._servers])
         server = self._random.choice(self._servers[received.tenant])
-        fault = await _send(server, chat.body, received)
+        salt = {"cache_salt": f"{self._random.getrandbits(64):x}"} if self._is_salted else {}
+        fault = await _send(server, {**chat.body, **salt}, received)
         for shown, expected in zip(received.choices, chat.choices, strict=True):
             shown.expected = expected
         is_usage_right = received.num_tokens == chat.num_tokens
