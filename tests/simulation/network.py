@@ -45,7 +45,9 @@ class Subscriber:
 
     async def run(self) -> None:
         while True:
-            await self.receiver(await self.inbox.get())
+            envelope = await self.inbox.get()
+            await self.owner.is_running.wait()
+            await self.receiver(envelope)
 
     async def stop(self) -> None:
         self.network.subscribers.remove(self)
@@ -72,11 +74,12 @@ class Network:
     def deliver(self, envelope: Envelope) -> bool:
         """Schedule delivery; False without a listener. Replies go to inboxes."""
         if envelope.subject in self.inboxes or envelope.subject.startswith("_INBOX."):
-            self._copies(partial(self._to_inbox, envelope))
+            self._copies(partial(self._to_inbox, envelope), self.faults_of(envelope))
             return True
         receivers = self._receivers(envelope.subject)
         for subscriber in receivers:
-            self._copies(partial(self._to_subscriber, subscriber, envelope))
+            action = partial(self._to_subscriber, subscriber, envelope)
+            self._copies(action, self.faults_of(envelope))
         return bool(receivers)
 
     def _receivers(self, subject: str) -> list[Subscriber]:
@@ -88,18 +91,22 @@ class Network:
         chosen = [self.random.choice(group) for _, group in sorted(groups.items())]
         return [subscriber for subscriber in matching if subscriber.queue is None] + chosen
 
-    def _copies(self, action: Callable[[], None]) -> None:
+    def faults_of(self, _envelope: Envelope) -> Faults:
+        """The faults that a message may meet."""
+        return self.faults
+
+    def _copies(self, action: Callable[[], None], faults: Faults) -> None:
         self.counts["sent"] += 1
-        if self.random.random() < self.faults.drop:
+        if self.random.random() < faults.drop:
             self.counts["dropped"] += 1
             return
         copies = 1
-        if self.random.random() < self.faults.repeat:
+        if self.random.random() < faults.repeat:
             self.counts["repeated"] += 1
             copies = 2
         loop = asyncio.get_running_loop()
         for _ in range(copies):
-            loop.call_later(self.random.random() * self.faults.max_delay_s, action)
+            loop.call_later(self.random.random() * faults.max_delay_s, action)
 
     def _to_subscriber(self, subscriber: Subscriber, envelope: Envelope) -> None:
         if subscriber in self.subscribers:
@@ -119,6 +126,9 @@ class SimBus:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.connected = True
+        self.is_running = asyncio.Event()
+        """Cleared: the process stands still."""
+        self.is_running.set()
 
     def kill(self) -> None:
         """The process dies: nothing more comes from it or reaches it."""

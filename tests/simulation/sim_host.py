@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from tokenmesh.engine.core.engine import Engine
 from tokenmesh.engine.core.outputs import StepOutput
-from tokenmesh.services.worker_svc.thread import Add, Command, End
+from tokenmesh.services.worker_svc.thread import Add, Command, End, Perform
 
 
 class SimHost:
@@ -13,7 +14,12 @@ class SimHost:
 
     engine: Engine
 
-    def __init__(self) -> None:
+    def __init__(self, pause_s: Callable[[], float] = lambda: 0.0) -> None:
+        """pause_s: each step takes so much longer."""
+        self._pause_s = pause_s
+        self.is_running = asyncio.Event()
+        """Cleared: the process stands still."""
+        self.is_running.set()
         self.outputs_ready = asyncio.Event()
         self.failure: Exception | None = None
         self.busy_s = 0.0
@@ -51,11 +57,12 @@ class SimHost:
         while True:
             if not self.engine.has_work:
                 await self._has_commands.wait()
+            await self.is_running.wait()
             self._carry_out()
             if self.engine.has_work:
                 self._step_s = 0.0
                 self.engine.step()
-                await asyncio.sleep(self._step_s)
+                await asyncio.sleep(self._step_s + self._pause_s())
             self._outputs.append(self.engine.take_output())
             self.outputs_ready.set()
 
@@ -65,6 +72,8 @@ class SimHost:
             command = self._commands.popleft()
             if isinstance(command, Add):
                 self.engine.add(command.request)
+            elif isinstance(command, Perform):
+                command.run(self.engine)
             elif isinstance(command, End) and command.key is None:
                 self.engine.cancel_all(command.ending)
             elif isinstance(command, End) and command.key is not None:

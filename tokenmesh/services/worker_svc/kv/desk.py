@@ -74,6 +74,7 @@ class KvDesk:
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
     _change: asyncio.Event = field(default_factory=asyncio.Event)
     _answers: "set[asyncio.Task[KvReady]]" = field(default_factory=set)
+    _endings: "set[asyncio.Task[None]]" = field(default_factory=set)
 
     @property
     def num_leases(self) -> int:
@@ -260,6 +261,13 @@ class KvDesk:
         return lease
 
     async def _end(self, lease: ReaderLease) -> None:
+        """Whoever waits for it may leave: a message's deadline must not leave images pinned."""
+        ending = asyncio.create_task(self._give_back(lease))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        await asyncio.shield(ending)
+
+    async def _give_back(self, lease: ReaderLease) -> None:
         async with lease.lock:
             if lease.is_over:
                 return

@@ -40,6 +40,7 @@ class KvParts:
         """begin, cancel: see `KvDesk`; is_awake: see `StoreWriter`."""
         own = (shared, host, process)
         self.process = process
+        self._num_saved = 0
         self.desk: KvDesk | None = None
         """None: nothing is exchanged with other workers."""
         self.fetcher: KvFetcher | None = None
@@ -56,7 +57,12 @@ class KvParts:
         meters.watch(self.desk, process)
 
     def note(self, outputs: Iterable[StepOutput]) -> None:
-        for output in outputs:
+        """Steps have ended. Who waits for images looks again only where one was saved or a stream
+        has ended: each look is an output itself."""
+        news = [output for output in outputs if self._is_news(output)]
+        if not news:
+            return
+        for output in news:
             if self.desk is not None:
                 self.desk.note(output)
             if self.writer is not None:
@@ -65,6 +71,12 @@ class KvParts:
             self.fetcher.note()
         if self.reader is not None:
             self.reader.note()
+
+    def _is_news(self, output: StepOutput) -> bool:
+        host = output.stats.host
+        num_saved = 0 if host is None else host.saved
+        is_same, self._num_saved = num_saved == self._num_saved, num_saved
+        return bool(output.ended) or not is_same
 
     def describe(self, load: WorkerLoad) -> WorkerLoad:
         """The load with what schedulers must know of it."""
