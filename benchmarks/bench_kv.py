@@ -9,12 +9,18 @@ processes a GB. Messages between workers are not in it.
 `--turns N --disk DIR` measures a conversation of N turns instead, by one worker that keeps KV in
 DIR: the first token of a further turn when it is computed and after the pool was emptied, and which
 share of the tokens that were hit before a restart is hit after it.
+
+`--unused` measures what a host tier costs where nothing is used again: output and prompt tokens a
+second of one engine with it and one without it, in turns. `--trace FILE` counts instead of
+measuring: the share of prompt tokens of a trace in Mooncake's format that one worker finds, whose
+pool holds 3,000 blocks of 512 tokens, without and with a host tier of five times as many.
 """
 
 import argparse
 import asyncio
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -22,10 +28,12 @@ from typing import Any, Final
 import msgspec
 
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.sim import SimRunner, SimVocabulary
 from tokenmesh.engine.exec.build import build_runner
 from tokenmesh.engine.exec.loaded_model import RunnableModel
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import RequestSpec, StreamKey
+from tokenmesh.engine.runner import HostImages
 from tokenmesh.services.worker_svc.kv.child import TransferProcess
 from tokenmesh.shared.config.kv import KvSettings, KvTransport
 from tokenmesh.shared.config.model import ModelSettings
@@ -226,22 +234,122 @@ async def measure_turns(model: str, turns: int, rounds: int, directory: str) -> 
     }
 
 
+_STREAMS: Final = 8
+
+
+def measure_unused(model: str, tokens: int, rounds: int) -> dict[str, Any]:
+    """Streams of fresh prompts; best of the rounds."""
+    best = {"off": 0.0, "on": 0.0}
+    loops = {}
+    for name, size in (("off", 0.0), ("on", 1.0)):
+        settings = WorkerSettings(
+            device="cpu",
+            num_gpu_blocks_override=2 * _STREAMS * (tokens // 8 + 2),
+            kv_offloading_size=size,
+            max_num_seqs=_STREAMS,
+        )
+        given = ModelSettings(model=model, max_model_len=2 * tokens + 64)
+        loaded = build_runner(given, settings, lambda done, total: None)
+        assert isinstance(loaded, RunnableModel)
+        loops[name] = Engine(loaded.runner, settings)
+    dice = random.Random(1)
+    for number in range(rounds):
+        for name in best if number % 2 else reversed(best):
+            requests = [_fresh(dice, number * _STREAMS + at, tokens) for at in range(_STREAMS)]
+            began = perf_counter()
+            for request in requests:
+                loops[name].add(request)
+            while any(not request.ending() for request in requests):
+                loops[name].step()
+                loops[name].take_output()
+            seconds = perf_counter() - began
+            # blocks that are filled last are saved when it has nothing else to do
+            while loops[name].has_work:
+                loops[name].step()
+            best[name] = max(best[name], 2 * _STREAMS * tokens / seconds)
+    return {**best, "on / off": best["on"] / best["off"]}
+
+
+def _fresh(dice: random.Random, number: int, tokens: int) -> Request:
+    spec = RequestSpec(
+        StreamKey(GatewayId("g"), number, 0),
+        RequestId("r"),
+        tokens,
+        SamplingParams(seed=1, max_tokens=tokens, temperature=0.0, ignore_eos=True),
+    )
+    return Request(spec, [dice.randrange(3, 30_000) for _ in range(tokens)])
+
+
+_TRACE_BLOCK: Final = 512
+_TRACE_POOL: Final = 3000
+
+
+def count_hits(trace: Path) -> dict[str, float]:
+    """One request after the other, through the engine's own prefix cache and host tier."""
+    entries = [msgspec.json.decode(line) for line in trace.read_bytes().splitlines()]
+    return {
+        f"cached share, host tier of {factor} pools": _cached_share(entries, factor)
+        for factor in (0, 5)
+    }
+
+
+def _cached_share(entries: list[dict[str, Any]], factor: int) -> float:
+    settings = WorkerSettings(
+        engine="sim",
+        sim_num_blocks=_TRACE_POOL + 1,
+        sim_time_scale=0.0,
+        block_size=_TRACE_BLOCK,
+        max_num_batched_tokens=1 << 18,
+        async_scheduling=False,
+    )
+    images = HostImages(factor * _TRACE_POOL, 1)
+    runner = SimRunner(SimVocabulary(1000), settings, lambda _: None, images=images)
+    engine, found, total = Engine(runner, settings), 0, 0
+    for number, entry in enumerate(entries):
+        ids = [each * _TRACE_BLOCK + at for each in entry["hash_ids"] for at in range(_TRACE_BLOCK)]
+        request = _fresh(random.Random(0), number, 0)
+        length = min(entry["input_length"], _TRACE_POOL * _TRACE_BLOCK // 2)
+        spec = replace(request.spec, num_prompt=length, sampling=_ONE_TOKEN)
+        request = Request(spec, ids[:length])
+        engine.add(request)
+        while engine.has_work:
+            engine.step()
+            engine.take_output()
+        found, total = found + (request.place.num_cached or 0), total + length
+    return found / total
+
+
+_ONE_TOKEN: Final = SamplingParams(seed=1, max_tokens=1, ignore_eos=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="a directory or a GGUF file")
+    parser.add_argument("--model", default="", help="a directory or a GGUF file")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=0)
     parser.add_argument("--disk", default="", help="an empty folder, for --turns")
+    parser.add_argument("--unused", action="store_true")
+    parser.add_argument("--trace", type=Path)
     options = parser.parse_args()
+    if options.trace is not None:
+        show(count_hits(options.trace))
+        return
+    if options.unused:
+        show(measure_unused(options.model, options.tokens, options.rounds))
+        return
     if options.turns:
         turns = measure_turns(options.model, options.turns, options.rounds, options.disk)
-        print(msgspec.json.format(msgspec.json.encode(asyncio.run(turns)), indent=2).decode())
+        show(asyncio.run(turns))
         return
     found = {
         name: asyncio.run(measure(options.model, options.tokens, options.rounds, name))
         for name in ("shm", "tcp")
     }
+    show(found)
+
+
+def show(found: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
 
 

@@ -268,6 +268,8 @@ class KvRunner:
             if row.has_failed:
                 self.failed_streams.add(row.stream)
         will_crash = self._rng.random() < self._step_trouble / 2
+        if will_crash and not entries:
+            raise MemoryError("forward failed")
         crash_after = self._rng.randrange(len(entries)) if will_crash else None
         for index, entry in enumerate(entries):
             if index == crash_after:

@@ -19,7 +19,7 @@ from tokenmesh.shared.bus.message_bus import MessageBus
 from tokenmesh.shared.clock import now_s
 from tokenmesh.shared.config import Settings
 from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
-from tokenmesh.shared.config.model import ModelSettings
+from tokenmesh.shared.config.model import ModelImpl, ModelSettings
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.ids import GatewayId, ModelName, RequestId, WorkerId
 from tokenmesh.shared.messages import Accepted, Generate, Message, Tokens
@@ -151,6 +151,7 @@ class KvWorkers:
     bus_settings: BusSettings
     redis_settings: RedisSettings
     patch: pytest.MonkeyPatch
+    model_impl: ModelImpl = "auto"
     actors: list[WorkerActor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -183,7 +184,10 @@ class KvWorkers:
         settings = Settings(
             models=(
                 ModelSettings(
-                    model=str(self.checkpoint), served_model_name=(MODEL,), dtype="float32"
+                    model=str(self.checkpoint),
+                    served_model_name=(MODEL,),
+                    dtype="float32",
+                    model_impl=self.model_impl,
                 ),
             ),
             bus=self.bus_settings,

@@ -245,10 +245,10 @@ class KvWorld:
         """Where KV is to come from: what the scheduler would say, and what is wrong by now."""
         if self.dice.random() < 0.2:
             return None
-        source = self.dice.choice(self.sides)
-        computes = self.dice.random() < 0.6
-        if source is reader:
+        computes, others = self.dice.random() < 0.6, [each for each in self.sides if each != reader]
+        if self.dice.random() < 0.1 or not others:
             return KvOrigin(worker_id=WorkerId("worker-gone"), epoch=1, computes=computes)
+        source = self.dice.choice(others)
         epoch = source.epoch + (self.dice.random() < 0.05)
         return KvOrigin(worker_id=source.id, epoch=epoch, computes=computes)
 

@@ -38,7 +38,7 @@ TROUBLES = st.builds(
     images=st.sampled_from([2, 6, 20, 60]),
     blocks=st.sampled_from([14, 30, 80]),
     step_tokens=st.sampled_from([5, 16, 40]),
-    step_s=st.sampled_from([0.0, 0.02, 2.5]),
+    step_s=st.sampled_from([0.0, 0.0, 0.02, 2.5]),
     slow_s=st.sampled_from([0.0, 0.02, 0.6]),
     lease_s=st.sampled_from([0.4, 2.0, 10.0]),
     streams=st.integers(2, 12),
@@ -95,7 +95,7 @@ def test_streams_have_their_own_tokens_and_nothing_is_held_whatever_happens(numb
 
     check()
     # the worlds are worth something only if KV moves in them
-    assert sum(count > 0 for count in read) > len(read) / 4
+    assert sum(count > 0 for count in read) > len(read) / 5
 
 
 MUTANTS = {

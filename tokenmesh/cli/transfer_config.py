@@ -1,27 +1,29 @@
 """--kv-transfer-config: vLLM's JSON for KV of other workers, as our settings."""
 
 import json
-import logging
 from typing import Final
 
 from tokenmesh.shared.errors import ConfigError
 
-logger = logging.getLogger(__name__)
-
 FLAG: Final = "--kv-transfer-config"
 
 _ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
-_CONNECTORS: Final = ("NixlConnector", "MooncakeConnector", "P2pNcclConnector")
-"""Those between workers, which are taken for their roles."""
+_LIBRARIES: Final = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
+"""Connectors between workers, and the libraries that are used where both workers have them; TCP
+elsewhere."""
+_STORE: Final = "MooncakeStoreConnector"
+_CONNECTORS: Final = (*_LIBRARIES, _STORE)
 _OTHERS: Final = {
     "OffloadingConnector": "KV in host memory is --kv-offloading-size",
-    "LMCacheConnectorV1": "there are no stores of KV outside of workers",
-    "LMCacheMPConnector": "there are no stores of KV outside of workers",
-    "MooncakeStoreConnector": "there are no stores of KV outside of workers",
-    "MultiConnector": "workers choose between shared memory and TCP themselves",
+    "LMCacheConnectorV1": f"of stores there is {_STORE}, and a folder (worker.kv.disk_dir)",
+    "LMCacheMPConnector": f"of stores there is {_STORE}, and a folder (worker.kv.disk_dir)",
+    "MultiConnector": "name one; a folder (worker.kv.disk_dir) and the host tier are beside it",
+    "P2pNcclConnector": "it moves KV between GPUs, where no KV is exchanged; on CPUs name one of "
+    + ", ".join(_LIBRARIES),
 }
-_LIBRARIES: Final = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
-"""Used where both workers have them, and TCP elsewhere."""
+_EXTRA: Final = "kv_connector_extra_config"
+_MASTER: Final = "master_server_address"
+_LENT: Final = "global_segment_size"
 _KEYS: Final = ("kv_connector", "kv_role", "kv_load_failure_policy")
 
 
@@ -33,25 +35,44 @@ def transfer_config(text: str) -> dict[str, object]:
         given = None
     if not isinstance(given, dict):
         raise ConfigError(f"{FLAG} = {text!r}: should be a JSON object", param=FLAG)
-    for key in given:
-        if key not in _KEYS:
-            raise ConfigError(
-                f"{FLAG}: {key} is not supported; of its keys there are {', '.join(_KEYS)}",
-                param=FLAG,
-            )
     connector = given.get("kv_connector")
+    keys = (*_KEYS, _EXTRA) if connector == _STORE else _KEYS
+    for key in given:
+        if key not in keys:
+            raise _error(f"{key} is not supported; of its keys there are {', '.join(keys)}")
     if connector not in _CONNECTORS:
         what = _OTHERS.get(str(connector), f"should be one of {', '.join(_CONNECTORS)}")
-        raise ConfigError(f"{FLAG}: kv_connector is {connector!r}: {what}", param=FLAG)
+        raise _error(f"kv_connector is {connector!r}: {what}")
     role = _ROLES.get(str(given.get("kv_role")))
     if role is None:
-        what = f"{FLAG}: kv_role is {given.get('kv_role')!r}: should be one of {', '.join(_ROLES)}"
-        raise ConfigError(what, param=FLAG)
-    found: dict[str, object] = {"role": role}
-    if connector in _LIBRARIES:
-        found["transports"] = (_LIBRARIES[str(connector)], "tcp")
+        raise _error(f"kv_role is {given.get('kv_role')!r}: should be one of {', '.join(_ROLES)}")
+    if connector == _STORE:
+        found = _store_of(given, role)
     else:
-        logger.warning("%s: KV goes by shared memory or TCP, not by %s", FLAG, connector)
+        found = {"role": role, "transports": (_LIBRARIES[str(connector)], "tcp")}
     if "kv_load_failure_policy" in given:
         found["load_failure_policy"] = str(given["kv_load_failure_policy"])
     return found
+
+
+def _store_of(given: dict[str, object], role: str) -> dict[str, object]:
+    """Those of a store; vLLM reads the same keys from a file."""
+    if role != "both":
+        raise _error(f"{_STORE} reads and writes: kv_role should be kv_both")
+    extra = given.get(_EXTRA)
+    if not isinstance(extra, dict) or _MASTER not in extra:
+        raise _error(f"{_STORE} needs {_EXTRA} with {_MASTER}, an address and a port")
+    for key in extra:
+        if key not in (_MASTER, _LENT):
+            raise _error(f"{_EXTRA}.{key} is not supported; there are {_MASTER} and {_LENT}")
+    found: dict[str, object] = {"mooncake_master": str(extra[_MASTER])}
+    lent = extra.get(_LENT)
+    if lent is not None:
+        if not isinstance(lent, int) or lent < 0:
+            raise _error(f"{_EXTRA}.{_LENT} is {lent!r}: should be a number of bytes")
+        found["mooncake_size"] = lent / (1 << 30)
+    return found
+
+
+def _error(what: str) -> ConfigError:
+    return ConfigError(f"{FLAG}: {what}", param=FLAG)

@@ -9,6 +9,8 @@ from tokenmesh.cli.transfer_config import transfer_config
 from tokenmesh.shared.config.loader import load_settings
 from tokenmesh.shared.errors import ConfigError
 
+STORE = "MooncakeStoreConnector"
+
 
 @pytest.mark.parametrize(
     ("given", "expected"),
@@ -37,13 +39,37 @@ def test_mooncake_moves_kv_where_it_is_the_connector() -> None:
     assert found == {"role": "both", "transports": ("mooncake", "tcp")}
 
 
+def test_mooncakes_store_keeps_kv_where_it_is_the_connector() -> None:
+    extra = {"master_server_address": "10.0.0.7:50051", "global_segment_size": 1 << 31}
+    text = json.dumps(
+        {"kv_connector": STORE, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    )
+    found = transfer_config(text)
+    assert found == {"mooncake_master": "10.0.0.7:50051", "mooncake_size": 2.0}
+    kv = load_settings(None, {"worker": {"kv": found}}).worker.kv
+    assert (kv.role, kv.has_stores, kv.is_used) == (None, True, True)
+    with pytest.raises(ConfigError, match="an address and a port"):
+        load_settings(None, {"worker": {"kv": {"mooncake_master": "10.0.0.7"}}})
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"kv_role": "kv_both", "kv_rank": 1}, "kv_rank is not supported"),
         ({"kv_role": "prefill"}, "kv_role is 'prefill'"),
         ({}, "kv_role is None"),
-        ({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}, "no stores of KV"),
+        ({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}, "of stores there is"),
+        ({"kv_connector": "P2pNcclConnector", "kv_role": "kv_both"}, "between GPUs"),
+        ({"kv_connector": STORE, "kv_role": "kv_both"}, "needs kv_connector_extra_config"),
+        ({"kv_connector": STORE, "kv_role": "kv_producer"}, "should be kv_both"),
+        (
+            {
+                "kv_connector": STORE,
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"master_server_address": "h:1", "protocol": "rdma"},
+            },
+            "kv_connector_extra_config.protocol is not supported",
+        ),
         ({"kv_connector": "Mine", "kv_role": "kv_both"}, "should be one of NixlConnector"),
     ],
 )

@@ -41,16 +41,22 @@ def make_arena(
     num_bytes = settings.host_tier_bytes // local_world
     if not num_bytes:
         if settings.kv.is_used:
-            what = "kv.role and kv.disk_dir need a host tier, and kv_offloading_size is 0"
+            what = "kv.role, kv.disk_dir and kv.mooncake_master need a host tier, "
+            what += "and kv_offloading_size is 0"
             raise ConfigError(what, param=_PARAM)
         return NO_ARENA
     if settings.kv.is_used and local_world > 1:
-        what = "KV of a model over several ranks is neither exchanged nor kept on disk: leave "
-        raise ConfigError(what + "kv.role and kv.disk_dir out", param="worker.kv")
+        what = "KV of a model over several ranks is neither exchanged nor kept elsewhere: leave "
+        raise ConfigError(
+            what + "kv.role, kv.disk_dir and kv.mooncake_master out", param="worker.kv"
+        )
     problem = _problem(store, settings)
     if problem is not None:
         # not refused: one setting may be for workers of several models
-        logger.warning("no host tier (kv_offloading_size, kv.role, kv.disk_dir): %s", problem)
+        logger.warning(
+            "no host tier (kv_offloading_size, kv.role, kv.disk_dir, kv.mooncake_master): %s",
+            problem,
+        )
         return NO_ARENA
     free, asked = available_host_bytes(), settings.host_tier_bytes
     if asked > free:

@@ -31,7 +31,7 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
     refused = {
         "on a GPU: several GPUs are not served yet": device_of(worker).type == "cuda",
         "where workers exchange KV (kv.role)": worker.kv.role is not None,
-        "where KV is kept on disk (kv.disk_dir)": worker.kv.disk_dir is not None,
+        "where KV is kept elsewhere (kv.disk_dir, kv.mooncake_master)": worker.kv.has_stores,
         "with a model that drafts": stages > 1 and method not in _LOOKUPS,
         "with a head that drafts, which reads the whole embedding": method not in _DRAFTS,
     }

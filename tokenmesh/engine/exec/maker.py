@@ -169,7 +169,9 @@ class RunnerMaker:
         arena = runner.shared_arena if isinstance(runner, TorchRunner) else None
         if arena is None:
             if self.settings.kv.is_used and isinstance(runner, CudaRunner):
-                logger.warning("KV leaves workers on CPUs only (kv.role, kv.disk_dir)")
+                logger.warning(
+                    "KV leaves workers on CPUs only (kv.role, kv.disk_dir, kv.mooncake_master)"
+                )
             return None
         kernels = level() if self.native else torch.backends.cpu.get_cpu_capability()
         computed_by = f"{kernels} {self.native} torch {torch.__version__}"

@@ -253,8 +253,8 @@ async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferPr
     if shared is None:
         if settings.kv.role is not None:
             logger.warning("this worker exchanges no KV (kv.role is %s)", settings.kv.role)
-        if settings.kv.disk_dir is not None:
-            logger.warning("this worker keeps no KV on disk (kv.disk_dir)")
+        if settings.kv.has_stores:
+            logger.warning("this worker keeps no KV elsewhere (kv.disk_dir, kv.mooncake_master)")
         return None
     process = TransferProcess(shared.arena, settings.kv, shared.scope)
     await process.start()

@@ -53,6 +53,18 @@ class KvSettings(BaseModel):
         gt=0,
         description="GiB that a worker keeps in disk_dir; must be free at the start.",
     )
+    mooncake_master: str | None = Field(
+        default=None,
+        description="Address and port of the master of a Mooncake store, which keeps images of KV "
+        "blocks in memory of several machines; the library must be installed, and encrypts "
+        "nothing. Default: none.",
+    )
+    mooncake_size: float = Field(
+        default=1.0,
+        ge=0,
+        description="GiB of its memory that a worker lends to that store, in addition to its host "
+        "tier; others read and write there.",
+    )
     lease_s: float = fixed(
         default=10.0,
         gt=0,
@@ -75,6 +87,14 @@ class KvSettings(BaseModel):
             raise ValueError("should be an address that other workers reach, not any address")
         return value
 
+    @field_validator("mooncake_master")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        host, _, port = (value or "a:1").rpartition(":")
+        if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+            raise ValueError("should be an address and a port, such as 10.0.0.7:50051")
+        return value
+
     @property
     def is_used(self) -> bool:
         """True where a process moves images: to other workers or to a store."""
@@ -83,7 +103,7 @@ class KvSettings(BaseModel):
     @property
     def has_stores(self) -> bool:
         """True where images are kept outside of workers."""
-        return self.disk_dir is not None
+        return self.disk_dir is not None or self.mooncake_master is not None
 
     @property
     def used_transports(self) -> tuple[KvTransport, ...]:

@@ -185,7 +185,7 @@ class WorkerSettings(BaseModel):
         description="GiB of host memory that keep KV blocks which the pool has lost, besides its "
         "own; equal prompt beginnings and preempted streams are copied from there instead of "
         "computed. For CPUs, and models that keep no states. Default, and 0: none; 1 with kv.role "
-        "or kv.disk_dir.",
+        "kv.disk_dir or kv.mooncake_master.",
     )
     kv: KvSettings = Field(
         default_factory=KvSettings, description="KV of other workers, and on disk."

@@ -17,6 +17,7 @@ import msgspec
 from tokenmesh.engine.kv.shared_arena import SharedArena
 from tokenmesh.services.worker_svc.kv.orders import (
     LENGTH_BYTES,
+    MASTER_PARAM,
     CannotStart,
     Ended,
     Find,
@@ -72,6 +73,8 @@ class TransferProcess:
         self._starts: deque[float] = deque(maxlen=_MOST_STARTS + 1)
         self._watch: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._has_lost_pool = False
+        """The master of a Mooncake store was gone at a later start."""
 
     @property
     def pid(self) -> int | None:
@@ -195,6 +198,8 @@ class TransferProcess:
             scope=self._scope,
             disk_dir=settings.disk_dir,
             disk_bytes=settings.disk_bytes,
+            mooncake_master="" if self._has_lost_pool else settings.mooncake_master or "",
+            mooncake_bytes=int(settings.mooncake_size * (1 << 30)),
         )
         wrapper = (sys.executable, "-P", "-m", parent_death.__name__, str(os.getpid()))
         module = "tokenmesh.services.worker_svc.kv.transfer"
@@ -270,6 +275,8 @@ class TransferProcess:
                 await self._start()
             except (ConfigError, Unavailable) as error:
                 logger.warning("%s", error.message)
+                # a pool that others run must not end what this worker does without it
+                self._has_lost_pool |= error.param == MASTER_PARAM
                 continue
             if self._is_stopping:
                 # `stop` came while it started, and found nothing to end

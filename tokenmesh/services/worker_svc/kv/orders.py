@@ -8,6 +8,8 @@ from typing import BinaryIO, Final
 import msgspec
 import xxhash
 
+MASTER_PARAM: Final = "worker.kv.mooncake_master"
+"""The setting that names the master of a Mooncake store."""
 LENGTH_BYTES: Final = 4
 SUM_BYTES: Final = 8
 """An image's checksum, xxh3_64, takes so many."""
@@ -27,6 +29,8 @@ class Setup(msgspec.Struct, frozen=True):
     scope: bytes = b""
     disk_dir: str | None = None
     disk_bytes: int = 0
+    mooncake_master: str = ""
+    mooncake_bytes: int = 0
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):

@@ -19,6 +19,7 @@ import msgspec
 
 from tokenmesh.services.worker_svc.kv.leases import ServedLeases
 from tokenmesh.services.worker_svc.kv.orders import (
+    MASTER_PARAM,
     SUM_BYTES,
     CannotStart,
     Ended,
@@ -40,6 +41,7 @@ from tokenmesh.services.worker_svc.kv.orders import (
     read_frame,
 )
 from tokenmesh.services.worker_svc.kv.stores.disk import DiskStore
+from tokenmesh.services.worker_svc.kv.stores.mooncake import MooncakeStore
 from tokenmesh.services.worker_svc.kv.stores.store import CannotOpen, Store
 from tokenmesh.services.worker_svc.kv.transports.mooncake import MooncakeTransport
 from tokenmesh.services.worker_svc.kv.transports.nixl import NixlTransport
@@ -82,13 +84,27 @@ class TransferWork:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv")
         self._finders = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv find")
 
-    def open(self) -> None:
-        """Open the stores. Raises CannotOpen."""
-        setup = self._setup
+    def open(self) -> CannotStart | None:
+        """Open the stores; the reason where one cannot be."""
+        setup, own = self._setup, (self._arena, self._setup.scope)
         if setup.disk_dir is not None:
-            disk = DiskStore(self._arena, setup.disk_dir, setup.scope, setup.disk_bytes)
-            disk.open()
-            self._stores.append(disk)
+            try:
+                self._take_store(DiskStore(self._arena, setup.disk_dir, *own[1:], setup.disk_bytes))
+            except CannotOpen as error:
+                return CannotStart(f"KV cannot be kept in {setup.disk_dir}: {error}", DISK_PARAM)
+        if setup.mooncake_master:
+            pool = setup.host, setup.mooncake_master, setup.mooncake_bytes
+            try:
+                self._take_store(MooncakeStore(*own, *pool))
+            except CannotOpen as error:
+                return CannotStart(f"KV cannot be kept by Mooncake: {error}", MASTER_PARAM)
+            except MissingLibrary as error:
+                return CannotStart(f"kv.mooncake_master needs {error}", MASTER_PARAM)
+        return None
+
+    def _take_store(self, store: Store) -> None:
+        store.open()
+        self._stores.append(store)
 
     def listen(self) -> None:
         """Report the addresses. Raises OSError, MissingLibrary."""
@@ -206,12 +222,11 @@ def serve(setup: Setup, orders: BinaryIO, reports: BinaryIO) -> int:
             reports.flush()
 
     work = TransferWork(setup, report)
-    try:
-        work.open()
-        work.listen()
-    except CannotOpen as error:
-        report(CannotStart(f"KV cannot be kept in {setup.disk_dir}: {error}", DISK_PARAM))
+    if (problem := work.open()) is not None:
+        report(problem)
         return 1
+    try:
+        work.listen()
     except MissingLibrary as error:
         report(CannotStart(f"kv.transports has {error}", TRANSPORTS_PARAM))
         return 1
