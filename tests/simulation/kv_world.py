@@ -60,7 +60,7 @@ _BETWEEN_WORKERS = (PrefillKv, PollKv, ReleaseKv, KvStarted, KvReady)
 
 @dataclass(frozen=True)
 class Trouble:
-    """What befalls one world, and the sizes of its workers. Times are virtual seconds."""
+    """It says what befalls one world, and the sizes of its workers. Times are virtual seconds."""
 
     seed: int = 0
     drop: float = 0.0
@@ -111,7 +111,7 @@ class KvSide:
     transfer: SimTransfer
 
     def held(self) -> dict[str, int]:
-        """What it holds for others and for streams."""
+        """Return what it holds for others and for streams."""
         engine = self.host.engine
         tier, desk = engine._cache.host, self.actor._kv.desk  # type: ignore[union-attr]
         assert tier is not None

@@ -1,7 +1,7 @@
 """KV of other workers by messages that are lost, late and repeated, among processes that die.
 
-Every stream ends with the tokens that it has alone, a lent image does not change, and at rest there
-is no lease, pin, loading slot or block.
+Every stream ends with the tokens that it has alone, a lent image does not change, and at rest
+nothing is held: leases, pins, loading slots and blocks are given back.
 """
 
 import asyncio

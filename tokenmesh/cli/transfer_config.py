@@ -17,7 +17,7 @@ _OTHERS: Final = {
     "OffloadingConnector": "KV in host memory is --kv-offloading-size",
     "LMCacheConnectorV1": f"of stores there is {_STORE}, and a folder (worker.kv.disk_dir)",
     "LMCacheMPConnector": f"of stores there is {_STORE}, and a folder (worker.kv.disk_dir)",
-    "MultiConnector": "name one; a folder (worker.kv.disk_dir) and the host tier are beside it",
+    "MultiConnector": "name one; a folder (worker.kv.disk_dir) may be set as well",
     "P2pNcclConnector": "it moves KV between GPUs, where no KV is exchanged; on CPUs name one of "
     + ", ".join(_LIBRARIES),
 }

@@ -261,7 +261,7 @@ class KvDesk:
         return lease
 
     async def _end(self, lease: ReaderLease) -> None:
-        """Whoever waits for it may leave: a message's deadline must not leave images pinned."""
+        """It goes on when its caller leaves: a message's deadline must not leave images pinned."""
         ending = asyncio.create_task(self._give_back(lease))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)

@@ -26,7 +26,7 @@ _BATCH: Final = 64
 """Images that the library moves at a time."""
 _NAME_BYTES: Final = 20
 _BUFFER_BYTES: Final = 16 << 20
-"""Of the library's own."""
+"""It is the size of the library's own buffer."""
 _THERE: Final = 1
 _CONNECT_S: Final = 2.0
 
@@ -54,7 +54,7 @@ class MooncakeStore:
         self._store: Any = None
 
     def open(self) -> None:
-        """Raises MissingLibrary too."""
+        """Find the master. Raises CannotOpen, MissingLibrary."""
         store = _library().MooncakeDistributedStore()
         host, _, port = self._master.rpartition(":")
         try:
@@ -123,7 +123,7 @@ class MooncakeStore:
         return self._view[at * self._each : (at + 1) * self._each]
 
     def _pieces(self, names: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Addresses and sizes."""
+        """Return the address and the size of the piece of each."""
         places = range(len(names))
         return [self._first + at * self._each for at in places], [self._each] * len(names)
 
