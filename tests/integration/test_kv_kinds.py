@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.test_gguf import bytes_tokens
 from tests.fakes.adapters import AdapterSpec, write_adapter
 from tests.fakes.general_models import GENERAL, make_general
 from tests.fakes.gguf import plain, write_model
@@ -39,10 +40,13 @@ def write_checkpoint(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """A tiny model of a family, and further settings of its workers."""
     make = make_general if name in GENERAL else make_model
     model = make("llama" if name in ("gguf", "adapters") else name)
+    if name == "gguf":
+        model.resize_token_embeddings(320)
     model.save_pretrained(folder / "model")
     if name == "gguf":
         path = folder / "model.gguf"
-        write_model(folder / "model", path, "llama", lambda _, weight: plain(weight), {})
+        tokens = bytes_tokens(320)
+        write_model(folder / "model", path, "llama", lambda _, weight: plain(weight), tokens)
         return path, {}
     if name != "adapters":
         return folder / "model", {}

@@ -23,6 +23,7 @@ from tokenmesh.services.worker_svc.kv.orders import (
     Find,
     FoundStored,
     Get,
+    MemoryTaken,
     Order,
     Put,
     Read,
@@ -73,6 +74,7 @@ class TransferProcess:
         self._starts: deque[float] = deque(maxlen=_MOST_STARTS + 1)
         self._watch: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._mapping: asyncio.Task[None] | None = None
         self._has_lost_pool = False
         """The master of a Mooncake store was gone at a later start."""
 
@@ -258,6 +260,10 @@ class TransferProcess:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 report = await self._next(process)
+                if isinstance(report, MemoryTaken) and self._mapping is None:
+                    # in a thread, behind everything else: copies of steps are faster then
+                    mapping = asyncio.to_thread(self._arena.map_pages)
+                    self._mapping = asyncio.create_task(mapping)
                 if isinstance(report, Served | FoundStored | Ended):
                     job = self._jobs.get(report.job)
                     if job is not None and not job.done():

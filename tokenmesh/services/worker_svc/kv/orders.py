@@ -93,6 +93,10 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """By transport."""
 
 
+class MemoryTaken(msgspec.Struct, frozen=True, tag=True):
+    """The arena has all of its memory."""
+
+
 class CannotStart(msgspec.Struct, frozen=True, tag=True):
     reason: str
     param: str
@@ -125,7 +129,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Serve | Revoke | Read | Find | Get | Put
-Report = Started | CannotStart | Served | FoundStored | Ended
+Report = Started | MemoryTaken | CannotStart | Served | FoundStored | Ended
 
 _encoder: Final = msgspec.msgpack.Encoder()
 decode_order: Final = msgspec.msgpack.Decoder(Order).decode

@@ -17,6 +17,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from tokenmesh.engine.kv.shared_arena import POPULATE_WRITE, map_pages
 from tokenmesh.services.worker_svc.kv.leases import ServedLeases
 from tokenmesh.services.worker_svc.kv.orders import (
     MASTER_PARAM,
@@ -26,6 +27,7 @@ from tokenmesh.services.worker_svc.kv.orders import (
     Find,
     FoundStored,
     Get,
+    MemoryTaken,
     Order,
     Put,
     Read,
@@ -78,6 +80,7 @@ class TransferWork:
         self._leases = ServedLeases()
         self._report = report
         self._setup = setup
+        self._memory = memory
         self._transports: dict[str, Transport] = {}
         self._stores: list[Store] = []
         """The first one that has an image brings it."""
@@ -116,8 +119,8 @@ class TransferWork:
             "mooncake": lambda: MooncakeTransport(*own, setup.host),
         }
         self._transports = {name: known[name]() for name in setup.transports}
-        threading.Thread(target=self._take_memory, name="kv memory", daemon=True).start()
         self._report(Started({name: each.listen() for name, each in self._transports.items()}))
+        threading.Thread(target=self._take_memory, name="kv memory", daemon=True).start()
 
     def _take_memory(self) -> None:
         """Have the pages of the arena before they are written: in a read that costs three times as
@@ -128,6 +131,9 @@ class TransferWork:
                 os.posix_fallocate(self._setup.file, first, min(_FILLED_BYTES, num_bytes - first))
         except OSError as error:
             logger.warning("memory of the host tier is taken as it is used: %s", error)
+            return
+        self._report(MemoryTaken())
+        map_pages(self._memory, POPULATE_WRITE)
 
     def take(self, order: Order) -> None:
         if isinstance(order, Revoke):

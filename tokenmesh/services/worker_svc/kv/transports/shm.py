@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from tokenmesh.engine.kv.shared_arena import POPULATE_READ, map_pages
 from tokenmesh.services.worker_svc.kv.leases import ServedLeases
 from tokenmesh.services.worker_svc.kv.transports.transport import (
     YES,
@@ -100,6 +101,8 @@ class ShmTransport:
                     length = os.fstat(files[0]).st_size
                     mapped = mmap.mmap(files[0], length, prot=mmap.PROT_READ)
                     self._mapped[address] = memoryview(mapped)
+                    pages = mapped, POPULATE_READ
+                    threading.Thread(target=map_pages, args=pages, daemon=True).start()
                     if len(self._mapped) > _MOST_MAPPED:
                         self._mapped.popitem(last=False)
                 self._mapped.move_to_end(address)
