@@ -86,13 +86,14 @@ function Instance({ process, models, canManage, onError }: InstanceProps) {
         <span class={`pill ${state}`}>{state}</span>
       </p>
       <p class="dim">version {process.version}{process.queued > 0 && `, ${count(process.queued)} queued`}</p>
-      {process.load && <Load load={process.load} names={process.models} models={models} />}
+      {process.load && <Load load={process.load} process={process} models={models} />}
       {canManage && !process.draining && <Drain id={process.id} onError={onError} />}
     </div>
   );
 }
 
-function Load({ load, names, models }: { load: WorkerState; names: string[]; models: ModelState[] }) {
+function Load({ load, process, models }: { load: WorkerState; process: ProcessState; models: ModelState[] }) {
+  const names = process.models;
   const drafting = models.filter((each) => each.draft_method !== "" && names.includes(each.name));
   const kv = load.kv_blocks_used / Math.max(1, load.kv_blocks_total);
   const seats = load.running / Math.max(1, load.max_num_seqs);
@@ -112,6 +113,10 @@ function Load({ load, names, models }: { load: WorkerState; names: string[]; mod
         {drafting.length > 0 && (
           <><dt>drafts</dt><dd>{drafting.map((each) => `${each.draft_method}, ${each.max_drafts} at most`).join("; ")}</dd></>
         )}
+        {process.kv_role !== "" && (
+          <><dt>role</dt><dd>{process.kv_role}{load.kv_leases > 0 && `, ${count(load.kv_leases)} leases`}</dd></>
+        )}
+        {process.kv_tiers.length > 0 && <><dt>tiers</dt><dd>{process.kv_tiers.join(", ")}</dd></>}
         {load.preemptions > 0 && <><dt>preempted</dt><dd>{count(load.preemptions)}</dd></>}
       </dl>
     </>

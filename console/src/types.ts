@@ -14,6 +14,7 @@ export interface WorkerState {
   decode_tokens: number;
   cached_tokens: number;
   sleep_level: number;
+  kv_leases: number;
 }
 
 export interface ProcessState {
@@ -24,6 +25,8 @@ export interface ProcessState {
   late: boolean;
   queued: number;
   models: string[];
+  kv_role: string;
+  kv_tiers: string[];
   load: WorkerState | null;
 }
 

@@ -22,7 +22,9 @@ from tokenmesh.shared.errors import Unavailable
 
 _WORKER: Final = "worker"
 _LOAD: Final = ("run", "wait", "KV", "queued", "prefill/s", "step", "preempted", "hits")
-_RIGHT: Final = frozenset(_LOAD)
+_ELSEWHERE: Final = ("role", "leases", "tiers")
+"""Shown where any worker has KV outside of its pool."""
+_RIGHT: Final = frozenset((*_LOAD, "leases"))
 _SORTS: Final = ("id", "running", "waiting", "kv_blocks_used")
 """The key `s` sorts workers by these in turn: by id, or by a field of their load."""
 Process = Mapping[str, Any]
@@ -55,11 +57,12 @@ def _table(*columns: str) -> Table:
 
 
 def _workers(workers: Sequence[Process]) -> Table:
-    table = _table("worker", "model", *_LOAD)
+    exchange = any(each.get("kv_role") or each.get("kv_tiers") for each in workers)
+    table = _table("worker", "model", *_LOAD, *(_ELSEWHERE if exchange else ()))
     for each in workers:
         models = ", ".join(each["models"]) + _parallel(each)
         cells = [each["id"], models, *_load_cells(each["load"] or {})]
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(Text, cells + (_elsewhere_cells(each) if exchange else [])))
     return table
 
 
@@ -68,6 +71,16 @@ def _parallel(worker: Process) -> str:
     stages = worker.get("stages", 1)  # a gateway of an earlier version has none
     parts = {"tp": worker.get("ranks", 1) // stages, "pp": stages}
     return "".join(f" {name}{count}" for name, count in parts.items() if count > 1)
+
+
+def _elsewhere_cells(worker: Process) -> list[str]:
+    """Return what it does for others, prompts that it keeps for them, and where its KV is."""
+    leases = (worker["load"] or {}).get("kv_leases", 0)
+    return [
+        worker.get("kv_role") or "",
+        str(leases) if leases else "",
+        ", ".join(worker.get("kv_tiers") or ()),
+    ]
 
 
 def _all_processes(processes: Sequence[Process]) -> Table:

@@ -56,11 +56,23 @@ def test_the_table_says_what_an_operator_looks_for() -> None:
     worker = words_of(shown, "worker-1")
     for cell in ("llama", "up", "3/256", "2", "25%", "77", "8000", "12.3", "5", "75%", "0.1.0"):
         assert cell in worker
+    assert "role" not in shown
     assert "asleep" in words_of(shown, "worker-2")
     assert {"draining", "tp3", "pp2"} <= {*words_of(shown, "worker-3")}
     assert "tp" not in shown.replace("tp3", "")
     assert "41" in words_of(shown, "scheduler-1")
     assert "worker-x uses protocol 2" in shown
+
+
+def test_roles_leases_and_tiers_are_shown_where_kv_is_elsewhere() -> None:
+    load = LOAD | {"kv_leases": 17}
+    worker = process(
+        "worker-1", models=["llama"], load=load, kv_role="prefill", kv_tiers=["host", "disk"]
+    )
+    out = io.StringIO()
+    Console(file=out, width=200).print(draw_mesh({**STATE, "processes": [worker]}))
+    words = words_of(out.getvalue(), "worker-1")
+    assert {"prefill", "17", "host,", "disk"} <= set(words)
 
 
 Answer = Callable[[httpx.Request], httpx.Response]

@@ -266,8 +266,11 @@ async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferPr
 
 
 def with_kv(card: ModelCard, settings: WorkerSettings, loaded: Loaded) -> ModelCard:
-    """The card with what the worker does for others."""
+    """The card with what the worker does for others, and where its KV is."""
     shared = loaded.shared_kv
+    if loaded.runner.images.slots:
+        tiers = ["host", *(settings.kv.stores if shared is not None else ())]
+        card = msgspec.structs.replace(card, kv_tiers=tiers)
     role = settings.kv.role
     if shared is None or role is None:
         return card

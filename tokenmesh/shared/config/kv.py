@@ -101,9 +101,15 @@ class KvSettings(BaseModel):
         return self.role is not None or self.has_stores
 
     @property
+    def stores(self) -> tuple[str, ...]:
+        """Return where images are kept outside of workers."""
+        given = {"disk": self.disk_dir, "mooncake": self.mooncake_master}
+        return tuple(name for name, value in given.items() if value is not None)
+
+    @property
     def has_stores(self) -> bool:
         """True where images are kept outside of workers."""
-        return self.disk_dir is not None or self.mooncake_master is not None
+        return bool(self.stores)
 
     @property
     def used_transports(self) -> tuple[KvTransport, ...]:

@@ -78,6 +78,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The part of the worker among others: both, prefill or decode; empty: it exchanges no KV."""
     kv_scope: bytes = b""
     """KV is exchanged between equal ones."""
+    kv_tiers: list[str] = []
+    """Where KV is besides the pool: host, disk, mooncake."""
 
     @property
     def requested_name(self) -> str:

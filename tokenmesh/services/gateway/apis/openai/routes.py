@@ -127,6 +127,7 @@ def _model(
         speculative_config=ModelDrafts(card.draft_method, card.max_drafts)
         if card.draft_method
         else None,
+        kv_tiers=card.kv_tiers,
         parallel_config=ModelParallelism(card.ranks // card.stages, card.stages)
         if card.ranks > 1
         else None,

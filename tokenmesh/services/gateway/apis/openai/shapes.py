@@ -168,6 +168,8 @@ class Model(msgspec.Struct, kw_only=True):
     """`generate`, and tasks of pooling."""
     speculative_config: ModelDrafts | None = None
     """None: there are no drafts."""
+    kv_tiers: list[str] = []
+    """Where KV is that the pools of its workers have lost: host, disk, mooncake."""
     parallel_config: ModelParallelism | None = None
     """None: one process computes it."""
 

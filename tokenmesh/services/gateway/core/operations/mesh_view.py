@@ -108,6 +108,8 @@ def _process(member: Member, now: float) -> dict[str, Any]:
         "models": [card.name for card in beat.models],
         "ranks": max((card.ranks for card in beat.models), default=1),
         "stages": max((card.stages for card in beat.models), default=1),
+        "kv_role": next((card.kv_role for card in beat.models), ""),
+        "kv_tiers": next((card.kv_tiers for card in beat.models), []),
         "load": None if beat.load is None else msgspec.structs.asdict(beat.load),
     }
 

@@ -34,6 +34,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     decode_tokens: int
     cached_tokens: int
     sleep_level: int
+    kv_leases: int
+    """Prompts whose KV it keeps for other workers now."""
 
 
 class ProcessState(msgspec.Struct, frozen=True):
@@ -45,6 +47,10 @@ class ProcessState(msgspec.Struct, frozen=True):
     """It tells whether a heartbeat is overdue."""
     queued: int
     models: list[str]
+    kv_role: str
+    """It is both, prefill or decode; empty: the worker exchanges no KV."""
+    kv_tiers: list[str]
+    """Where its KV is besides the pool."""
     load: WorkerState | None
 
 

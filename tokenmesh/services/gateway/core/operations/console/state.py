@@ -195,6 +195,8 @@ def _process(member: Member, now: float) -> ProcessState:
         late=now - member.last_seen > _LATE_BEATS * beat.interval_s,
         queued=beat.queued,
         models=[card.name for card in beat.models],
+        kv_role=next((card.kv_role for card in beat.models), ""),
+        kv_tiers=next((card.kv_tiers for card in beat.models), []),
         load=None if beat.load is None else _worker(beat.load),
     )
 
@@ -214,6 +216,7 @@ def _worker(load: WorkerLoad) -> WorkerState:
         decode_tokens=load.decode_tokens,
         cached_tokens=load.cached_tokens,
         sleep_level=load.sleep_level,
+        kv_leases=load.kv_leases,
     )
 
 
