@@ -89,16 +89,16 @@ class TransferWork:
 
     def open(self) -> CannotStart | None:
         """Open the stores; the reason where one cannot be."""
-        setup, own = self._setup, (self._arena, self._setup.scope)
+        setup, arena, scope = self._setup, self._arena, self._setup.scope
         if setup.disk_dir is not None:
             try:
-                self._take_store(DiskStore(self._arena, setup.disk_dir, *own[1:], setup.disk_bytes))
+                self._take_store(DiskStore(arena, setup.disk_dir, scope, setup.disk_bytes))
             except CannotOpen as error:
                 return CannotStart(f"KV cannot be kept in {setup.disk_dir}: {error}", DISK_PARAM)
         if setup.mooncake_master:
             pool = setup.host, setup.mooncake_master, setup.mooncake_bytes
             try:
-                self._take_store(MooncakeStore(*own, *pool))
+                self._take_store(MooncakeStore(arena, scope, *pool))
             except CannotOpen as error:
                 return CannotStart(f"KV cannot be kept by Mooncake: {error}", MASTER_PARAM)
             except MissingLibrary as error:
