@@ -37,6 +37,8 @@ FAMILIES: Final = {
     "mamba2": "bamba",
     "short convolutions": "lfm2",
 }
+EQUAL: Final = ("dense", "experts", "windows")
+"""The C kernels compute these to the last bit in batches of any size, in bfloat16 as well."""
 OWN: Final = ("dice", "model")
 LOOKUPS: Final = ("ngram", "suffix", "prediction")
 PROPOSERS: Final = (*LOOKUPS, *OWN)
@@ -84,6 +86,7 @@ def check_all(
     some: Sequence[Job],
     num_blocks: int,
     proposers: Sequence[str] = PROPOSERS,
+    least_accepted: int = 10,
 ) -> None:
     """Streams that are preempted, that find their prompts cached, and that moved here after any of
     their tokens, with the drafts of each proposer."""
@@ -113,7 +116,7 @@ def check_all(
             assert sum(each.num_preemptions for each in outcomes + later) > 0, name
             assert sum(each.num_cached for each in outcomes + later) > 0, name
         totals = drafting.drafts
-        assert totals.accepted_tokens > 10, name
+        assert totals.accepted_tokens > least_accepted, name
         assert totals.draft_tokens > totals.accepted_tokens, name
 
 
@@ -150,12 +153,12 @@ def test_streams_of_a_family_are_the_same_with_every_proposer(
 
 @needs_native
 @pytest.mark.timeout(60)  # as above
-@pytest.mark.parametrize("family", [slow_but(each, "dense") for each in FAMILIES])
+@pytest.mark.parametrize("family", [slow_but(each, "dense") for each in EQUAL])
 def test_streams_in_bfloat16_are_the_same_with_every_proposer(tiny: Tiny, family: str) -> None:
     directory = tiny(FAMILIES[family]).directory
     config = {"method": "draft_model", "model": str(tiny("qwen3").directory)}
     driver = EngineDriver(directory, dtype="bfloat16", speculative_config=config, **TROUBLES)
-    check_all(driver, jobs(), num_blocks=blocks_of(family))
+    check_all(driver, jobs(), num_blocks=blocks_of(family), least_accepted=5)
 
 
 def head_of(directory: Path, to: Path, method: Literal["eagle", "eagle3"]) -> dict[str, Any]:
@@ -176,7 +179,7 @@ def head_of(directory: Path, to: Path, method: Literal["eagle", "eagle3"]) -> di
 HEADED: Final = [
     *(("eagle", family, "float32") for family in FAMILIES),
     *(("eagle3", family, "float32") for family in ("dense", "experts", "gated delta")),
-    *(("eagle3", "dense", "bfloat16"), ("eagle", "latents", "bfloat16")),
+    *(("eagle3", "dense", "bfloat16"), ("eagle", "windows", "bfloat16")),
 ]
 """EAGLE-3 has heads for these of the families only."""
 
@@ -191,7 +194,7 @@ def test_streams_of_a_family_are_the_same_with_a_head(
     directory = tiny(FAMILIES[family]).directory
     config = head_of(directory, tmp_path / "head", method)
     driver = EngineDriver(directory, dtype=dtype, speculative_config=config, **TROUBLES)
-    check_all(driver, jobs(), blocks_of(family), ["model"])
+    check_all(driver, jobs(), blocks_of(family), ["model"], least_accepted=2)
 
 
 @pytest.mark.parametrize("method", ["", pytest.param("eagle", marks=pytest.mark.slow)])
@@ -211,4 +214,5 @@ def test_streams_with_images_are_the_same_with_every_proposer(
     troubles = {**TROUBLES, "max_model_len": 160, "max_num_batched_tokens": 40}
     config = head_of(directory, tmp_path / "head", method) if method else {}
     driver = EngineDriver(directory, speculative_config=config, **troubles)
-    check_all(driver, some, 50, ["model"] if method else PROPOSERS[:-1])
+    proposers, least = (["model"], 2) if method else (PROPOSERS[:-1], 10)
+    check_all(driver, some, 50, proposers, least)
