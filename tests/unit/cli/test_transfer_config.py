@@ -78,6 +78,24 @@ def test_what_is_not_there_is_refused_by_name(given: dict[str, Any], words: str)
         transfer_config(json.dumps({"kv_connector": "NixlConnector", **given}))
 
 
+def test_kv_in_the_clear_is_refused_where_the_bus_is_encrypted() -> None:
+    for listen, transports, is_refused in (
+        ("10.0.0.7:9400", ("shm", "tcp"), True),
+        ("10.0.0.7:9400", ("nixl",), True),
+        ("10.0.0.7:9400", ("shm",), False),
+        ("127.0.0.1:0", ("shm", "tcp"), False),
+        ("[::1]:0", ("tcp",), False),
+    ):
+        values = {"role": "both", "listen": listen, "transports": transports}
+        kv = load_settings(None, {"worker": {"kv": values}}).worker.kv
+        kv.check_encryption("nats://10.0.0.1:4222")
+        if is_refused:
+            with pytest.raises(ConfigError, match="there is no TLS"):
+                kv.check_encryption("tls://10.0.0.1:4222")
+        else:
+            kv.check_encryption("tls://10.0.0.1:4222")
+
+
 def test_other_text_is_named() -> None:
     with pytest.raises(ConfigError, match="should be a JSON object"):
         transfer_config("nixl")

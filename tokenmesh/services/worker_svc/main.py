@@ -85,7 +85,7 @@ async def build(mesh: Mesh) -> None:
             block_events=block_events,
             adapters=adapters,
             on_demand=on_demand,
-            transfer=await start_transfer(settings, loaded),
+            transfer=await start_transfer(settings, loaded, mesh.settings.bus.url),
         ),
     )
     if block_events is not None:
@@ -246,7 +246,9 @@ async def listen_as(mesh: Mesh, worker_id: WorkerId, actor: WorkerActor, loaded:
         await mesh.listen(for_readers, subjects.worker_kv(worker_id))
 
 
-async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferProcess | None:
+async def start_transfer(
+    settings: WorkerSettings, loaded: Loaded, bus_url: str
+) -> TransferProcess | None:
     """The process that moves KV to other workers and stores; None: none is moved. Raises
     ConfigError."""
     shared = loaded.shared_kv
@@ -256,6 +258,7 @@ async def start_transfer(settings: WorkerSettings, loaded: Loaded) -> TransferPr
         if settings.kv.has_stores:
             logger.warning("this worker keeps no KV elsewhere (kv.disk_dir, kv.mooncake_master)")
         return None
+    settings.kv.check_encryption(bus_url)
     process = TransferProcess(shared.arena, settings.kv, shared.scope)
     await process.start()
     if "nixl" in settings.kv.used_transports:

@@ -5,6 +5,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tokenmesh.shared.config.fixed import fixed
+from tokenmesh.shared.errors import ConfigError
 
 KvRole = Literal["both", "prefill", "decode"]
 LoadFailurePolicy = Literal["fail", "recompute"]
@@ -119,6 +120,17 @@ class KvSettings(BaseModel):
     @property
     def disk_bytes(self) -> int:
         return int(self.disk_size * (1 << 30))
+
+    def check_encryption(self, bus_url: str) -> None:
+        """Raise ConfigError where the mesh encrypts and KV would leave the machine in the clear."""
+        is_local = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        leaves = set(self.used_transports) - {"shm"} and not is_local
+        if leaves and bus_url.startswith("tls://"):
+            raise ConfigError(
+                f"the bus is encrypted (bus.url) and KV at {self.listen} would not be: there is no "
+                "TLS for it. Let it listen on a loopback address, or set kv.transports to shm",
+                param="worker.kv.listen",
+            )
 
     @property
     def host(self) -> str:
