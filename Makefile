@@ -59,10 +59,15 @@ PARALLEL := -n $(PROCESSES) --dist worksteal
 
 # Every test but those that need a GPU or a real model, and the long runs. CHANGED=origin/main leaves
 # out the files of tests that no file reaches which differs from this commit.
+# So are tests of kernels alone that `make test-kernels` has passed with these kernels and versions.
 CHANGED ?=
+PASSED_KERNELS := test_interpreter.py test_state_ops_random.py \
+  test_sampling_device.py::test_kernels_follow_the_distribution
 test: dev
 	chosen=$$([ -z "$(CHANGED)" ] || $(BIN)/python scripts/changed_tests.py "$(CHANGED)") && \
-	  $(PYTEST) $(PARALLEL) -m "not gpu and not real and not slow and not whole_model" $$chosen
+	  passed=$$([ "$$(.ci/kernel_inputs)" != "$$(cat .ci/kernel_inputs.sha256)" ] || \
+	    echo "$(PASSED_KERNELS:%=--deselect tests/kernels/%)") && \
+	  $(PYTEST) $(PARALLEL) -m "not gpu and not real and not slow and not whole_model" $$passed $$chosen
 
 # The tests that failed in the last run, once more in one process, where they are five or fewer.
 test-failed: dev
