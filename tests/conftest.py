@@ -19,6 +19,7 @@ from tests.again import (  # noqa: F401 - hooks of pytest
     pytest_sessionstart,
 )
 from tests.left_gateways import LEFT_GATEWAYS
+from tests.repeated import mark_repeated
 from tests.servers import Server, bus_settings_of, make_nats, make_redis, redis_settings_of
 from tokenmesh.shared.blobs import Blobs
 from tokenmesh.shared.bus.message_bus import MessageBus, connect
@@ -43,6 +44,11 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_repeated(items, config.rootpath)
 
 
 def _import_own_share_first(config: pytest.Config) -> None:

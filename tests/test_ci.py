@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.repeated import COLLECTED, REPEATED
+
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ["real-models", "test-real"]
 LONG_RUN = re.compile(r"pytest\.mark\.slow|@rounds\(|@counts\(|@some\(")
@@ -60,6 +62,16 @@ def test_every_file_with_a_long_run_is_listed_for_contributors() -> None:
     assert [name for name in found if f"`{name}`" not in page] == []
     listed = re.findall(r"^\| `(tests/[\w/]+\.py)`", page, re.M)
     assert [name for name in listed if name not in found] == []
+
+
+def test_each_test_keeps_a_case_that_is_not_left_to_long_runs() -> None:
+    """And each case that is left to them is there, in the files that this run has collected."""
+    wrong = []
+    for file, cases in COLLECTED.items():
+        names = REPEATED[file]
+        kept = {name.partition("[")[0] for name in cases - names}
+        wrong += [name for name in names if name not in cases or name.partition("[")[0] not in kept]
+    assert wrong == []
 
 
 HOOKS = (
