@@ -20,10 +20,24 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 SOURCES: Final = ("tokenmesh", "tests", "benchmarks", "scripts")
 EVERYTHING: Final = re.compile(
-    r"pyproject\.toml|uv\.lock|Makefile|\.ci/.*|tests/(?:conftest|again)\.py|scripts/changed_tests\.py"
+    r"pyproject\.toml|uv\.lock|Makefile|\.ci/.*|tests/(?:conftest|again|repeated)\.(?:py|txt)|scripts/changed_tests\.py"
 )
 """Files that say how all tests run."""
 COMMAND: Final = "tokenmesh.__main__"
+APIS: Final = "tokenmesh.services.gateway.apis."
+"""Packages of APIs are below it. Each gateway has them all, by `apis/table.py`."""
+TABLE: Final = f"{APIS}table"
+TESTS_OF_ALL_APIS: Final = frozenset(
+    f"tests.{each}"
+    for each in (
+        "e2e.test_up",
+        "integration.test_bad_input",
+        "integration.test_chat",
+        "integration.test_document",
+        "integration.test_every_text",
+    )
+)
+"""These send requests to a gateway with all of them, whichever it is that has changed."""
 COMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
     "tokenmesh.cli.main": ("tokenmesh.cli.",),
     "tokenmesh.cli.service": ("tokenmesh.services.",),
@@ -44,6 +58,8 @@ COMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
 NAMES_ONLY: Final = frozenset({"tokenmesh.shared.services", "scripts.changed_tests"})
 """These name modules that others import."""
 _IMPORTERS: Final = frozenset({"import_module", "run_module", "iter_modules", "walk_packages"})
+_PATH: Final = re.compile(r"(/v\d)?/([a-z_]{4,})")
+"""The beginning of a path that says something."""
 _LEAVES: Final = (ast.Name, ast.expr_context, ast.operator, ast.unaryop, ast.boolop)
 _MODULE: Final = re.compile(rf"\b(?:{'|'.join(SOURCES)})(?:\.[A-Za-z_]\w*)+\.?")
 _COMMAND: Final = re.compile(r"-m\s+tokenmesh\b|/tokenmesh\Z")
@@ -62,7 +78,7 @@ class Module:
         self.names: set[str] = set(COMPUTED.get(self.name, ()))
         """Some of them are no modules but things in one."""
         self.texts: set[str] = set()
-        self._path = path
+        self._path, self._source = path, source
         self._reads_all = _READS_ALL.search(source) is not None
         self._is_package = path.endswith("/__init__.py")
         self._read(ast.parse(source))
@@ -85,6 +101,15 @@ class Module:
     def mentions(self, file: str, places: Set[str]) -> bool:
         """Return whether it has a text with this file name, or one that is one of the places."""
         return any(file in text or text.strip("/") in places for text in self.texts)
+
+    def paths(self) -> set[tuple[str, str]]:
+        """Return how the paths of URLs among its texts begin: a version or nothing, and a word."""
+        found = (_PATH.match(each) for each in self.texts)
+        return {(each[1] or "", each[2]) for each in found if each is not None}
+
+    def mentions_api(self, words: re.Pattern[str]) -> bool:
+        """Return whether its source, in which a client may have other names, has such a word."""
+        return words.search(self._source) is not None
 
     def _read(self, tree: ast.Module) -> None:
         waiting: list[ast.AST] = [tree]
@@ -169,6 +194,7 @@ class Graph:
     def __init__(self, sources: Mapping[str, str]) -> None:
         """Read sources by their path in the repository. Raises SyntaxError."""
         self._modules = [Module(path, source) for path, source in sources.items()]
+        self._by_name = {each.name: each for each in self._modules}
         self._folders = defaultdict[str, list[str]](list)
         for path in sources:
             self._folders[str(PurePosixPath(path).parent)].append(name_of(path))
@@ -195,16 +221,65 @@ class Graph:
             if not owners:
                 return None
             found.update(owners)
-        waiting = [*found, *(self._importers[ALL] - found)] if found else []
-        found.update(waiting)
+        # `apis/table.py` is no package
+        is_in_apis = bool(found) and all(
+            name.startswith(APIS) and "." in name[len(APIS) :] for name in found
+        )
+        if found:
+            found.update(self._importers[ALL])
+        if not is_in_apis:
+            return self._closure(found)
+        own = self._closure(found, without=TABLE)
+        apis = {name[len(APIS) :].split(".")[0] for name in own if name.startswith(APIS)}
+        return own | self._of_apis(apis)
+
+    def _closure(self, found: Set[str], without: str = "") -> set[str]:
+        """Return these modules and all that import them, but for one. Then programs that start
+        services by their names count as having no API."""
+        closure = set(found)
+        waiting = [*found]
         while waiting:
             name = waiting.pop()
             used_by = self._importers.get(name, set()).union(
-                *(users for folder, users in self._users_of_all if name.startswith(folder))
+                *(
+                    users
+                    for folder, users in self._users_of_all
+                    if name.startswith(folder)
+                    if not (without and name.startswith(APIS) and APIS.startswith(folder))
+                )
             )
-            waiting.extend(used_by - found)
-            found.update(used_by)
-        return found
+            new = used_by - closure - {without}
+            waiting.extend(new)
+            closure.update(new)
+        return closure
+
+    def _of_apis(self, apis: Set[str]) -> set[str]:
+        """Return the tests that reach these APIs by a gateway, and the programs that have one.
+
+        Every gateway has every API, but a test that names none of its paths, nor the API itself,
+        sends no request to it. Its helpers count as it does, if they start no gateway themselves.
+        """
+        users = self._closure({TABLE})
+        paths = {
+            path
+            for name, each in self._by_name.items()
+            if name.startswith(APIS) and name[len(APIS) :].split(".")[0] in apis
+            for path in each.paths()
+        }
+        # `"/v1/messages"`, `client.messages.create(`, and where paths do not say it its name
+        ways = [rf"{version}/{word}\b" for version, word in paths]
+        ways += [rf"\.{word}\.[\w.]+\(" for version, word in paths if version == "/v1"]
+        ways += apis - {word for _, word in paths}
+        words = re.compile(f"(?i){'|'.join(ways)}")
+        named = {name for name, each in self._by_name.items() if each.mentions_api(words)}
+        helpers = {name for name in named - users if name.startswith("tests.")}
+        named |= self._closure(helpers)
+        is_test = re.compile(r"tests\..*\btest_\w+").fullmatch
+        return {
+            name
+            for name in users
+            if not is_test(name) or name in named or name in TESTS_OF_ALL_APIS
+        }
 
     def _owners(self, path: str) -> list[str]:
         if path.endswith(".py"):

@@ -68,6 +68,46 @@ def test_a_change_selects_the_tests_that_it_reaches(changed: str, reached: set[s
     assert tests == {f"tests/{each}.py" for each in {*reached, "test_all"}}
 
 
+API = "tokenmesh/services/gateway/apis"
+GATEWAY = {
+    f"{API}/table.py": "import tokenmesh.services.gateway.apis.one.api\n"
+    "import tokenmesh.services.gateway.apis.two.api\n",
+    f"{API}/one/api.py": 'PATH = "/v1/firsts/{name}"\n',
+    f"{API}/two/api.py": "from tokenmesh.services.gateway.apis.two.routes import PATH\n",
+    f"{API}/two/routes.py": 'PATH = "/v2/seconds"\n',
+    "tokenmesh/services/gateway/gateway.py": "import tokenmesh.services.gateway.apis.table\n",
+    "tests/fakes/mesh.py": "import tokenmesh.services.gateway.gateway\n",
+    "tests/fakes/asking.py": 'post("/v1/firsts/a")\n',
+    "tests/a/test_path.py": 'import tests.fakes.mesh\npost("/v2/seconds")\n',
+    "tests/a/test_client.py": "import tests.fakes.mesh\nclient.firsts.create()\n",
+    "tests/a/test_helper.py": "import tests.fakes.mesh\nimport tests.fakes.asking\n",
+    "tests/a/test_neither.py": "import tests.fakes.mesh\n",
+    "tests/a/test_part.py": "from tokenmesh.services.gateway.apis.two import routes\n",
+    "tests/integration/test_chat.py": "import tests.fakes.mesh\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reached"),
+    [
+        (f"{API}/one/api.py", {"a/test_client", "a/test_helper", "integration/test_chat"}),
+        (f"{API}/two/api.py", {"a/test_path", "integration/test_chat"}),
+        (f"{API}/two/routes.py", {"a/test_path", "a/test_part", "integration/test_chat"}),
+    ],
+)
+def test_an_api_selects_the_tests_that_send_requests_to_it(changed: str, reached: set[str]) -> None:
+    found = Graph(GATEWAY).reaching([changed])
+    assert found is not None
+    tests = {each for each in GATEWAY if "test_" in each and name_of(each) in found}
+    assert tests == {f"tests/{each}.py" for each in reached}
+    # what is not one of the APIs, or is changed together with them, selects all
+    for others in (f"{API}/table.py", "tokenmesh/services/gateway/gateway.py"):
+        for changes in ([others], [changed, others]):
+            found = Graph(GATEWAY).reaching(changes)
+            assert found is not None
+            assert {"tests.a.test_neither", "tests.integration.test_chat"} <= found
+
+
 def test_a_module_that_is_imported_by_an_unknown_name_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"tests/test_x\.py:1: add what it imports"):
         Graph({"tests/test_x.py": "importlib.import_module(name)\n"})
@@ -84,8 +124,15 @@ print(json.dumps([name for name in sys.modules if name.startswith(("tokenmesh", 
 @pytest.mark.timeout(60)
 def test_every_module_that_is_imported_while_a_file_is_collected_selects_it() -> None:
     graph, files = Graph(sources()), {name_of(path): path for path in sources()}
-    reaching = functools.cache(lambda module: graph.reaching([files[module]]))
     missing = []
+
+    @functools.cache
+    def reaching(module: str) -> set[str] | None:
+        # an API alone does not select what imports it for its requests to others
+        is_of_api = module.startswith(changed_tests.APIS)
+        return graph.reaching(
+            [files[each] for each in (module, changed_tests.TABLE)[: 1 + is_of_api]]
+        )
 
     def check(test: str, modules: list[str]) -> None:
         for module in modules:
