@@ -60,12 +60,18 @@ class LiveRequests:
         return [each for each in requests if each.place.lane == self.lane]
 
     @property
+    def num_running_in_lane(self) -> int:
+        if self.num_lanes == 1:
+            return len(self.running)
+        return sum(each.place.lane == self.lane for each in self.running)
+
+    @property
     def has_room_in_lane(self) -> bool:
         """Return whether one that waits may join the lane: another one may have fewer requests."""
         if self.num_lanes == 1:
             return True
         num_live = len(self.running) + len(self.waiting)
-        return len(self.in_lane(self.running)) * self.num_lanes < num_live
+        return self.num_running_in_lane * self.num_lanes < num_live
 
     @property
     def is_one(self) -> bool:

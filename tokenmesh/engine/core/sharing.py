@@ -176,7 +176,7 @@ class Sharing:
         """Steps in which a tenant prefills that has had much less than another are not shared with
         that other: they are few, and short ones bring the first token sooner."""
         prefilling = self._live.in_lane(self._live.prefilling)
-        left = max(0, budget - len(self._live.in_lane(self._running)) + len(prefilling))
+        left = max(0, budget - self._live.num_running_in_lane + len(prefilling))
         if (
             len(self._waiting)
             and self._rows.has_free
