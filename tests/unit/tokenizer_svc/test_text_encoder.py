@@ -173,7 +173,7 @@ def whole_and_parts(
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(text=WORDS)
 def test_the_parts_of_a_text_have_its_ids(name: str, text: str) -> None:
     borders = borders_of(ALL[name])
@@ -183,7 +183,7 @@ def test_the_parts_of_a_text_have_its_ids(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIED)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_the_parts_have_the_ids_whatever_the_normalizers_and_added_tokens(
     name: str, data: st.DataObject
@@ -225,7 +225,7 @@ def test_no_border_is_where_an_added_token_or_a_normalizer_reaches_over_it(
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(text=WORDS, most=st.integers(0, 60))
 def test_portions_give_at_least_the_ids_that_are_kept(
     name: str, side: Side, text: str, most: int

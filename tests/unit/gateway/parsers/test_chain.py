@@ -70,7 +70,7 @@ def text_of(events: list[Event], kind: type[Reasoning] | type[Content]) -> str:
     return "".join(event.text for event in events if isinstance(event, kind)).strip()
 
 
-@counts("chunkings", 20, 1000)
+@counts("chunkings", 10, 1000)
 @pytest.mark.parametrize("pair", FAMILIES)
 def test_a_model_reasons_speaks_and_calls(pair: tuple[str, str], chunkings: int) -> None:
     text = f"<think>\nI ask.\n</think>\nLet me look.\n{FAMILIES[pair]}"
@@ -80,7 +80,7 @@ def test_a_model_reasons_speaks_and_calls(pair: tuple[str, str], chunkings: int)
     assert calls(events) == [("weather", '{"city":"Rome"}')]
 
 
-@counts("chunkings", 20, 1000)
+@counts("chunkings", 10, 1000)
 @pytest.mark.parametrize("pair", ENDS_WITH_CALL)
 def test_a_call_may_end_the_reasoning(pair: tuple[str, str], chunkings: int) -> None:
     events = check_chunkings(lambda: make(*pair), f"<think>I ask.{FAMILIES[pair]}", chunkings)

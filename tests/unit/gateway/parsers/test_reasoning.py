@@ -197,7 +197,7 @@ def test_every_family_has_a_sample() -> None:
     assert set(SAMPLES) == set(REASONING)
 
 
-@counts("chunkings", 20, 1000)
+@counts("chunkings", 10, 1000)
 @pytest.mark.parametrize(("name", "sample"), CASES)
 def test_the_text_of_a_family_is_split_for_any_chunks(
     name: str, sample: Sample, chunkings: int

@@ -51,7 +51,7 @@ def test_typical_calls_are_read_however_the_text_is_cut(family: str, write: Writ
 DISTINCT = list({TOOLS[family]: family for family in WRITERS}.values())
 
 
-@counts("chunkings", 20, 1000)
+@counts("chunkings", 10, 1000)
 @pytest.mark.parametrize(
     ("family", "write"), [(family, WRITERS[family]) for family in DISTINCT], ids=DISTINCT
 )
