@@ -221,7 +221,7 @@ class Graph:
             if not owners:
                 return None
             found.update(owners)
-        # `apis/table.py` is no package
+        # `apis/table.py` is not in a package of one
         is_in_apis = bool(found) and all(
             name.startswith(APIS) and "." in name[len(APIS) :] for name in found
         )
