@@ -190,7 +190,7 @@ def check_bad_words(words: Sequence[str], most: int) -> int:
     """The characters of all words. Raises InvalidInput for too many of them."""
     if len(words) > most:
         raise InvalidInput(
-            f"bad_words holds {len(words)} entries, at most {most} (tokenizer.max_bad_words)",
+            f"bad_words holds {len(words)} entries, at most {most} are allowed",
             param="bad_words",
         )
     num_chars = sum(map(len, words))

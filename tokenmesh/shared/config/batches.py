@@ -18,7 +18,7 @@ class BatchSettings(BaseModel):
     max_line_bytes: int = Field(
         default=1024 * 1024, ge=1024, description="Largest line; a longer one goes to the errors."
     )
-    max_output_bytes: int = Field(
+    max_output_bytes: int = fixed(
         default=64 * 1024 * 1024,
         ge=1024,
         description="Answers of one batch; requests beyond it are not run and go to the errors. "

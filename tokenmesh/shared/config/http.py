@@ -168,7 +168,7 @@ class UploadSettings(BaseModel):
         description="Clips of one recording that are transcribed at a time, and whose features are "
         "in Redis.",
     )
-    audio_temperatures: tuple[Annotated[float, Field(ge=0, le=2)], ...] = Field(
+    audio_temperatures: tuple[Annotated[float, Field(ge=0, le=2)], ...] = fixed(
         default=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
         min_length=1,
         max_length=16,
@@ -199,7 +199,7 @@ class RealtimeSettings(BaseModel):
         gt=0,
         description="Audio of a realtime session that is not committed; longer speech is cut.",
     )
-    realtime_max_recordings_bytes: int = Field(
+    realtime_max_recordings_bytes: int = fixed(
         default=32 * 1024 * 1024,
         ge=1024,
         description="Input audio in a realtime session's conversation, for models that hear it.",

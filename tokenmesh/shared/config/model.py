@@ -225,7 +225,7 @@ class MediaSettings(BaseModel):
     max_video_frames: int = Field(
         default=768, ge=1, description="Frames that are taken of one video."
     )
-    max_video_pixels: int = Field(
+    max_video_pixels: int = fixed(
         default=768 * 32**3, ge=1, description="Pixels of all resized frames of one video."
     )
     video_timeout_s: float = Field(
@@ -264,8 +264,8 @@ class TokenizerSettings(BaseModel):
         default=10_000, ge=1, description="Content parts in all messages together."
     )
     max_tools: int = Field(default=1024, ge=0, description="Tools of a request.")
-    max_documents: int = Field(default=1024, ge=0, description="Documents of a request.")
-    max_bad_words: int = Field(default=1024, ge=0, description="Bad words of a request.")
+    max_documents: int = fixed(default=1024, ge=0, description="Documents of a request.")
+    max_bad_words: int = fixed(default=1024, ge=0, description="Bad words of a request.")
     trust_request_chat_template: bool = Field(
         default=False,
         description="Accept chat templates in requests. They run in a sandbox in a process of "

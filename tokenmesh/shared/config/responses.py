@@ -96,10 +96,10 @@ class ResponseSettings(BaseModel):
     adopt_interval_s: float = fixed(
         default=0.5, gt=0, description="How often a gateway looks for responses without an owner."
     )
-    max_chain: int = Field(
+    max_chain: int = fixed(
         default=64, ge=0, description="Responses that previous_response_id may lead back over."
     )
-    max_conversation_bytes: int = Field(
+    max_conversation_bytes: int = fixed(
         default=1024 * 1024,
         ge=1024,
         description="Largest conversation; it is written as a whole by each change.",

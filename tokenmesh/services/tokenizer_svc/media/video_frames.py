@@ -83,8 +83,7 @@ class FrameProcessor:
         if len(indices) * height * width > limits.max_total_pixels:
             raise PayloadTooLarge(
                 f"the model would get {len(indices)} frames of {width}x{height} pixels, at most "
-                f"{limits.max_total_pixels} pixels in all "
-                f"(tokenizer.media.max_video_pixels): set a smaller fps or size in {_PARAM}"
+                f"{limits.max_total_pixels} pixels in all: set a smaller fps or size in {_PARAM}"
             )
         resized = (
             resized_frame(frame, height, width, rules.resample)

@@ -229,7 +229,7 @@ class BatchRun:
             if self._writer.state.error_bytes > most:
                 raise StoreFull(
                     f"the errors of the batch are over {most} bytes, "
-                    "a quarter of batches.max_output_bytes"
+                    "a quarter of what its answers may have"
                 )
             if isinstance(found, LineRequest):
                 await self._run_line(line, found)

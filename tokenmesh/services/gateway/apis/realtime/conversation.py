@@ -162,7 +162,7 @@ class RealtimeConversation:
         if total > limit:
             raise InvalidInput(
                 f"the recordings of the conversation would have {total} bytes, at most {limit} are "
-                "allowed (gateway.realtime_max_recordings_bytes): delete items with audio",
+                "allowed: delete items with audio",
                 param="audio",
             )
 

@@ -181,10 +181,7 @@ class Conversations:
         data = _encoder.encode(conversation)
         limit = min(self.settings.max_conversation_bytes, self.journal.max_entry_bytes)
         if len(data) > limit:
-            text = (
-                f"the conversation has {len(data)} bytes, at most {limit} "
-                "(responses.max_conversation_bytes)"
-            )
+            text = f"the conversation has {len(data)} bytes, at most {limit} are allowed"
             raise PayloadTooLarge(text, param="conversation")
         return data
 

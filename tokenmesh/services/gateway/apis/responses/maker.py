@@ -57,7 +57,7 @@ async def previous_items(logs: ResponseLogs, previous_id: str | None, access: Ac
     num_bytes = 0
     while previous_id is not None:
         if len(newest_first) >= settings.max_chain:
-            raise _chain_too_long(f"{settings.max_chain} responses (responses.max_chain)")
+            raise _chain_too_long(f"{settings.max_chain} responses")
         ends = await logs.ends(previous_id, access, _PREVIOUS)
         if ends.ended is None:
             raise invalid(_PREVIOUS, f"{previous_id!r} has not ended yet")
@@ -99,7 +99,7 @@ async def resolve_references(
         response_id = response_of_item(item_id)
         if response_id is not None and response_id not in found:
             if len(found) >= (limit := logs.settings.max_chain):
-                text = f"input refers to more than {limit} responses (responses.max_chain)"
+                text = f"input refers to more than {limit} responses"
                 raise PayloadTooLarge(text, param="input")
             found[response_id] = await _items_of(logs, response_id, access)
         if response_id is None or item_id not in found[response_id]:
