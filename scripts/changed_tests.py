@@ -49,6 +49,7 @@ COMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
     "tokenmesh.engine.grammar.lean_import": (),
     "tokenmesh.shared.parent_death": (),
     # Modules of other projects.
+    "tokenmesh.shared.lean_import": (),
     "tokenmesh.services.worker_svc.kv.transports.mooncake": (),
     "tokenmesh.services.worker_svc.kv.transports.nixl": (),
     "tests.engine.test_formats_by_library": (),

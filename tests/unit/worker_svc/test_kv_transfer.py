@@ -217,8 +217,9 @@ async def test_whatever_connects_gets_nothing_without_a_question_that_decodes() 
         for data in (b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\x7f", b"\x04\x00\x00\x00junk"):
             got, writer = await asyncio.open_connection(host, port)
             writer.write(data)
-            writer.write_eof()
-            # a reset is an answer as well
+            # a reset is an answer as well, also one that comes before the end of what is sent
+            with suppress(OSError):
+                writer.write_eof()
             with suppress(ConnectionError):
                 async with asyncio.timeout(10):
                     assert await got.read() in (b"", b"\x00")
