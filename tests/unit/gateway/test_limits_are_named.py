@@ -77,6 +77,9 @@ OTHERS = {
     "bytes describes at most ",
     "messages hold  content parts, at most ",
     "the URL redirects more than ",
+    "the recordings of the conversation would have ",
+    "the model would get  frames of ",
+    "bad_words holds  entries, at most ",
 }
 """Parts of texts about bounds that are no setting."""
 
