@@ -1,12 +1,18 @@
 """Experts are placed as the published algorithm places them, and get there one by one."""
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmesh.engine.exec.balancer import Balancer
 from tokenmesh.engine.ranks.placement import imbalance, kept_in_place, moves, placed
+from tokenmesh.shared.config.eplb import EplbConfig
 
 LOADS = (
     (90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86),
@@ -82,3 +88,24 @@ def test_a_skew_of_64_experts_is_balanced_over_four_ranks() -> None:
     for spare in (4, 8, 16):
         slots = placed(loads[None], 64 + spare, 1, 1, 4)[0].tolist()
         assert imbalance(loads, slots, 4) <= MOST
+
+
+@pytest.mark.parametrize(("interval", "window"), [(1, 1), (2, 5), (4, 4), (9, 3)])
+def test_every_layer_gets_its_turn_by_the_tokens_of_the_whole_window(
+    interval: int, window: int
+) -> None:
+    # the experts of the first rank have all tokens
+    layers: list[Any] = [
+        SimpleNamespace(experts=[0, 1, 2, 3], counts=torch.zeros(4, dtype=torch.int64), num_bytes=8)
+        for _ in range(6)
+    ]
+    config = EplbConfig(step_interval=interval, window_size=window)
+    balancer = Balancer(config, 2, 1, 1, lambda: layers)
+    moved = set()
+    for _ in range(12 * interval + 12):
+        part = balancer.next_part()
+        moved |= set() if part is None else {part.layer}
+        assert len(balancer._due) <= len(layers)
+        for each in layers:
+            each.counts += torch.tensor([5, 5, 0, 0])
+    assert moved == set(range(6))

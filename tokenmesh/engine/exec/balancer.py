@@ -54,12 +54,13 @@ class Balancer:
         self._step += 1
         interval, window = self._config.step_interval, self._config.window_size
         phase = self._step % interval
-        if phase == interval - window:
+        # a layer that was looked at counts anew: a window as long as the interval needs no more
+        if window < interval and phase == interval - window:
             for each in layers:
                 each.counts.zero_()
-        if not phase and not self._moves:
+        if not (phase or self._moves or self._due):
             self._due.extend(range(len(layers)))
-        elif self._due:
+        if self._due:
             self._plan(self._due.popleft())
         return self._part() if self._moves else None
 
