@@ -1,9 +1,9 @@
-"""An EAGLE-3 head for SmolLM2-135M-Instruct, trained on this machine: it is too large for git.
+"""Train an EAGLE-3 head for SmolLM2-135M-Instruct: it is too large for git.
 
 `python scripts/train_smollm2_head.py MODEL OUT` writes questions about everyday topics to
 OUT/questions.jsonl and trains on what the model answers, as `tokenmesh train-draft` does; MODEL is
 a directory, a GGUF file or a hub id. Questions that the head never sees are in OUT/held_out.jsonl.
-On two cores it takes about 25 minutes. A run that was stopped keeps its answers.
+The training was not timed with this list of questions. A run that was stopped keeps its answers.
 """
 
 import argparse

@@ -56,7 +56,7 @@ def transfer_config(text: str) -> dict[str, object]:
 
 
 def _store_of(given: dict[str, object], role: str) -> dict[str, object]:
-    """Those of a store; vLLM reads the same keys from a file."""
+    """Return the settings of a store; vLLM reads the same keys from a file."""
     if role != "both":
         raise _error(f"{_STORE} reads and writes: kv_role should be kv_both")
     extra = given.get(_EXTRA)

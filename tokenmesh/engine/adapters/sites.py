@@ -57,7 +57,7 @@ class TakenExperts:
     inner: int
     """Their whole width; 0: each rank has whole experts."""
     experts: slice
-    """Those of this rank."""
+    """This rank has these."""
     rows: tuple[slice, ...] | None
     """Outputs of the first product; None: all of them."""
     columns: tuple[slice, ...] | None

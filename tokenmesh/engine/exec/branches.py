@@ -51,7 +51,7 @@ class Branches:
     _free: list[int] = field(default_factory=list)
     """Tables of the step at hand."""
     _chains: dict[int, list[tuple[int, ScheduledRow]]] = field(default_factory=dict)
-    """By row: each chain of the step at hand with its table."""
+    """Each row has its chains of the step at hand here, with their tables."""
 
     def spread(self, scheduled: Sequence[ScheduledRow]) -> list[ScheduledRow]:
         """Make entries of chains from those whose drafts branch, and prepare their blocks."""

@@ -141,7 +141,7 @@ class PoolRunner:
         return self._model.states(tokens, self._types_of(entries), there, self._store)
 
     def _sorted(self, entries: Sequence[ScheduledRow]) -> list[ScheduledRow]:
-        """By length, then by adapter and task: in one order on all ranks."""
+        """Sort rows by length, then by adapter and task: in one order on all ranks."""
         numbers: dict[tuple[LoraWeights | None, PoolingParams], int] = {}
 
         def order(entry: ScheduledRow) -> tuple[int, int]:

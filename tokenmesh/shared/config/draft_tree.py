@@ -21,7 +21,7 @@ class DraftTree:
     paths: tuple[tuple[int, ...], ...]
     """By draft: what its ancestors are among their siblings by likelihood, and what it is."""
     parents: tuple[int, ...]
-    """By draft: the one that it follows; -1: the last known token."""
+    """These say which draft each one follows; -1: the last known token."""
     computed: tuple[int, ...]
     """Tokens that a step computes for so many of the first drafts, from one on."""
 

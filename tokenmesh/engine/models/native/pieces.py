@@ -17,7 +17,7 @@ class Piece:
     size: int
     """Outputs that are stored."""
     taken: tuple[slice, ...]
-    """Those of this rank."""
+    """This rank has these."""
 
     @property
     def is_whole(self) -> bool:

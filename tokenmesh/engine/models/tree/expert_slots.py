@@ -158,6 +158,6 @@ def _chosen(part: Any, index: torch.Tensor) -> Any:
 
 
 def slots_of(modules: Iterable[torch.nn.Module]) -> Sequence[ExpertSlots]:
-    """Those of all layers, in the order of modules."""
+    """Return the slots of all layers, in the order of modules."""
     found = (vars(module).get(SLOTS) for module in modules)
     return [each for each in found if each is not None]
