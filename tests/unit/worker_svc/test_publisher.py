@@ -1,5 +1,8 @@
 """Publisher: what becomes of a step's deltas when the bus does not take them."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from tokenmesh.engine.core.outputs import StepOutput
@@ -12,6 +15,7 @@ from tokenmesh.shared import codec, subjects
 from tokenmesh.shared.bus.base import Headers
 from tokenmesh.shared.config.worker import WorkerSettings
 from tokenmesh.shared.errors import BusLost
+from tokenmesh.shared.failed import Failed
 from tokenmesh.shared.ids import GatewayId, ModelName, WorkerId
 from tokenmesh.shared.messages import Message, Tokens
 from tokenmesh.shared.messages.tokens import Delta, TokenLogprobs
@@ -135,3 +139,34 @@ async def test_what_a_lost_bus_did_not_take_can_be_sent_again(
     replay = stream.replay(0)
     assert replay is not None
     assert unpack_ids(replay.token_ids) == [4, 5]
+
+
+@pytest.mark.parametrize("name", Delta.__struct_fields__[4:])
+async def test_whatever_a_delta_says_is_also_said_by_joined_ones_and_when_sent_again(
+    bus: SmallBus, publisher: Publisher, streams: WorkerStreams, name: str
+) -> None:
+    entries = [TokenLogprobs(1, -1.0, 1)]
+    values: dict[str, Any] = {
+        "finish": "error",
+        "stop_token": 6,
+        "logprobs": entries,
+        "cached_tokens": 16,
+        "prompt_logprobs": [None, *entries],
+        "error": Failed(code="internal_error", message="why"),
+        "alignment": [0, 2],
+        "drafts": (8, 7),
+    }
+    value = values[name]
+    place = {"finish": 2, "stop_token": 2, "error": 2, "drafts": 1}.get(name, 0)
+    deltas = [Delta(1, 0, at, pack_ids([at])) for at in range(3)]
+    deltas[place] = msgspec.structs.replace(deltas[place], **{name: value})
+    if place == 2:  # an ending
+        deltas[2] = msgspec.structs.replace(deltas[2], finish="error")
+    stream = streams.open(StreamKey(GATEWAY, 1, 0), 0)
+    await publisher.publish([StepOutput(at, {GATEWAY: [each]}) for at, each in enumerate(deltas)])
+    sent = [each for _, message in bus.sent for each in message.deltas]
+    replay = stream.replay(0)
+    assert replay is not None
+    for received in (sent, [replay]):
+        assert [getattr(each, name) for each in received if getattr(each, name)] == [value]
+        assert b"".join(each.token_ids for each in received) == pack_ids([0, 1, 2])

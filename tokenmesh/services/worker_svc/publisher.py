@@ -146,6 +146,8 @@ def _join(run: list[Delta]) -> list[Delta]:
             last.stop_token,
             cached_tokens=first.cached_tokens,
             error=last.error,
+            # a step that computes no drafts may not repeat the count
+            drafts=next((each.drafts for each in reversed(run) if each.drafts), None),
         )
     ]
 

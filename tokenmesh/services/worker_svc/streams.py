@@ -49,6 +49,8 @@ class WorkerStream:
     """The first delta, with the facts about the prompt."""
     tail: Delta | None = None
     """The last delta, with the ending."""
+    drafts: tuple[int, int] | None = None
+    """See `Delta.drafts`."""
     ended_s: float | None = None
     """Monotonic seconds; None while it runs."""
 
@@ -56,6 +58,7 @@ class WorkerStream:
         """Remember what was published."""
         self.head = self.head or delta
         self.token_ids += delta.token_ids
+        self.drafts = delta.drafts or self.drafts
         if delta.logprobs is not None:
             self.logprobs += delta.logprobs
         if delta.finish is not None:
@@ -80,6 +83,7 @@ class WorkerStream:
             prompt_logprobs=head.prompt_logprobs if head else None,
             error=tail.error if tail else None,
             alignment=head.alignment if head else None,
+            drafts=self.drafts,
         )
 
 
