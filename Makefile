@@ -4,7 +4,7 @@ PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install dev dist site check test test-failed test-long real-models test-real \
+.PHONY: install dev dist site check test test-engine test-failed test-long real-models test-real \
   test-clients test-gpu test-kernels test-console test-images console bench docs FORCE
 .DEFAULT_GOAL := check
 # Processes that tests start would compile the whole package again, each time.
@@ -59,15 +59,25 @@ PARALLEL := -n $(PROCESSES) --dist worksteal
 
 # Every test but those that need a GPU or a real model, and the long runs. CHANGED=origin/main leaves
 # out the files of tests that no file reaches which differs from this commit.
-# So are tests of kernels alone that `make test-kernels` has passed with these kernels and versions.
+# So are tests of kernels alone that `make test-kernels` has passed with these kernels and versions,
+# and those of the engine alone that `make test-engine` has passed with these inputs.
 CHANGED ?=
+QUICK := -m "not gpu and not real and not slow and not whole_model"
+CHOSEN := $(BIN)/python scripts/chosen_tests.py
 PASSED_KERNELS := test_interpreter.py test_state_ops_random.py \
   test_sampling_device.py::test_kernels_follow_the_distribution
+PASSED := [ "$$(.ci/kernel_inputs)" != "$$(cat .ci/kernel_inputs.sha256)" ] || \
+  echo "$(PASSED_KERNELS:%=--deselect tests/kernels/%)"
 test: dev
-	chosen=$$([ -z "$(CHANGED)" ] || $(BIN)/python scripts/changed_tests.py "$(CHANGED)") && \
-	  passed=$$([ "$$(.ci/kernel_inputs)" != "$$(cat .ci/kernel_inputs.sha256)" ] || \
-	    echo "$(PASSED_KERNELS:%=--deselect tests/kernels/%)") && \
-	  $(PYTEST) $(PARALLEL) -m "not gpu and not real and not slow and not whole_model" $$passed $$chosen
+	chosen=$$($(CHOSEN) $(CHANGED)) && passed=$$($(PASSED)) && \
+	  $(PYTEST) $(PARALLEL) $(QUICK) $$passed $$chosen
+
+# The tests of the engine and its kernels that need no service. Commit what it records, so that
+# `make test` leaves them out until something changes on which they depend.
+test-engine: dev
+	used=$$(mktemp -d) && chosen=$$($(CHOSEN) --engine $$used) && passed=$$($(PASSED)) && \
+	  TESTS_USED_FILES=$$used $(PYTEST) $(PARALLEL) -p tests.used_files $(QUICK) $$passed $$chosen && \
+	  $(CHOSEN) --record $$used
 
 # The tests that failed in the last run, once more in one process, where they are five or fewer.
 test-failed: dev

@@ -1,4 +1,4 @@
-"""Prints the test files that a change can reach: `make test CHANGED=origin/main`.
+"""The test files that a change can reach: `make test CHANGED=origin/main`.
 
 The changed files are those that differ from a commit, and those that git does not know yet. A test
 file is reached when it is one of them, or imports one, directly or through other modules. What a
@@ -10,7 +10,6 @@ tests: one that runs in vain costs seconds, one that is left out hides a defect.
 import ast
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
@@ -20,7 +19,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 SOURCES: Final = ("tokenmesh", "tests", "benchmarks", "scripts")
 EVERYTHING: Final = re.compile(
-    r"pyproject\.toml|uv\.lock|Makefile|\.ci/.*|tests/(?:conftest|again|repeated)\.(?:py|txt)|scripts/changed_tests\.py"
+    r"pyproject\.toml|uv\.lock|Makefile|\.ci/(?!.*\.sha256).*|tests/(?:conftest|again|repeated)\.(?:py|txt)"
+    r"|scripts/(?:changed|chosen)_tests\.py"
 )
 """Files that say how all tests run."""
 COMMAND: Final = "tokenmesh.__main__"
@@ -56,7 +56,9 @@ COMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
     "tests.engine.test_hf_experts": (),
 }
 """Modules that a module imports by names that it computes; `a.b.` is every module below `a.b`."""
-NAMES_ONLY: Final = frozenset({"tokenmesh.shared.services", "scripts.changed_tests"})
+NAMES_ONLY: Final = frozenset(
+    {"tokenmesh.shared.services", "scripts.changed_tests", "tests.left_gateways"}
+)
 """These name modules that others import."""
 _IMPORTERS: Final = frozenset({"import_module", "run_module", "iter_modules", "walk_packages"})
 _PATH: Final = re.compile(r"(/v\d)?/([a-z_]{4,})")
@@ -65,6 +67,7 @@ _LEAVES: Final = (ast.Name, ast.expr_context, ast.operator, ast.unaryop, ast.boo
 _MODULE: Final = re.compile(rf"\b(?:{'|'.join(SOURCES)})(?:\.[A-Za-z_]\w*)+\.?")
 _COMMAND: Final = re.compile(r"-m\s+tokenmesh\b|/tokenmesh\Z")
 _FILE: Final = re.compile(r"[\w./-]*\w\.py\b")
+_NEW: Final = ("ls-files", "-z", "--others", "--exclude-standard")
 _READS_ALL: Final = re.compile(r"\brglob\(|\bls-files\b")
 _CAN_READ_ALL: Final = re.compile(r"(?:tests|scripts)/(?!conftest)")
 ALL: Final = "."
@@ -207,10 +210,23 @@ class Graph:
                 for parent in _parents(name.removesuffix(".")) if name != ALL else ():
                     self._importers[parent].add(module.name)
 
+        self._imported: dict[str, set[str]] = {}
+        """It keeps the answers of `_imports`."""
         self._users_of_all = [
             (name, users) for name, users in self._importers.items() if name.endswith(".")
         ]
         """Those of each module whose name begins so."""
+
+    def needs(self, module: str) -> set[str]:
+        """Return the module and all that it imports, directly or through others; `ALL` is among
+        them where one reads whole folders."""
+        found = {module}
+        waiting = [module]
+        while waiting:
+            new = self._imports(waiting.pop()) - found
+            waiting.extend(new)
+            found |= new
+        return found
 
     def reaching(self, changed: Iterable[str]) -> set[str] | None:
         """The modules that changed files reach; None stands for all."""
@@ -218,7 +234,7 @@ class Graph:
         for path in changed:
             if EVERYTHING.fullmatch(path):
                 return None
-            owners = self._owners(path)
+            owners = self.owners(path)
             if not owners:
                 return None
             found.update(owners)
@@ -233,6 +249,21 @@ class Graph:
         own = self._closure(found, without=TABLE)
         apis = {name[len(APIS) :].split(".")[0] for name in own if name.startswith(APIS)}
         return own | self._of_apis(apis)
+
+    def _imports(self, name: str) -> set[str]:
+        found = self._imported.get(name)
+        if found is not None:
+            return found
+        found = self._imported[name] = set()
+        if name not in self._by_name:
+            return found
+        for each in self._by_name[name].names:
+            if each == ALL:
+                found.add(ALL)
+            elif each.endswith("."):
+                found.update(other for other in self._by_name if other.startswith(each))
+            found.update(other for other in (each, *_parents(each)) if other in self._by_name)
+        return found
 
     def _closure(self, found: Set[str], without: str = "") -> set[str]:
         """Return these modules and all that import them, but for one. Then programs that start
@@ -282,7 +313,8 @@ class Graph:
             if not is_test(name) or name in named or name in TESTS_OF_ALL_APIS
         }
 
-    def _owners(self, path: str) -> list[str]:
+    def owners(self, path: str) -> list[str]:
+        """The modules that may read a file, or the one that it is."""
         if path.endswith(".py"):
             return [name_of(path)]
         file = PurePosixPath(path)
@@ -332,22 +364,21 @@ def sources() -> dict[str, str]:
     }
 
 
-def main() -> None:
-    """Print the files that a change since the commit of the first argument reaches."""
-    since = sys.argv[1]
-    changed = {
-        *_git("diff", "-z", "--name-only", "--no-renames", since, "--"),
-        *_git("ls-files", "-z", "--others", "--exclude-standard"),
-    }
+def all_files() -> list[str]:
+    """Every file of the repository that git does not ignore."""
+    listed = {*_git("ls-files", "-z"), *_git(*_NEW)}
+    return sorted(path for path in listed if (ROOT / path).is_file())
+
+
+def tests_among(files: Iterable[str]) -> list[str]:
+    """The files of tests among these."""
+    return [path for path in files if re.match(r"tests/(?:.*/)?test_[^/]*\.py\Z", path)]
+
+
+def chosen_files(graph: Graph, tests: Sequence[str], since: str) -> list[str]:
+    """The files of tests that a change since this commit reaches."""
+    changed = {*_git("diff", "-z", "--name-only", "--no-renames", since, "--"), *_git(*_NEW)}
     if not changed:
         raise SystemExit(f"no file differs from {since}")
-    files = sources()
-    reached = Graph(files).reaching(changed)
-    tests = [path for path in files if re.match(r"tests/(?:.*/)?test_[^/]*\Z", path)]
-    chosen = tests if reached is None else [path for path in tests if name_of(path) in reached]
-    print(f"{len(chosen)} of {len(tests)} files of tests", file=sys.stderr)
-    print("tests" if reached is None else "\n".join(chosen))
-
-
-if __name__ == "__main__":
-    main()
+    reached = graph.reaching(changed)
+    return [path for path in tests if reached is None or name_of(path) in reached]

@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from scripts import changed_tests
+from scripts import changed_tests, chosen_tests
 from scripts.changed_tests import Graph, name_of, sources
+from scripts.chosen_tests import ALWAYS, EngineTests
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = {
@@ -154,27 +156,120 @@ def test_every_module_that_is_imported_while_a_file_is_collected_selects_it() ->
     assert missing == []
 
 
-def test_the_changed_files_are_those_of_git(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def commit(
+    files: Mapping[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """A repository with these files; returns what runs git in it."""
+
     def git(*words: str) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
 
-    for path, source in TREE.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(source)
+    for path, source in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(source)
     git("init")
     git("add", ".")
     git("commit", "-m", "All")
-    monkeypatch.setattr(changed_tests, "ROOT", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["changed_tests.py", "HEAD"])
+    for module in (changed_tests, chosen_tests):
+        monkeypatch.setattr(module, "ROOT", folder)
+    return git
+
+
+def test_the_changed_files_are_those_of_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git = commit(TREE, tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["chosen_tests.py", "HEAD"])
     with pytest.raises(SystemExit, match="no file differs from HEAD"):
-        changed_tests.main()
+        chosen_tests.main()
     (tmp_path / "tests/a/test_new.py").write_text("")
     git("mv", "tests/fakes/mesh.py", "tests/fakes/moved.py")
-    changed_tests.main()
+    chosen_tests.main()
     written = capsys.readouterr()
     chosen = [f"tests/{each}.py" for each in ("a/test_new", "b/c/test_mesh", "test_all")]
     assert written.out.split() == chosen
     assert written.err.startswith("3 of 9 files")
+
+
+ENGINE = {
+    **dict.fromkeys(ALWAYS, ""),
+    ".ci/run": "run docs/models.md",
+    "docs/models.md": "",
+    "docs/other.md": "",
+    "tokenmesh/__init__.py": "",
+    "tokenmesh/engine/model.py": "from tokenmesh.shared import words\n",
+    "tokenmesh/engine/rows.c": "",
+    "tokenmesh/shared/words.py": "",
+    "tokenmesh/shared/others.py": "",
+    "tokenmesh/services/a.py": "import tokenmesh.engine.model\n",
+    "tests/conftest.py": "",
+    "tests/engine/test_a.py": "import tokenmesh.services.a\n",
+    "tests/engine/test_all.py": 'ROOT.rglob("*.py")\n',
+    "tests/engine/test_model.py": "from tokenmesh.engine import model, new\nPAGE = 'models.md'\n",
+    "tests/unit/test_words.py": "import tokenmesh.shared.words\nPAGE = 'other.md'\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "is_input"),
+    [
+        *((path, True) for path in ALWAYS),
+        ("tokenmesh/engine/model.py", True),
+        ("tokenmesh/engine/new.py", True),
+        ("tokenmesh/engine/rows.c", True),
+        ("tokenmesh/shared/words.py", True),
+        ("tests/conftest.py", True),
+        ("tests/engine/conftest.py", True),
+        ("tests/engine/test_model.py", True),
+        ("tests/engine/test_a.py", False),
+        ("docs/models.md", True),
+        ("unknown.txt", True),
+        ("docs/other.md", False),
+        ("tokenmesh/shared/others.py", False),
+        ("tokenmesh/services/a.py", False),
+    ],
+)
+def test_tests_of_the_engine_that_passed_run_again_when_an_input_changes(
+    file: str, is_input: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(ENGINE, tmp_path, monkeypatch)
+
+    def digest() -> str:
+        engine = EngineTests(Graph(sources()), changed_tests.all_files())
+        assert engine.files == ["tests/engine/test_model.py"]
+        return engine.digest(tmp_path)
+
+    before = digest()
+    (tmp_path / file).write_text("changed = 1\n" + ENGINE.get(file, ""))
+    assert (digest() != before) is is_input
+
+
+def test_tests_of_the_engine_are_left_out_once_they_have_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used, root = tmp_path / "used", tmp_path / "repository"
+    used.mkdir()
+    commit(ENGINE, root, monkeypatch)
+
+    def main(*words: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["chosen_tests.py", *words])
+        chosen_tests.main()
+        return capsys.readouterr().out.split()
+
+    assert main() == ["tests"]
+    assert main("--engine", str(used)) == ["tests/engine/test_model.py"]
+    with pytest.raises(SystemExit, match="no test has run"):
+        main("--record", str(used))
+    (used / "1").write_text("tokenmesh/engine/model.py\ntokenmesh/shared/others.py\n")
+    with pytest.raises(SystemExit, match=r"do not name: tokenmesh/shared/others\.py"):
+        main("--record", str(used))
+    (used / "1").write_text("tokenmesh/engine/model.py\n.venv/module.py")
+    main("--record", str(used))
+    rest = [f"tests/{each}.py" for each in ("engine/test_a", "engine/test_all", "unit/test_words")]
+    assert main() == rest
+    with (root / "tokenmesh/shared/words.py").open("a") as words:
+        words.write("x = 1\n")
+    assert main("HEAD") == ["tests"]
+    with pytest.raises(SystemExit, match="files have changed while the tests ran"):
+        main("--record", str(used))
