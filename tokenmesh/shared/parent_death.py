@@ -10,10 +10,12 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -29,6 +31,17 @@ def die_with(parent: int) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the call above
             os._exit(1)
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Inside, the children of a descendant that ends become those of this process. Linux only."""
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tokenmesh.cli.embedded.child import Child, ChildSpec, Phase, child_environment
+from tokenmesh.cli.embedded.child import Child, ChildSpec, Fork, Phase, child_environment
 from tokenmesh.cli.embedded.screen import explanation, parse_line
 from tokenmesh.cli.embedded.supervisor import ProcessSupervisor, pause_s
 from tokenmesh.shared.config.up import UpSettings
@@ -180,10 +180,10 @@ async def test_a_machine_without_room_for_a_while_costs_no_child(
 ) -> None:
     start, failures = Child.start, [OSError("no room"), OSError("no room")]
 
-    async def start_if_there_is_room(child: Child) -> None:
+    async def start_if_there_is_room(child: Child, fork: Fork | None) -> None:
         if watched.restarts and failures:
             raise failures.pop()
-        await start(child)
+        await start(child, fork)
 
     monkeypatch.setattr(Child, "start", start_if_there_is_room)
     supervisor = watched.supervisor

@@ -4,11 +4,11 @@ import asyncio
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Final, Protocol
 
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.environment import SOCKET, VARIABLES
@@ -40,6 +40,8 @@ class ChildSpec:
     greeting: bytes | None = None
     """The line that a client writes to `port`, to which a server that works answers with a line;
     None: it is not probed."""
+    imports: tuple[str, ...] = ()
+    """Modules that a `ForkServer` imports for it and others; empty: it is started as a program."""
 
     @property
     def service(self) -> str:
@@ -63,8 +65,23 @@ OnLine = Callable[[str, str], None]
 """Called with the child's name and a line of its output."""
 
 
+class Process(Protocol):
+    """A subset of `asyncio.subprocess.Process`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
+    def terminate(self) -> None: ...
+
+
+Fork = Callable[[ChildSpec, int], Awaitable[Process | None]]
+"""Forks a child that writes to a file descriptor; None: it has to be started as a program."""
+
+
 class Child:
-    """A running process. `exit_code` is a future that its end resolves."""
+    """Runs one process, and keeps the last lines that it wrote."""
 
     def __init__(self, spec: ChildSpec, tail_lines: int, on_line: OnLine) -> None:
         self.spec = spec
@@ -73,7 +90,7 @@ class Child:
         self.answered_s: float | None = None
         """When it last showed that it works; None: not yet."""
         self._on_line = on_line
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
     @property
@@ -86,7 +103,7 @@ class Child:
         """True for a process that has started and has not been seen to end."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> None:
+    async def start(self, fork: Fork | None = None) -> None:
         """Start the process in a group of its own: Ctrl-C at the terminal does not reach it.
 
         Raises OSError when the machine has no room for it.
@@ -94,15 +111,18 @@ class Child:
         # A pipe of our own: asyncio's `wait` would wait for grandchildren that hold its pipe.
         read_end, write_end = os.pipe()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.spec.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                env=child_environment(self.spec),
-                start_new_session=True,
-                preexec_fn=dies_with_parent(),
-            )
+            if fork is not None:
+                self._process = await fork(self.spec, write_end)
+            if self._process is None:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self.spec.command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=write_end,
+                    stderr=write_end,
+                    env=child_environment(self.spec),
+                    start_new_session=True,
+                    preexec_fn=dies_with_parent(),
+                )
         except BaseException:
             os.close(read_end)
             raise

@@ -5,7 +5,7 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,7 @@ from tokenmesh.shared.gguf import is_gguf
 from tokenmesh.shared.gguf.reader import MAGIC
 from tokenmesh.shared.placeholder_files import placeholder_problem
 from tokenmesh.shared.rights import ADMIN, EVENTS, SERVICE_USERS, UP
-from tokenmesh.shared.services import SERVICES
+from tokenmesh.shared.services import SERVICES, ServiceSpec
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _PATH_STARTS: Final = ("/", "./", "../", "~")
@@ -132,6 +132,8 @@ def warn_if_overfull(settings: Settings, screen: Screen) -> None:
 
 _FRONTEND: Final = ("tokenizer", "gateway")
 """The services that are started where prompts are only rendered."""
+_ENGINE: Final = ("torch", "tokenmesh.engine.exec.build_any")
+"""A service that computes imports these later than its module."""
 NOTIFY_SOCKET: Final = "notify"
 """The file name of the socket on which services report to `up`."""
 _PASSWORD_BYTES: Final = 24
@@ -217,7 +219,8 @@ def _services(
     up, num_workers = settings.up, all_workers(settings)
     num_models = len(models_run(settings))
     threads = max(1, len(os.sched_getaffinity(0)) // (num_workers * _num_awake(settings)))
-    gpus = assign_gpus(settings, num_workers * num_models, visible_gpus())
+    visible = visible_gpus()
+    gpus = assign_gpus(settings, num_workers * num_models, visible)
     for spec in SERVICES:
         service, count = spec.name, getattr(up, spec.count_setting)
         if settings.gateway.render_only and service not in _FRONTEND:
@@ -257,7 +260,16 @@ def _services(
                 environment[environment_name(("worker", "kv", "role"))] = role
             if service in gpus:
                 environment |= gpus[service][number - 1]
-            yield ChildSpec(name, command, phase, environment, model=model)
+            imports = _imports(settings, spec, visible)
+            yield ChildSpec(name, command, phase, environment, model=model, imports=imports)
+
+
+def _imports(settings: Settings, spec: ServiceSpec, gpus: Sequence[str]) -> tuple[str, ...]:
+    """The modules to share with other services by a fork: a GPU's driver does not survive one, and
+    a simulated engine imports no torch."""
+    if not spec.computes or gpus or settings.worker.engine == "sim":
+        return ()
+    return (spec.module, *_ENGINE)
 
 
 def _takes_text_only(settings: Settings) -> bool:

@@ -1,11 +1,12 @@
 """ProcessSupervisor: starts children, starts them again when they die, stops them in order."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tokenmesh.cli.embedded.child import Child, ChildSpec, OnLine, Phase
+from tokenmesh.cli.embedded.child import Child, ChildSpec, Fork, OnLine, Phase
+from tokenmesh.cli.embedded.fork_server import ForkServer
 from tokenmesh.cli.embedded.ports import wait_accepting
 from tokenmesh.shared.config.up import UpSettings
 from tokenmesh.shared.lifecycle import ExitCode
@@ -83,11 +84,12 @@ class ProcessSupervisor:
             if child.spec.name == name:
                 child.kill(reason)
 
-    async def start(self, specs: Iterable[ChildSpec]) -> None:
+    async def start(self, specs: Sequence[ChildSpec]) -> None:
         """Start children; those with a port have started when it accepts connections."""
         for spec in specs:
-            await self._start(spec)
-            self._keepers[spec] = asyncio.create_task(self._keep(spec), name=f"keep {spec.name}")
+            if not spec.imports:
+                await self._begin(spec)
+        await self._begin_forks([spec for spec in specs if spec.imports])
         for spec in specs:
             if spec.port is not None and not await self._accepts(spec.port):
                 self._children[spec].kill()
@@ -119,10 +121,24 @@ class ProcessSupervisor:
             for task in (leaving, hurried):
                 task.cancel()
 
-    async def _start(self, spec: ChildSpec) -> None:
+    async def _begin_forks(self, specs: Sequence[ChildSpec]) -> None:
+        """Start children that share imports, last: the others start while it imports."""
+        server = await ForkServer.start(specs)
+        try:
+            for spec in specs:
+                await self._begin(spec, server.fork if server is not None else None)
+        finally:
+            if server is not None:
+                await server.close()
+
+    async def _begin(self, spec: ChildSpec, fork: Fork | None = None) -> None:
+        await self._start(spec, fork)
+        self._keepers[spec] = asyncio.create_task(self._keep(spec), name=f"keep {spec.name}")
+
+    async def _start(self, spec: ChildSpec, fork: Fork | None = None) -> None:
         child = Child(spec, TAIL_LINES, self._on_line)
         self._children[spec] = child
-        await child.start()
+        await child.start(fork)
 
     async def _accepts(self, port: int) -> bool:
         accepting = asyncio.create_task(wait_accepting(port, self._limits.server_start_s))
