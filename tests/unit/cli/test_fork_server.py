@@ -86,6 +86,8 @@ async def test_forks_share_imports_and_are_as_if_started_alone(family: Family) -
         assert process.ppid() == psutil.Process().pid
         # A shorter command line leaves empty words behind.
         assert tuple(filter(None, process.cmdline())) == child.spec.command
+        assert process.environ()["MARK"] == child.spec.environment["MARK"]
+        assert "TOKENMESH_ROOM" not in process.environ()
     assert not any(
         "fork_server" in " ".join(each.cmdline()) for each in psutil.Process().children()
     )

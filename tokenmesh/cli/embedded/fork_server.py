@@ -30,6 +30,8 @@ _ANSWER_S: Final = 60.0
 """Deadline of imports and of a fork; then services are started as programs."""
 _ADOPTED_S: Final = 5.0
 _POLL_S: Final = 0.001
+_ROOM: Final = {"TOKENMESH_ROOM": "-" * 4096}
+"""For variables that a child has and the server has not."""
 _MAX_BYTES: Final = 1 << 17
 
 
@@ -48,10 +50,10 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         modules = sorted({module for spec in specs for module in spec.imports})
-        # The command line of a fork is written over that of the server: it has to fit.
+        # A fork shows its command in place of the server's, where it has to fit.
         room = max(len(_joined(spec.command)) for spec in specs)
         # Threads do not outlive a fork, and OpenBLAS begins them when it is imported.
-        environment = {**child_environment(specs[0]), "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**child_environment(specs[0]), "OPENBLAS_NUM_THREADS": "1", **_ROOM}
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), *modules, "-" * room),
@@ -187,16 +189,20 @@ def _become(parent: int, command: list[str], environment: dict[str, str], output
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = command[3:]
-    _show(command)
+    _show(command, [f"{name}={text}" for name, text in environment.items()])
 
 
-def _show(command: list[str]) -> None:
-    """Let `ps` show this command line: it is read from where the first one stood in memory."""
+def _show(command: Sequence[str], variables: Sequence[str]) -> None:
+    """Let `ps` and /proc show these: they are read from where the first ones stood in memory."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
+    # arg_start to env_end, see proc(5)
+    borders = [int(each) for each in fields[45:49]]
     with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
-        memory.seek(begin)
-        memory.write(_joined(command)[: end - begin].ljust(end - begin, b"\0"))
+        for begin, end, words in zip(
+            borders[::2], borders[1::2], (command, variables), strict=True
+        ):
+            memory.seek(begin)
+            memory.write(_joined(words)[: end - begin].ljust(end - begin, b"\0"))
 
 
 def _joined(command: Sequence[str]) -> bytes:
