@@ -45,6 +45,7 @@ COMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
     "tests.kernels.discovery": ("tokenmesh.kernels.",),
     "tests.kernels.test_dispatch": ("tokenmesh.kernels.",),
     # Their callers name the module.
+    "tokenmesh.cli.embedded.fork_server": (),
     "tokenmesh.services.gateway.parsers.registry": (),
     "tokenmesh.engine.grammar.lean_import": (),
     "tokenmesh.shared.parent_death": (),
