@@ -2,11 +2,13 @@
 
 Those of the engine and its kernels that need no service are left out where they have passed with
 the same inputs: `make test-engine` runs them and records a hash of all that they depend on. That is
-what they import, directly or through other modules, the files that these modules may read, and the
-versions of libraries and of Python: see `changed_tests.py`.
+what they import, directly or through other modules, the files that these modules may read, the
+versions of libraries and of Python (see `changed_tests.py`), and what the processor can do, since
+the C kernels have several ways to compute.
 """
 
 import hashlib
+import platform
 import sys
 from collections.abc import Iterable, Set
 from pathlib import Path
@@ -54,12 +56,20 @@ class EngineTests:
         """The files that they depend on."""
 
     def digest(self, root: Path) -> str:
-        """The hash of the names and contents of all inputs, and of Python's version."""
-        found = hashlib.sha256(repr(sys.version_info[:3]).encode())
+        """The hash of the names and contents of all inputs, of Python's version and processor."""
+        found = hashlib.sha256(repr((sys.version_info[:3], _processor())).encode())
         for path in self.inputs:
             content = hashlib.sha256((root / path).read_bytes()).hexdigest()
             found.update(f"{content} {path}\n".encode())
         return found.hexdigest()
+
+
+def _processor() -> list[str]:
+    """Its kind, and its extensions where Linux lists them."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return [platform.machine(), *sorted(flags.split())]
 
 
 def _is_open(needs: Set[str]) -> bool:
