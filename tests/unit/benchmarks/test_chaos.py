@@ -18,6 +18,7 @@ from benchmarks.chaos_run.longest import longest_silences
 from benchmarks.chaos_run.received import Gap, ReceivedChoice, ReceivedResponse
 from benchmarks.chaos_run.streams import Streams
 from benchmarks.serve.sim_oracle import SimOracle
+from tests.fakes.processes import still_running
 from tests.fakes.scripted_http import DONE, Answer, event, serving, stream
 from tokenmesh.cli.bench.client import Target
 from tokenmesh.cli.embedded.child import ChildSpec, Phase
@@ -182,8 +183,7 @@ async def test_children_die_when_the_program_is_killed(tmp_path: Path) -> None:
     orphan = psutil.Process(int(await program.stdout.readline()))
     program.kill()
     await program.wait()
-    _, left = psutil.wait_procs([orphan], timeout=5)
-    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
+    assert still_running([orphan]) == []
 
 
 async def test_a_child_that_stays_is_killed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Children that share imports are forked, and are children as all others."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fakes.processes import still_running
+from tokenmesh.cli.embedded import fork_server
 from tokenmesh.cli.embedded.child import ChildSpec, Phase
 from tokenmesh.cli.embedded.fork_server import ForkServer
 from tokenmesh.cli.embedded.supervisor import ProcessSupervisor
@@ -57,11 +60,11 @@ class Family:
         ]
 
     async def said(self, count: int) -> list[str]:
-        """The first words of each start, once there are so many."""
+        """The first words of each start, once so many have said all."""
         while True:
-            lines = [line for _, line in self.lines if line != "complaint"]
-            if len(lines) >= count:
-                return lines
+            lines = [line for _, line in self.lines]
+            if lines.count("complaint") >= count:
+                return [line for line in lines if line != "complaint"]
             await asyncio.sleep(0.005)
 
 
@@ -80,7 +83,6 @@ async def test_forks_share_imports_and_are_as_if_started_alone(family: Family) -
     specs = family.specs("stays", "remains")
     await family.supervisor.start(specs)
     assert sorted(await family.said(2)) == ["remains 1 False True", "stays 0 False True"]
-    assert sum(line == "complaint" for _, line in family.lines) == 2
     for child in family.supervisor.children:
         process = psutil.Process(child.pid)
         assert process.ppid() == psutil.Process().pid
@@ -134,6 +136,36 @@ async def test_a_server_that_dies_leaves_the_rest_to_be_started_as_programs(fami
         await server.close()
 
 
+async def test_a_fork_that_up_does_not_know_ends_by_itself(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(pid: int) -> None:
+        pids.append(pid)
+        raise OSError
+
+    pids: list[int] = []
+    specs = family.specs("stays", "remains")
+    monkeypatch.setattr(fork_server, "ForkedProcess", fail)
+    await family.supervisor.start(specs)
+    assert sorted(await family.said(2)) == ["remains 1 True True", "stays 0 True True"]
+    for pid in pids:
+        _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 1
+
+
+async def test_a_late_answer_is_not_taken_for_another_one(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = family.specs("stays", "remains")
+    server = await ForkServer.start(specs)
+    assert server is not None
+    monkeypatch.setattr(fork_server, "_ANSWER_S", 0.0)
+    assert await server.fork(specs[0], 1) is None
+    monkeypatch.undo()
+    assert await server.fork(specs[1], 1) is None
+    await server.close()
+
+
 async def test_forks_die_when_up_is_killed(family: Family) -> None:
     code = (
         "import asyncio, sys\n"
@@ -158,5 +190,4 @@ async def test_forks_die_when_up_is_killed(family: Family) -> None:
     assert len(forks) == 2
     up.kill()
     await up.wait()
-    _, left = psutil.wait_procs(forks, timeout=5)
-    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
+    assert still_running(forks) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fakes.processes import still_running
 from tokenmesh.cli.embedded.child import Child, ChildSpec, Fork, Phase, child_environment
 from tokenmesh.cli.embedded.screen import explanation, parse_line
 from tokenmesh.cli.embedded.supervisor import ProcessSupervisor, pause_s
@@ -229,8 +230,7 @@ async def test_what_a_child_started_goes_with_it(watched: Watched) -> None:
     await watched.supervisor.start([spec(WITH_GRANDCHILD)])
     grandchild = psutil.Process(int(await watched.line()))
     await watched.supervisor.stop(1.0, asyncio.Event())
-    _, left = psutil.wait_procs([grandchild], timeout=5)
-    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
+    assert still_running([grandchild]) == []
 
 
 async def test_the_edge_stops_before_the_mesh_and_the_servers_last(watched: Watched) -> None:
@@ -262,8 +262,7 @@ async def test_children_die_when_their_parent_is_killed() -> None:
     orphan = psutil.Process(int(await parent.stdout.readline()))
     parent.kill()
     await parent.wait()
-    _, left = psutil.wait_procs([orphan], timeout=5)
-    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
+    assert still_running([orphan]) == []
 
 
 async def test_a_child_sees_no_settings_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:

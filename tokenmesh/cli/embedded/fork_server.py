@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
@@ -21,22 +20,19 @@ from pathlib import Path
 from typing import Final
 
 from tokenmesh.cli.embedded.child import ChildSpec, child_environment
-from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.parent_death import adopting_orphans, die_with, dies_with_parent
 
 _MODULE: Final = "tokenmesh.cli.embedded.fork_server"
 _READY: Final = b"ready"
 _ANSWER_S: Final = 60.0
 """Deadline of imports and of a fork; then services are started as programs."""
-_ADOPTED_S: Final = 5.0
-_POLL_S: Final = 0.001
 _ROOM: Final = {"TOKENMESH_ROOM": "-" * 4096}
 """For variables that a child has and the server has not."""
 _MAX_BYTES: Final = 1 << 17
 
 
 class ForkServer:
-    """Owns the process from `start` to `close`. Linux only: see `adopting_orphans`."""
+    """Owns the process from `start` to `close`."""
 
     def __init__(self, socket_: socket.socket, process: asyncio.subprocess.Process) -> None:
         self._socket = socket_
@@ -44,8 +40,9 @@ class ForkServer:
 
     @classmethod
     async def start(cls, specs: Sequence[ChildSpec]) -> "ForkServer | None":
-        """The server of these children, whose imports are done; None where there cannot be one."""
-        if sys.platform != "linux" or len(specs) < 2:
+        """Return a server that has imported what these children share, or None: then they are
+        started as programs, which fewer than two of them always are."""
+        if len(specs) < 2 or not _is_supported():
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -54,7 +51,7 @@ class ForkServer:
         room = max(len(_joined(spec.command)) for spec in specs)
         # Threads do not outlive a fork, and OpenBLAS begins them when it is imported.
         environment = {**child_environment(specs[0]), "OPENBLAS_NUM_THREADS": "1", **_ROOM}
-        with theirs:
+        try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), *modules, "-" * room),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -65,15 +62,18 @@ class ForkServer:
                 start_new_session=True,
                 preexec_fn=dies_with_parent(),
             )
-        server = cls(ours, process)
+        except OSError:  # the machine has no room for it
+            ours.close()
+            return None
+        finally:
+            theirs.close()
+        server, is_ready = cls(ours, process), False
         try:
-            if await server._answer() == _READY:
-                return server
-        except BaseException:
-            await server.close()
-            raise
-        await server.close()
-        return None
+            is_ready = await server._answer() == _READY
+        finally:
+            if not is_ready:
+                await server.close()
+        return server if is_ready else None
 
     async def fork(self, spec: ChildSpec, output: int) -> "ForkedProcess | None":
         """A child of this process that writes to `output`; None: start it as a program.
@@ -81,21 +81,32 @@ class ForkServer:
         The program of its command has to be a module of this Python: `python -P -m MODULE ...`.
         """
         message = json.dumps([os.getpid(), spec.command, child_environment(spec)]).encode()
-        with adopting_orphans():
-            try:
-                socket.send_fds(self._socket, [message], [output])
-            except OSError:  # it has died, or the environment is larger than a message may be
+        # It runs on once `up` knows it: else it would be one more of a service, which goes on.
+        known, knows = os.pipe()
+        try:
+            with adopting_orphans():
+                socket.send_fds(self._socket, [message], [output, known])
+                answer = await self._answer()
+            if not answer:
                 return None
-            answer = await self._answer()
-        return ForkedProcess(int(answer)) if answer else None
+            process = ForkedProcess(int(answer))
+            os.write(knows, b"1")
+            return process
+        except OSError:  # the server has died, or the environment is larger than a message may be
+            return None
+        finally:
+            os.close(known)
+            os.close(knows)
 
     async def _answer(self) -> bytes:
-        """Its next message; empty when it has died or is late."""
+        """Its next message; empty when it has died or is late, and then it is ended: an answer that
+        comes later would be taken for that to another question."""
         loop = asyncio.get_running_loop()
-        try:
+        with suppress(OSError, TimeoutError):
             return await asyncio.wait_for(loop.sock_recv(self._socket, 64), _ANSWER_S)
-        except (OSError, TimeoutError):
-            return b""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        return b""
 
     async def close(self) -> None:
         """End the server; its forks go on."""
@@ -144,44 +155,46 @@ def main() -> None:
     gc.freeze()
     asked.send(_READY)
     while True:
-        message, outputs, _, _ = socket.recv_fds(asked, _MAX_BYTES, 1)
+        message, fds, _, _ = socket.recv_fds(asked, _MAX_BYTES, 2)
         if not message:
             return
         parent, command, environment = json.loads(message)
-        if _forked(asked, outputs[0]):
+        output, known = fds
+        if _is_fork(asked):
             break
+        os.close(output)
+        os.close(known)
     asked.close()
-    _become(parent, command, environment, outputs[0])
+    if not os.read(known, 1):
+        os._exit(1)
+    os.close(known)
+    die_with(parent)
+    _become(command, environment, output)
     runpy.run_module(command[3], run_name="__main__", alter_sys=True)
 
 
-def _forked(asked: socket.socket, output: int) -> bool:
-    """Fork twice: True in the grandchild. Its parent ends, so that `up` adopts it.
+def _is_fork(asked: socket.socket) -> bool:
+    """Fork twice and return True in the grandchild. Its parent ends, so that `up` adopts it.
 
-    The server tells its number only then: `up` does not adopt for longer than it waits for that.
+    The server sends the process id only then, because `up` adopts only while it waits for that.
     """
-    number, numbers = os.pipe()
-    if parent := os.fork():
-        os.close(output)
-        os.close(numbers)
-        os.waitpid(parent, 0)
-        asked.send(os.read(number, 64))
-        os.close(number)
+    pids, pid = os.pipe()
+    if middle := os.fork():
+        os.close(pid)
+        os.waitpid(middle, 0)
+        asked.send(os.read(pids, 64))
+        os.close(pids)
         return False
     if child := os.fork():
-        os.write(numbers, str(child).encode())
+        os.write(pid, str(child).encode())
         os._exit(0)
-    os.close(number)
-    os.close(numbers)
+    os.close(pids)
+    os.close(pid)
     return True
 
 
-def _become(parent: int, command: list[str], environment: dict[str, str], output: int) -> None:
+def _become(command: list[str], environment: dict[str, str], output: int) -> None:
     """Make this process as `Child` starts one."""
-    late_s = monotonic_s() + _ADOPTED_S
-    while os.getppid() != parent and monotonic_s() < late_s:
-        select.select((), (), (), _POLL_S)
-    die_with(parent)
     os.setsid()
     for standard in (1, 2):
         os.dup2(output, standard)
@@ -189,7 +202,9 @@ def _become(parent: int, command: list[str], environment: dict[str, str], output
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = command[3:]
-    _show(command, [f"{name}={text}" for name, text in environment.items()])
+    # where /proc is not complete, as in some sandboxes, it shows the server's
+    with suppress(OSError):
+        _show(command, [f"{name}={text}" for name, text in environment.items()])
 
 
 def _show(command: Sequence[str], variables: Sequence[str]) -> None:
@@ -203,6 +218,17 @@ def _show(command: Sequence[str], variables: Sequence[str]) -> None:
         ):
             memory.seek(begin)
             memory.write(_joined(words)[: end - begin].ljust(end - begin, b"\0"))
+
+
+def _is_supported() -> bool:
+    """Only Linux lets a process adopt, and some sandboxes have no file descriptors of processes."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 def _joined(command: Sequence[str]) -> bytes:
