@@ -54,7 +54,7 @@ class Balancer:
         self._step += 1
         interval, window = self._config.step_interval, self._config.window_size
         phase = self._step % interval
-        # a layer that was looked at counts anew: a window as long as the interval needs no more
+        # The plan of a layer sets its counts to 0: a window as long as the interval begins there.
         if window < interval and phase == interval - window:
             for each in layers:
                 each.counts.zero_()
