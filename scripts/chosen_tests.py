@@ -28,7 +28,7 @@ from scripts.changed_tests import (
 )
 
 _RECORD: Final = ".ci/engine_inputs.sha256"
-ALWAYS: Final = frozenset({"pyproject.toml", "uv.lock", "tests/repeated.txt"})
+ALWAYS: Final = ("pyproject.toml", "uv.lock", "tests/repeated.txt")
 """Versions, and how tests run. What collects and marks them is imported by their conftest."""
 _FOLDERS: Final = tuple(
     f"tests/{each}/" for each in ("engine", "kernels", "ops", "unit/speculate", "unit/worker_svc")
