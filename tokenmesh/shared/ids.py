@@ -1,6 +1,7 @@
 """Identifiers: their types and how they are made. No other module uses uuid, secrets or random."""
 
 import itertools
+import os
 import secrets
 from typing import Final, NewType
 
@@ -54,12 +55,21 @@ def new_trace_id() -> int:
     return secrets.randbits(128)
 
 
-_span_ids: Final = itertools.count(secrets.randbits(SEED_BITS))
+_span_ids = itertools.count(secrets.randbits(SEED_BITS))
 
 
 def new_span_id() -> int:
     """Below 2**64; counted from a random start, which is faster than random bits for each."""
     return next(_span_ids)
+
+
+def _count_anew() -> None:
+    global _span_ids
+    _span_ids = itertools.count(secrets.randbits(SEED_BITS))
+
+
+# Services that `up` forks would count from where their common parent stood.
+os.register_at_fork(after_in_child=_count_anew)
 
 
 class SeedSource:
