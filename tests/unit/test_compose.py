@@ -18,7 +18,13 @@ from pydantic import SecretStr
 
 from compose.requirements import OWN_INDEX, locked, requirements
 from scripts.generate_rights import files
-from scripts.run_local_mesh import MissingVariable, Service, interpolate, services_of
+from scripts.run_local_mesh import (
+    MissingVariable,
+    Service,
+    interpolate,
+    interpolated,
+    services_of,
+)
 from tests.servers import free_port, make_redis
 from tokenmesh.cli.arguments import arrange
 from tokenmesh.cli.embedded.ports import wait_accepting
@@ -33,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "compose/compose.yaml"
 GPU = ROOT / "compose/gpu.yaml"
 OBSERVE = ROOT / "compose/observe.yaml"
+PREFILL = ROOT / "compose/prefill.yaml"
 RANKS = ROOT / "compose/ranks.yaml"
 VARIABLES = {f"{service.upper()}_PASSWORD": f"p{service}" for service in SERVICE_BY_NAME}
 LIGHT = ("gateway", "scheduler")
@@ -61,7 +68,9 @@ def follows_the_specification(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, str(path)], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("path", [COMPOSE, GPU, OBSERVE, RANKS], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [COMPOSE, GPU, OBSERVE, PREFILL, RANKS], ids=lambda path: path.name
+)
 def test_the_file_follows_the_compose_specification(path: Path) -> None:
     answer = follows_the_specification(path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -117,6 +126,60 @@ def test_the_two_ranks_differ_in_their_number_alone(monkeypatch: pytest.MonkeyPa
     for name, value in first["environment"].items():
         monkeypatch.setenv(name, value)
     assert load_settings().worker.num_ranks == 2
+
+
+def test_prefill_and_decode_are_parts_of_one_image_and_name_where_others_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    services = interpolated(yaml.safe_load(PREFILL.read_text()), {})["services"]
+    assert services["prefill"]["extends"] == {"file": "compose.yaml", "service": "worker"}
+    roles = {}
+    for name, service in services.items():
+        environment = {**service["environment"], **started(service["command"], tmp_path)}
+        with monkeypatch.context() as patch:
+            for variable, value in environment.items():
+                patch.setenv(variable, value)
+            kv = load_settings().worker.kv
+        roles[name] = kv.role
+        assert (kv.host, kv.port) == ("127.0.0.1", 9400)
+    assert roles == {"worker": "decode", "prefill": "prefill"}
+
+
+def started(command: list[str], folder: Path) -> dict[str, str]:
+    """Run a command that starts a worker; the variables of KV with which it does."""
+    words, shown = folder / "tokenmesh", "env | grep __KV__; echo arguments=$*"
+    words.write_text(f"#!/bin/sh\n{shown}\n")
+    words.chmod(0o755)
+    (folder / "python").unlink(missing_ok=True)
+    (folder / "python").symlink_to(sys.executable)
+    command = [each.replace('"nats"', '"127.0.0.1"') for each in command]
+    path = f"{folder}:{os.environ['PATH']}"
+    answer = subprocess.run(
+        command, env={"PATH": path}, capture_output=True, text=True, check=True, timeout=20
+    )
+    found = dict(line.split("=", 1) for line in answer.stdout.splitlines())
+    assert found.pop("arguments") == "serve worker"
+    return found
+
+
+def test_a_worker_without_an_address_does_not_start(tmp_path: Path) -> None:
+    command = yaml.safe_load(PREFILL.read_text())["services"]["prefill"]["command"]
+    command = [interpolate(each, {}).replace('"nats"', '"no.such.name."') for each in command]
+    with pytest.raises(subprocess.CalledProcessError):
+        started(command, tmp_path)
+
+
+def test_what_is_laid_over_it_changes_services_that_exist(document: dict[str, Any]) -> None:
+    prefill = yaml.safe_load(PREFILL.read_text())
+    for name, service in prefill["services"].items():
+        assert name in document["services"] or service["extends"]["service"] == "worker"
+    # Prometheus reaches it, and so do other workers.
+    assert prefill["services"]["prefill"]["networks"] == ["mesh", "observe"]
+    config = yaml.safe_load((ROOT / "compose/prometheus.yaml").read_text())
+    names = {
+        each["job_name"]: each["dns_sd_configs"][0]["names"] for each in config["scrape_configs"]
+    }
+    assert names["worker"] == ["worker", "prefill"]
 
 
 def test_every_variable_is_a_setting(
@@ -209,7 +272,7 @@ def test_secrets_are_required_and_never_in_the_file(document: dict[str, Any]) ->
 
 
 def test_the_example_names_every_variable_of_the_file() -> None:
-    texts = COMPOSE.read_text() + OBSERVE.read_text()
+    texts = COMPOSE.read_text() + OBSERVE.read_text() + PREFILL.read_text()
     used = {*re.findall(r"(?<!\$)\$\{(\w+)", texts), "COMPOSE_PROFILES"}
     offered = set(re.findall(r"^(\w+)=", (ROOT / "compose/env.example").read_text(), re.MULTILINE))
     assert used == offered
