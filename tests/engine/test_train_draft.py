@@ -56,19 +56,28 @@ def test_a_head_learns_its_models_answers_and_drafts_them(deep: Path, tmp_path: 
     ]
     runner = driver.model.runner
     assert isinstance(runner, TorchRunner)
-    # with fewer epochs it depended on the seed, and on roundings, whether the head learned enough
-    settings = FitSettings(num_tokens=100, epochs=100, rate=2e-3)
+    settings = FitSettings(num_tokens=100, epochs=80, rate=2e-3)
     fit = Fit(runner, deep, settings)
-    for head, ids in fit.run(texts):
-        save(head, ids, runner, fit.taps, tmp_path / "head")
-    stored = load_file(tmp_path / "head" / "model.safetensors")
+    heads = {epoch: tmp_path / f"head{epoch}" for epoch in (1, settings.epochs)}
+    for epoch, (head, ids) in enumerate(fit.run(texts), start=1):
+        if epoch in heads:
+            save(head, ids, runner, fit.taps, heads[epoch])
+    untrained, trained = heads.values()
+    stored = load_file(trained / "model.safetensors")
     assert torch.equal(stored["d2t"] + torch.arange(100), stored["t2d"].nonzero().flatten())
-    assert json.loads((tmp_path / "head" / "config.json").read_text())["draft_vocab_size"] == 100
-    config = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}
-    served = with_drafts(EngineDriver(deep, speculative_config=config, max_num_seqs=16))
-    assert served.tokens(some) == [text.output for text in texts]
-    totals = served.drafts
-    assert totals.accepted_tokens > 0.4 * totals.draft_tokens
+    assert json.loads((trained / "config.json").read_text())["draft_vocab_size"] == 100
+    # how much it learns depends on roundings of the processor: 0.27 to 0.72 of its drafts, with
+    # other seeds as well; of those of a head that has learned nothing 0.02 are accepted
+    assert _accepted(untrained, deep, some, texts) < 0.05
+    assert _accepted(trained, deep, some, texts) > 0.15
+
+
+def _accepted(head: Path, model: Path, jobs: list[Job], texts: list[LearnedText]) -> float:
+    """The share of accepted drafts of the head, whose streams have to be those of the texts."""
+    config = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
+    served = with_drafts(EngineDriver(model, speculative_config=config, max_num_seqs=16))
+    assert served.tokens(jobs) == [text.output for text in texts]
+    return served.drafts.accepted_tokens / served.drafts.draft_tokens
 
 
 def test_models_that_no_head_is_fitted_to_are_refused(tiny: Tiny) -> None:
