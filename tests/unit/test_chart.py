@@ -14,76 +14,28 @@ import yaml
 
 import tokenmesh
 from scripts.chart_page import leaves
+from tests.fakes.chart import (
+    CHART,
+    EXTERNAL,
+    FULL,
+    KUBERNETES,
+    POD_IP,
+    RESOURCES,
+    SCALING,
+    Manifest,
+    Values,
+    component,
+    of_kind,
+    render,
+    settings_of,
+)
+from tests.fakes.pages import ROOT
 from tests.servers import make_nats
-from tokenmesh.cli.arguments import arrange
-from tokenmesh.cli.main import known_flags
-from tokenmesh.shared.config import Settings, load_settings
 from tokenmesh.shared.metrics.table import METRICS
 from tokenmesh.shared.services import SERVICE_BY_NAME, SERVICES
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-CHART = ROOT / "deploy/chart"
-KUBERNETES = "1.34"
-"""The version against whose schemas manifests are checked."""
 pytestmark = pytest.mark.timeout(60)  # schemas are large files
 WITHOUT_SCHEMA = {"LeaderWorkerSet", "ServiceMonitor", "PrometheusRule", "ScaledObject"}
-Manifest = dict[str, Any]
-Values = dict[str, Any]
-
-SCALING = {"enabled": True, "minReplicas": 1, "maxReplicas": 4}
-RESOURCES = {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"memory": "64Gi"}}
-FULL: Values = {
-    "image": {"digests": {"gateway": "sha256:" + "0" * 64}, "pullSecrets": [{"name": "pull"}]},
-    "models": [
-        {
-            "name": "Qwen/Qwen3.5-27B",
-            "model": "Qwen/Qwen3.5-27B",
-            "replicas": 2,
-            "gpus": 1,
-            "settings": {"max_model_len": 8192},
-            "worker": {"max_num_seqs": 64},
-            "resources": RESOURCES,
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-            "nodeSelector": {"gpu": "h100"},
-            "scaling": {**SCALING, "waitingPerWorker": 8, "firstTokenSeconds": 5},
-        },
-        {"name": "small", "model": "/models/small", "replicas": 3, "resources": RESOURCES},
-    ],
-    "encoder": {"replicas": 2, "gpus": 1},
-    "gateway": {
-        "replicas": 3,
-        "keysSecret": {"name": "keys", "key": "keys.toml"},
-        "ingress": {"enabled": True, "className": "nginx", "tlsSecret": "tls"},
-    },
-    "settings": {"gateway": {"request_timeout_s": 120}},
-    "huggingFaceSecret": "hub",
-    "modelCache": {"existingClaim": "models"},
-    "telemetry": {"otlpEndpoint": "http://collector:4318"},
-    "networkPolicies": {
-        "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
-        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
-    },
-    "monitoring": {"serviceMonitor": True, "rules": True, "dashboards": True},
-}
-EXTERNAL: Values = {
-    "nats": {"enabled": False, "externalUrl": "tls://nats.example.com:4333"},
-    "valkey": {"enabled": False, "externalUrl": "rediss://valkey.example.com:6379/0"},
-    "caSecret": "ca",
-    "passwordsSecret": "mine",
-}
-
-
-def render(values: Values) -> list[Manifest]:
-    """The manifests of a release named `demo`."""
-    with helm.Chart.load(str(CHART)) as chart:
-        texts = chart.render(values, name="demo", namespace="llm")
-    return [
-        manifest
-        for path, text in sorted(texts.items())
-        if path.endswith(".yaml")
-        for manifest in yaml.safe_load_all(text)
-        if manifest
-    ]
 
 
 @pytest.fixture(scope="module", params=[{}, FULL, EXTERNAL], ids=["default", "full", "external"])
@@ -96,19 +48,11 @@ def full() -> list[Manifest]:
     return render(FULL)
 
 
-def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
-    return {each["metadata"]["name"]: each for each in manifests if each["kind"] == kind}
-
-
 def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
     """Name and pod specification of everything that runs."""
     for each in manifests:
         if each["kind"] in ("Deployment", "StatefulSet"):
             yield each["metadata"]["name"], each["spec"]["template"]["spec"]
-
-
-def component(manifest: Manifest) -> str:
-    return str(manifest["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
 def test_helm_finds_nothing_wrong() -> None:
@@ -158,23 +102,6 @@ def test_no_container_has_more_rights_than_it_needs(manifests: list[Manifest]) -
             assert mounted == {volume["name"] for volume in pod["volumes"]} | claims, name
 
 
-def settings_of(
-    deployment: Manifest, manifests: list[Manifest], folder: Path, patch: pytest.MonkeyPatch
-) -> Settings:
-    """Read the settings as the process does: from its file and its variables."""
-    (config,) = (each for name, each in of_kind(manifests, "ConfigMap").items() if "config" in name)
-    for name, text in config["data"].items():
-        (folder / name).write_text(text)
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    words = container["command"] + container.get("args", [])
-    assert words[:3] == ["tokenmesh", "serve", component(deployment)]
-    arrange(words[3:], known_flags("serve"))
-    with patch.context() as inner:
-        for variable in container["env"]:
-            inner.setenv(variable["name"], variable.get("value", "secret"))
-        return load_settings(folder / Path(words[words.index("--config") + 1]).name)
-
-
 def test_every_deployment_starts_a_service_with_settings_that_load(
     manifests: list[Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +141,46 @@ def test_a_model_has_its_own_workers_with_its_settings(
     assert large["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
+def test_prefill_workers_are_those_of_the_model_with_another_role(
+    full: list[Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployments = of_kind(full, "Deployment")
+    decode, prefill = (
+        deployments[f"demo-tokenmesh-{name}-small"] for name in ("worker", "prefill")
+    )
+    assert (decode["spec"]["replicas"], prefill["spec"]["replicas"]) == (3, 1)
+    roles = []
+    for each in (decode, prefill):
+        settings = settings_of(each, full, tmp_path, monkeypatch)
+        assert settings.worker.model == "small"
+        assert (settings.worker.kv.host, settings.worker.kv.port) == (POD_IP, 9400)
+        roles.append(settings.worker.kv.role)
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        names = [variable["name"] for variable in container["env"]]
+        # Kubernetes replaces $(NAME) by variables that stand before.
+        assert names.index("POD_IP") < names.index("TOKENMESH_WORKER__KV__LISTEN")
+        assert container["resources"] == RESOURCES
+    assert roles == ["decode", "prefill"]
+    (large,) = (each for name, each in deployments.items() if "qwen" in name)
+    assert settings_of(large, full, tmp_path, monkeypatch).worker.kv.role is None
+
+
+def test_workers_that_exchange_kv_reach_each_other_and_no_others(full: list[Manifest]) -> None:
+    policies = of_kind(full, "NetworkPolicy")
+    (policy,) = (each["spec"] for name, each in policies.items() if "-kv-" in name)
+    own = [{"podSelector": policy["podSelector"]}]
+    ports = [{"port": 9400}]
+    assert policy["ingress"] == [{"from": own, "ports": ports}]
+    assert policy["egress"] == [{"to": own, "ports": ports}]
+    wanted = policy["podSelector"]["matchLabels"].items()
+    reached = {
+        name
+        for name, each in of_kind(full, "Deployment").items()
+        if wanted <= each["spec"]["template"]["metadata"]["labels"].items()
+    }
+    assert reached == {"demo-tokenmesh-worker-small", "demo-tokenmesh-prefill-small"}
+
+
 def test_selectors_of_deployments_do_not_overlap(full: list[Manifest]) -> None:
     selectors = [
         tuple(sorted(each["spec"]["selector"]["matchLabels"].items()))
@@ -223,8 +190,10 @@ def test_selectors_of_deployments_do_not_overlap(full: list[Manifest]) -> None:
     assert len(set(selectors)) == len(selectors)
     for each in full:
         if each["kind"] in ("Deployment", "StatefulSet"):
-            labels = each["spec"]["template"]["metadata"]["labels"]
-            assert each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+            labels = each["spec"]["template"]["metadata"]["labels"].items()
+            assert [one for one in selectors if set(one) <= labels] == [
+                tuple(sorted(each["spec"]["selector"]["matchLabels"].items()))
+            ]
 
 
 def test_every_value_is_described_and_no_other_is_accepted() -> None:
@@ -274,6 +243,7 @@ def test_policies_let_services_reach_what_their_settings_name_and_nothing_else()
         wanted = {("", 53), ("nats", 4222), ("valkey", 6379), ("", 4318)}
         wanted |= {("", 443), ("", 80)} if name in downloading else set()
         wanted |= {("", 8443)} if name == "gateway" else set()
+        wanted |= {("worker", 9400)} if name == "worker" else set()
         assert allowed[name] == wanted, name
     for name in ("nats", "valkey"):
         assert allowed[name] == set()
@@ -343,6 +313,8 @@ def test_external_servers_are_reached_with_tls_and_none_is_started(
         ({"nats": {"enabled": False}}, "nats.externalUrl is required"),
         ({"valkey": {"enabled": False}}, "valkey.externalUrl is required"),
         ({"models": [{"name": "a"}, {"name": "b", "model": "b"}]}, "a names no checkpoint"),
+        ({"models": [{"name": "a", "prefillReplicas": 1, "gpus": 1}]}, "gpus 0"),
+        ({**EXTERNAL, "models": [{"name": "a", "prefillReplicas": 1}]}, "not be encrypted"),
     ],
 )
 def test_what_cannot_work_is_refused(values: Values, reason: str) -> None:
@@ -353,7 +325,7 @@ def test_what_cannot_work_is_refused(values: Values, reason: str) -> None:
 def test_disruption_budgets_are_for_what_has_replicas(manifests: list[Manifest]) -> None:
     budgets = of_kind(manifests, "PodDisruptionBudget")
     for name, deployment in of_kind(manifests, "Deployment").items():
-        many = deployment["spec"].get("replicas", 2) > 1 or "worker" in name
+        many = deployment["spec"].get("replicas", 2) > 1 or component(deployment) == "worker"
         assert (name in budgets) == (many and "valkey" not in name), name
 
 
@@ -469,6 +441,7 @@ def test_ranks_of_a_worker_reach_each_other_and_no_others() -> None:
     [
         ({"ranksPerNode": 1}, "2 nodes with 1 ranks each, and its worker has 4 ranks"),
         ({"scaling": SCALING}, "scaling is for workers of one pod"),
+        ({"prefillReplicas": 1}, "nodes must be 1"),
     ],
 )
 def test_pods_that_are_not_as_many_as_ranks_need_are_refused(changes: Values, problem: str) -> None:

@@ -61,8 +61,14 @@ seccompProfile: { type: RuntimeDefault }
 {{- end }}
 {{- end -}}
 
+{{- /* The label of a model's workers: those that compute prompts for others have another one, since
+selectors of Deployments must not overlap. With the dict of tokenmesh.deployment. */ -}}
+{{- define "tokenmesh.modelLabel" -}}
+{{ ternary "tokenmesh/prefill-of" "tokenmesh/model" (eq .kvRole "prefill") }}: {{ .slug }}
+{{- end -}}
+
 {{- /* The whole Deployment of a service. A dict: root, service, name, replicas, resources, and for
-workers the model. */ -}}
+workers the model and the role among others (kvRole), which is empty where no KV is exchanged. */ -}}
 {{- define "tokenmesh.deployment" -}}
 {{- $root := .root -}}
 {{- $service := .service -}}
@@ -79,7 +85,7 @@ metadata:
   labels:
     {{- include "tokenmesh.labels" (list $root $service) | nindent 4 }}
     {{- if $model }}
-    tokenmesh/model: {{ .slug }}
+    {{ include "tokenmesh.modelLabel" . }}
     {{- end }}
 spec:
   {{- if not .isScaled }}
@@ -89,7 +95,7 @@ spec:
     matchLabels:
       {{- include "tokenmesh.selector" (list $root $service) | nindent 6 }}
       {{- if $model }}
-      tokenmesh/model: {{ .slug }}
+      {{ include "tokenmesh.modelLabel" . }}
       {{- end }}
   strategy:
     type: RollingUpdate
@@ -116,7 +122,10 @@ metadata:
   labels:
     {{- include "tokenmesh.labels" (list $root $service) | nindent 4 }}
     {{- if $model }}
-    tokenmesh/model: {{ .slug }}
+    {{ include "tokenmesh.modelLabel" . }}
+    {{- end }}
+    {{- if .kvRole }}
+    tokenmesh/kv-of: {{ .slug }}
     {{- end }}
   annotations:
     checksum/config: {{ include (print $root.Template.BasePath "/config.yaml") $root | sha256sum }}
@@ -190,6 +199,12 @@ spec:
         {{- if eq $service "worker" }}
         - { name: TOKENMESH_WORKER__MODEL, value: {{ $model | quote }} }
         {{- end }}
+        {{- with .kvRole }}
+        - { name: TOKENMESH_WORKER__KV__ROLE, value: {{ . }} }
+        - name: POD_IP
+          valueFrom: { fieldRef: { fieldPath: status.podIP } }
+        - { name: TOKENMESH_WORKER__KV__LISTEN, value: "$(POD_IP):9400" }
+        {{- end }}
         {{- if gt $gpus 0 }}
         # Without a GPU it ends with an error instead of taking the CPU.
         - { name: TOKENMESH_WORKER__DEVICE, value: cuda }
@@ -197,6 +212,9 @@ spec:
         {{- end }}
       ports:
         - { name: metrics, containerPort: 9464 }
+        {{- if .kvRole }}
+        - { name: kv, containerPort: 9400 }
+        {{- end }}
         {{- if eq $service "gateway" }}
         - { name: http, containerPort: 8000 }
         {{- end }}
