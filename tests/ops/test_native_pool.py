@@ -108,7 +108,7 @@ def test_a_folder_that_others_can_write_to_is_not_loaded_from(tmp_path: Path) ->
         ("AVX512", "", "AVX-512 with AMX"),
         ("AVX512", "amx_int8", "AVX-512 with VBMI"),
         ("AVX512", "avx512_vbmi", "AVX-512"),
-        ("AVX512", "avx512_bf16", "AVX2"),
+        ("AVX512", "avx512_bf16", "AVX-512 without bfloat16"),
         ("AVX512", "avx512_vnni", "AVX2"),
         ("AVX2", "", "AVX2"),
         ("AVX2", "fma3", None),

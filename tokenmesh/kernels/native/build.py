@@ -1,6 +1,6 @@
 """Compile the C kernels at first use, once for each user, and load them.
 
-They need an x86-64 processor with AVX-512 and its bfloat16 products or at least with AVX2, Linux,
+They need an x86-64 processor with AVX-512 and its products of bytes or at least with AVX2, Linux,
 and a C compiler. Where one of these is missing the callers take their torch path. They use the
 instructions that torch does: `ATEN_CPU_CAPABILITY=avx2` keeps both from AVX-512. `python -m
 tokenmesh.kernels.native FOLDER` compiles them ahead, for an image whose user can write nothing.
@@ -23,7 +23,8 @@ import torch
 COMPILE_TIMEOUT_S: Final = 120.0
 _FLAGS: Final = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-mfma", "-mbmi2")
 _AVX2: Final = ("-mavx2", "-mf16c")
-_AVX512: Final = tuple(f"-mavx512{name}" for name in ("f", "bw", "vl", "dq", "bf16", "vnni"))
+_VNNI: Final = tuple(f"-mavx512{name}" for name in ("f", "bw", "vl", "dq", "vnni"))
+_AVX512: Final = (*_VNNI, "-mavx512bf16")
 _AMX, _WITHOUT_AMX = "AVX-512 with AMX", "AVX-512 with VBMI"
 _TILES: Final = ("amx_tile", "amx_int8", "amx_bf16")
 _VBMI: Final = (*_AVX512, "-mavx512vbmi")
@@ -31,6 +32,7 @@ LEVELS: Final = {
     _AMX: (*_VBMI, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     _WITHOUT_AMX: _VBMI,
     "AVX-512": _AVX512,
+    "AVX-512 without bfloat16": _VNNI,
     "AVX2": _AVX2,
 }
 """Flags of the instructions that the kernels are compiled for, the fastest first."""
@@ -90,7 +92,9 @@ def level() -> str:
     Raises NativeUnavailable.
     """
     used, there = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
-    if used == "AVX512" and there.get("avx512_bf16") and there.get("avx512_vnni"):
+    if used == "AVX512" and there.get("avx512_vnni"):
+        if not there.get("avx512_bf16"):
+            return "AVX-512 without bfloat16"
         if not there.get("avx512_vbmi"):
             return "AVX-512"
         return _AMX if all(there.get(name) for name in _TILES) else _WITHOUT_AMX

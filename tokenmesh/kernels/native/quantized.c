@@ -487,7 +487,7 @@ typedef void (*tile_of_rows)(const struct job *, long, long);
 #define FEW_TILES(NAME, BODY)                                                                      \
     BODY(NAME, 1) BODY(NAME, 2) BODY(NAME, 3) BODY(NAME, 4)                                        \
     static const tile_of_rows NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4};
-#ifndef __AVX512BF16__
+#ifndef __AVX512F__
 #undef TILES
 #define TILES FEW_TILES
 #endif

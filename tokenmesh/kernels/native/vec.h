@@ -9,7 +9,7 @@ typedef uint16_t bf16;
 
 #define TM_INLINE static inline __attribute__((always_inline))
 
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 enum { HAS_32_REGISTERS = 1 };
 #else
 #include "avx2.h"
@@ -24,7 +24,19 @@ TM_INLINE __m512 load_some_f32(const float *p, __mmask16 m) { return _mm512_mask
 TM_INLINE __m512 widen(__m256i half) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+/* To the nearest bfloat16, ties to even; NaN stays NaN. */
+TM_INLINE __m256i narrow(__m512 v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i near = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i nan = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, near, nan), 16));
+}
+#else
 TM_INLINE __m256i narrow(__m512 v) { return (__m256i)_mm512_cvtneps_pbh(v); }
+#endif
 
 TM_INLINE __m512 load16_bf16(const bf16 *p) { return widen(_mm256_loadu_si256((const __m256i *)p)); }
 TM_INLINE void store16_bf16(bf16 *p, __m512 v) { _mm256_storeu_si256((__m256i *)p, narrow(v)); }
@@ -33,11 +45,23 @@ TM_INLINE __m512 load_some_bf16(const bf16 *p, __mmask16 m) { return widen(_mm25
 
 /* sum += products of neighbors: of pairs of bfloat16 numbers, of pairs of 16-bit integers, of four bytes
  * with four signed ones. By hand: compilers copy accumulators to and fro, or keep them on the stack. */
+#ifdef __AVX512F__
 #ifdef __AVX512BF16__
 TM_INLINE __m512 dot_bf16(__m512 sum, __m512i a, __m512i b) {
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
 }
+#else
+/* A bfloat16 number is the upper half of a float32: the products are exact before they are added. */
+TM_INLINE __m512 upper_floats(__m512i pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
+}
+TM_INLINE __m512 lower_floats(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+TM_INLINE __m512 dot_bf16(__m512 sum, __m512i a, __m512i b) {
+    sum = _mm512_fmadd_ps(lower_floats(a), lower_floats(b), sum);
+    return _mm512_fmadd_ps(upper_floats(a), upper_floats(b), sum);
+}
+#endif
 TM_INLINE __m512i dot_shorts(__m512i sum, __m512i a, __m512i b) {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
