@@ -15,7 +15,7 @@ from tests.fakes.engine_driver import EngineDriver, Job, greedy
 from tests.fakes.tiny import Tiny, TinyCheckpoint, prompt_of
 from tests.ops.native import needs_native
 from tokenmesh.engine.exec.runner import TorchRunner
-from tokenmesh.kernels.native import NativeCodes
+from tokenmesh.kernels.native import NativeCodes, has_started
 from tokenmesh.shared.errors import CheckpointError, ConfigError
 
 K: Final = 3
@@ -97,6 +97,9 @@ def test_a_head_drafts_what_its_math_says(tiny: Tiny, tmp_path: Path, name: str,
         driver_of(target.directory, head, max_num_batched_tokens=16, **kinds[impl]),
         async_scheduling=False,
     )
+    runner: Any = driver.model.runner
+    # it is compared with the same math where the C kernels compute and where torch does
+    assert (runner.drafter.model.program is not None) == (has_started() and impl != "torch")
     found = noted(driver, Job(prompt_of(37, seed=5), greedy(24)))
     oracle = target.make_oracle()
     assert sum(len(drafts) for _, drafts in found) > 40

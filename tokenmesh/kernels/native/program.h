@@ -15,7 +15,8 @@ struct tm_op {
     int64_t source, target; /* buffers */
     int64_t width;          /* numbers of a token that the operation covers; LINEAR: its inputs */
     int64_t outputs;        /* LINEAR */
-    int64_t offset;         /* first number of the token that the operation covers */
+    int64_t offset;         /* first number of the token that the operation reads */
+    int64_t target_offset;  /* and the first that it writes, in operations without a matrix */
     int64_t index;          /* ROPE: which turns; KV_WRITE, ATTENTION: which slot of the pool;
                              * LORA: which layer of the adapters */
     int64_t group;          /* KV_WRITE, ATTENTION: whose tables */

@@ -46,6 +46,7 @@ class Op(ctypes.Structure):
         ("width", _I),
         ("outputs", _I),
         ("offset", _I),
+        ("target_offset", _I),
         ("index", _I),
         ("group", _I),
         ("layer", _I),

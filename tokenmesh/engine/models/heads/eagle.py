@@ -13,9 +13,11 @@ from tokenmesh.engine.layers.step import HostStep
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.keeps import Grouping, LayerKeeps, one_group
 from tokenmesh.engine.models.kv_store import KvStore
+from tokenmesh.engine.models.native.build_program import ProgramWriter, fits_program
 from tokenmesh.engine.models.native.config import DecoderConfig
-from tokenmesh.engine.models.native.decoder import DecoderLayer, turned_step
+from tokenmesh.engine.models.native.decoder import DecoderLayer, program_inputs, turned_step
 from tokenmesh.kernels.linear import Linear, linear
+from tokenmesh.kernels.native import Program
 from tokenmesh.kernels.rms_norm import rms_norm
 
 
@@ -52,6 +54,9 @@ class EagleHead:
     """[V, H]; None: the model's own."""
     head: Linear | None
     """H -> D; None: the model's own."""
+    program: Program | None
+    """The layers as a program of C kernels, over states, or over tokens and states side by side;
+    None if unavailable for the head or the machine."""
     token_ids: torch.Tensor | None
     """[D] int64 ids of what the head computes logits of; None: all V, in order."""
     shift: int = 1
@@ -92,6 +97,10 @@ class EagleHead:
         return linear(both, self.merge)
 
     def forward(self, hidden: torch.Tensor, step: HostStep, store: KvStore) -> torch.Tensor:
+        if self.program is not None and store.pool is not None:
+            inputs = program_inputs(self.config, self.rotaries, step, store)
+            self.program.run(hidden, inputs, store.pool)
+            return hidden[:, -self.config.hidden_size :]
         turned = turned_step(self.config, self.rotaries, step)
         config, pending = self.config, None
         for number, layer in enumerate(self.layers):
@@ -104,11 +113,13 @@ class EagleHead:
             normed = rms_norm(states.contiguous(), joint.state_norm, eps)
             x = torch.cat([rms_norm(tokens.contiguous(), joint.token_norm, eps), normed], dim=-1)
             hidden = (normed if joint.adds_normed else states).add(
-                layer.attention.forward(x, turned, pages)
+                layer.attention.forward(x, turned, pages), alpha=config.residual_multiplier
             )
             assert layer.mlp_norm is not None
             pending = layer.mlp.forward(rms_norm(hidden, layer.mlp_norm, eps))
-        return hidden if pending is None else hidden.add_(pending)
+        if pending is None:
+            return hidden
+        return hidden.add_(pending, alpha=config.residual_multiplier)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.norm is not None:
@@ -120,3 +131,23 @@ class EagleHead:
             return logits
         whole = torch.full((len(hidden), self.vocab_size), float("-inf"))
         return whole.index_copy_(1, self.token_ids, logits)
+
+
+def build_head_program(
+    config: DecoderConfig,
+    layers: Sequence[DecoderLayer],
+    joint: Joint | None,
+    dtype: torch.dtype,
+) -> Program | None:
+    """`EagleHead.forward`; None where the C kernels do not take the head."""
+    if not fits_program(config, layers):
+        return None
+    if joint is not None and any(layer.mlp_norm is None for layer in layers):
+        return None
+    writer = ProgramWriter(config, one_group(config.keeps))
+    if joint is not None:
+        writer.join(joint.token_norm, joint.state_norm, adds_normed=joint.adds_normed)
+    for number, (layer, layer_config) in enumerate(zip(layers, config.layers, strict=True)):
+        writer.attention_block(number, layer, layer_config)
+        writer.mlp_block(layer)
+    return writer.program(dtype)

@@ -9,7 +9,7 @@ from tokenmesh.engine.adapters.sites import AdapterSites
 from tokenmesh.engine.layers.rotary import Rotary
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.checkpoint import Checkpoint
-from tokenmesh.engine.models.heads.eagle import EagleHead, Joint
+from tokenmesh.engine.models.heads.eagle import EagleHead, Joint, build_head_program
 from tokenmesh.engine.models.native.build_decoder import LayerLoader
 from tokenmesh.engine.models.native.config import Names
 from tokenmesh.engine.models.native.read_config import NativeFacts, read_facts
@@ -160,6 +160,7 @@ class EagleLoader:
             embedding=embedding,
             head=head,
             token_ids=ids,
+            program=build_head_program(config, layers, joint, self.dtype),
         )
         left = (f"{prefix}embed_tokens.", "lm_head.") if not is_third else ()
         self.checkpoint.finish((*_IGNORED, "d2t", *left))

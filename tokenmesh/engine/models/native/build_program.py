@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from tokenmesh.engine.layers.mlp import Activation, Experts, Mlp
+from tokenmesh.engine.models.keeps import Grouping
 from tokenmesh.engine.models.native.attention import Attention
 from tokenmesh.engine.models.native.config import (
     DecoderConfig,
@@ -58,9 +59,9 @@ def build_program(
 
     None when a layer is not packed for the C kernels or has a shape that they do not take.
     """
-    if not _fits(config, layers):
+    if not fits_program(config, layers):
         return None
-    writer = _Writer(config)
+    writer = ProgramWriter(config, config.grouping)
     starts = []
     for number, (layer, layer_config) in enumerate(zip(layers, config.layers, strict=True)):
         starts.append(len(writer.ops))
@@ -68,20 +69,11 @@ def build_program(
         writer.mlp_block(layer)
     if norm is not None:
         writer.final_norm(norm)
-    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    hidden, mixed = config.hidden_size, config.num_heads * config.head_dim
-    model = ProgramModel(
-        is_bf16=dtype == torch.bfloat16,
-        heads=config.num_heads,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-    )
-    widths = [hidden, hidden, qkv, mixed, hidden, *writer.inner_widths]
-    sums = None if ranks.world == 1 else Sums(writer.sums, _Buffer.BLOCK, ranks.sum_)
-    return Program(model, writer.ops, widths, writer.kept, writer.routed, sums, starts)
+    return writer.program(dtype, starts, ranks)
 
 
-def _fits(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
+def fits_program(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
+    """Return whether the C kernels take the packed weights and the shape of all layers."""
     linears = [
         linear
         for layer in layers
@@ -117,12 +109,19 @@ def _native(weight: Weight) -> NativeWeight | NativeCodes:
     return weight
 
 
-class _Writer:
-    """Appends operations, in the order of `DecoderLayer.forward`."""
+class ProgramWriter:
+    """Appends operations, in the order of `DecoderLayer.forward`.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    A head reads states of twice the hidden size, see `join`; its own are the second half of them.
+    """
+
+    def __init__(self, config: DecoderConfig, grouping: Grouping) -> None:
         self._config = config
-        self._grouping = config.grouping
+        self._grouping = grouping
+        self._first = 0
+        """The first number of HIDDEN that is the state of a layer."""
+        self._joined: int | None = None
+        """The buffer that the next layer reads in place of its state."""
         self.ops: list[Op] = []
         self.sums: list[int] = []
         """Numbers of operations after which BLOCK is one rank's part of a sum."""
@@ -135,13 +134,46 @@ class _Writer:
         """Widths of the buffers after those of _Buffer, for values within MLP or experts."""
         return [width for _, width in self._inner]
 
+    def program(
+        self, dtype: torch.dtype, layers: Sequence[int] = (), ranks: Ranks = ALONE
+    ) -> Program:
+        """All that was appended. layers: see `Program`."""
+        config = self._config
+        qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        hidden, mixed = config.hidden_size, config.num_heads * config.head_dim
+        model = ProgramModel(
+            is_bf16=dtype == torch.bfloat16,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+        )
+        widths = [self._first + hidden, hidden, qkv, mixed, hidden, *self.inner_widths]
+        sums = None if ranks.world == 1 else Sums(self.sums, _Buffer.BLOCK, ranks.sum_)
+        return Program(model, self.ops, widths, self.kept, self.routed, sums, layers)
+
+    def join(
+        self, token_norm: torch.Tensor, state_norm: torch.Tensor, *, adds_normed: bool
+    ) -> None:
+        """Let the first layer read both halves of HIDDEN, each normalized, and add to the second.
+
+        adds_normed: to the second half as it was normalized."""
+        size = self._config.hidden_size
+        joined = self._buffer("joined", 2 * size)
+        self._norm(_Buffer.HIDDEN, joined, token_norm)
+        self._norm(_Buffer.HIDDEN, joined, state_norm, size, size)
+        if adds_normed:
+            self._norm(_Buffer.HIDDEN, _Buffer.HIDDEN, state_norm, size, size)
+        self._first, self._joined = size, joined
+
     def attention_block(self, number: int, layer: DecoderLayer, config: LayerConfig) -> None:
         """Norm, projections, norms and rope of queries and keys, attention, residual."""
         attention, shape = layer.attention, self._config
         slot, group = self._grouping.slot_of[number], self._grouping.group_of[number]
         queries = shape.num_heads * shape.head_dim
         keys = shape.num_kv_heads * shape.head_dim
-        self._linear(self._normed(layer.attention_norm), _Buffer.QKV, attention.qkv)
+        source = self._normed(layer.attention_norm) if self._joined is None else self._joined
+        self._joined = None
+        self._linear(source, _Buffer.QKV, attention.qkv)
         if not shape.norms_after_rope:
             self._qk_norm(attention, queries, keys)
         if config.rope is not None:
@@ -224,15 +256,23 @@ class _Writer:
 
     def _normed(self, weight: torch.Tensor | None) -> _Buffer:
         if weight is None:
+            assert not self._first, "a matrix reads a buffer from its start"
             return _Buffer.HIDDEN
-        self._norm(_Buffer.HIDDEN, _Buffer.NORMED, weight)
+        self._norm(_Buffer.HIDDEN, _Buffer.NORMED, weight, self._first)
         return _Buffer.NORMED
 
     def _add(self, post_norm: torch.Tensor | None) -> None:
         if post_norm is not None:
             self._norm(_Buffer.BLOCK, _Buffer.BLOCK, post_norm)
         width, factor = self._config.hidden_size, self._config.residual_multiplier
-        self._op(Kind.ADD, _Buffer.BLOCK, _Buffer.HIDDEN, width=width, value=factor)
+        self._op(
+            Kind.ADD,
+            _Buffer.BLOCK,
+            _Buffer.HIDDEN,
+            width=width,
+            value=factor,
+            target_offset=self._first,
+        )
 
     def _qk_norm(self, attention: Attention, queries: int, keys: int) -> None:
         weight, eps = attention.qk_norm, self._config.rms_norm_eps
@@ -245,10 +285,10 @@ class _Writer:
             return
         flat = weight.flatten()
         self._norm(_Buffer.QKV, _Buffer.QKV, flat[:queries])
-        self._norm(_Buffer.QKV, _Buffer.QKV, flat[queries:], queries)
+        self._norm(_Buffer.QKV, _Buffer.QKV, flat[queries:], queries, queries)
 
     def _norm(
-        self, source: _Buffer, target: _Buffer, weight: torch.Tensor, offset: int = 0
+        self, source: int, target: int, weight: torch.Tensor, offset: int = 0, to: int = 0
     ) -> None:
         self._op(
             Kind.NORM,
@@ -256,6 +296,7 @@ class _Writer:
             target,
             width=weight.numel(),
             offset=offset,
+            target_offset=to,
             value=self._config.rms_norm_eps,
             weight=self._keep(weight),
         )

@@ -176,7 +176,9 @@ class Decoder:
         assert store.pool is not None
         tapped = {} if taps is None else dict(zip(taps.layers, taps.states.unbind(1), strict=True))
         if self.program is not None and isinstance(step, HostStep) and _runs_in_c(step):
-            self.program.run(hidden, self._program_inputs(step, store), store.pool, tapped)
+            groups = self.config.grouping if self.config.windows is not None else None
+            inputs = program_inputs(self.config, self.rotaries, step, store, groups)
+            self.program.run(hidden, inputs, store.pool, tapped)
             return hidden
         turned = turned_step(self.config, self.rotaries, step)
         x = None
@@ -189,27 +191,6 @@ class Decoder:
             x = layer.forward(hidden, x, turned, store.pages_of(number), self.config, self.ranks)
         self.sites.step.rows = None
         return _add_and_norm(hidden, x, self.norm, self.config)
-
-    def _program_inputs(self, step: HostStep, store: KvStore) -> ProgramInputs:
-        tables = [step.all_tables, *step.windowed_tables]
-        if self.config.windows is not None:
-            # a stage may have no layers of the last groups
-            tables = tables[: 1 + max(self.config.grouping.group_of)]
-        return ProgramInputs(
-            starts=step.starts,
-            counts=step.counts,
-            numbers=step.numbers,
-            tables=tables,
-            turns=[
-                RopeTurns(rotary.table(step.longest), is_by_position=True)
-                if rotary.has_table
-                else RopeTurns(rotary.turns(step.positions, step.lengths), is_by_position=False)
-                for rotary in self.rotaries
-            ],
-            query_scale=_query_scale(self.config.query_scaling, step),
-            adapters=None if step.adapters is None else step.adapters.native.address,
-            page_scales=store.scale_table,
-        )
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden [N, hidden] after `forward` -> float32 [N, V]: `out`, or a new tensor.
@@ -228,6 +209,35 @@ class Decoder:
             logits.div_(self.config.logits_divisor)
         softcap = self.config.logits_softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def program_inputs(
+    config: DecoderConfig,
+    rotaries: Sequence[Rotary],
+    step: HostStep,
+    store: KvStore,
+    stage: Grouping | None = None,
+) -> ProgramInputs:
+    """Return what a program reads of a step. stage: its groups, where it may have no layers of the
+    last ones, whose tables are then left out."""
+    tables = [step.all_tables, *step.windowed_tables]
+    if stage is not None:
+        tables = tables[: 1 + max(stage.group_of)]
+    return ProgramInputs(
+        starts=step.starts,
+        counts=step.counts,
+        numbers=step.numbers,
+        tables=tables,
+        turns=[
+            RopeTurns(rotary.table(step.longest), is_by_position=True)
+            if rotary.has_table
+            else RopeTurns(rotary.turns(step.positions, step.lengths), is_by_position=False)
+            for rotary in rotaries
+        ],
+        query_scale=_query_scale(config.query_scaling, step),
+        adapters=None if step.adapters is None else step.adapters.native.address,
+        page_scales=store.scale_table,
+    )
 
 
 def turned_step(config: DecoderConfig, rotaries: Sequence[Rotary], step: Step) -> TurnedStep:
