@@ -28,7 +28,6 @@ from tests.fakes.tiny import Tiny, prompt_of
 from tests.rounds import some
 from tokenmesh.engine.api.sampling import SamplingParams
 from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
-from tokenmesh.shared.errors import ConfigError
 
 UNDIVIDED = {"llama_odd", "olmo2", "olmo3"}
 """Three heads, and norms over all heads: refused."""
@@ -103,13 +102,6 @@ def test_a_smaller_model_drafts_on_the_rank_that_draws(tiny: Tiny) -> None:
     )
     assert drafting.drafts.accepted_tokens > 5
     two.close()
-
-
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
-def test_a_head_that_drafts_is_refused_by_name(tiny: Tiny, method: str) -> None:
-    config = {"method": method, "model": str(tiny("llama").directory)}
-    with pytest.raises(ConfigError, match="tensor_parallel_size 2 does not work with a head"):
-        RanksDriver(tiny("llama").directory, speculative_config=config)
 
 
 def test_blocks_in_host_memory_are_parts_of_each_rank(llama: Pair) -> None:

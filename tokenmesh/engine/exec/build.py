@@ -73,7 +73,8 @@ def build_runner(
     # what cannot draft is refused before any weights are read
     raw = read_config(maker.directory)
     target = DraftTarget(
-        model, maker.directory, maker.facts, worker, device, maker.dtype, native, raw
+        *(model, maker.directory, maker.facts, worker, device, maker.dtype, native, raw),
+        role.share_ends,
     )
     drafting = DraftMaker.of(target) if role.ranks.leads else None
     with torch.inference_mode():

@@ -20,8 +20,6 @@ _PARAM: Final = "worker.tensor_parallel_size"
 _STAGES_PARAM: Final = "worker.pipeline_parallel_size"
 _LOOKUPS: Final = (None, "ngram", "suffix")
 """Where drafts come from tokens, which the leader has."""
-_DRAFTS: Final = (*_LOOKUPS, "draft_model")
-"""Also from a whole model, which the leader has besides its part."""
 
 
 def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
@@ -33,7 +31,6 @@ def check_divisible(model: ModelSettings, worker: WorkerSettings) -> None:
         "where workers exchange KV (kv.role)": worker.kv.role is not None,
         "where KV is kept elsewhere (kv.disk_dir, kv.mooncake_master)": worker.kv.has_stores,
         "with a model that drafts": stages > 1 and method not in _LOOKUPS,
-        "with a head that drafts, which reads the whole embedding": method not in _DRAFTS,
     }
     if worker.enable_eplb:
         _check_eplb(worker)

@@ -1,5 +1,6 @@
 """A model that drafts for another: what it must have in common with it, its weights, its pool."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -96,6 +97,8 @@ class DraftTarget(NamedTuple):
     native: bool
     """True where the C kernels run."""
     raw: RawConfig
+    share_ends: Callable[[LanguageModel], LanguageModel]
+    """See `Role.share_ends`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +125,6 @@ class DraftMaker:
             return None
         if target.device.type == "cuda":
             raise _refused("models that draft run on a CPU only")
-        if worker.tensor_parallel_size > 1 and config.method != "draft_model":
-            what = "reads the model's embedding and head, of which each rank has a part"
-            raise _refused(f"a head of {config.method} {what}")
         if config.method == "mtp":
             return cls._of_own(target)
         assert config.model is not None
@@ -188,12 +188,12 @@ class DraftMaker:
 
     def read(self, drafted: LanguageModel) -> DraftModel:
         """The weights; see `load`."""
-        target = self.target
+        target, ends = self.target, self.target.share_ends(drafted)
         if self.mtp is not None:
             from tokenmesh.engine.models.tree.mtp import MtpLoader
 
             size = target.worker.load_buffer_bytes
-            parts = (self.mtp, self.directory, target.device, size, drafted, target.native)
+            parts = (self.mtp, self.directory, target.device, size, ends, target.native)
             return MtpLoader(*parts).load()
         checkpoint = Checkpoint(
             self.directory,
@@ -209,7 +209,7 @@ class DraftMaker:
             native, facts = target.native, target.facts
             is_coded = facts.rounding is not None or facts.quantization is not None
             return EagleLoader(
-                *(self.eagle, checkpoint, drafted, drafted.dtype, native),
+                *(self.eagle, checkpoint, ends, drafted.dtype, native),
                 rounding="int8" if native and is_coded else None,
             ).load()
         whole = load_model(

@@ -20,6 +20,7 @@ from tokenmesh.engine.exec.role import Role
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.exec.shared_adapters import FollowedAdapters
+from tokenmesh.engine.exec.shared_ends import FollowingRunner
 from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.models.fingerprint import fingerprint
 from tokenmesh.engine.models.kv_store import KvStore
@@ -36,7 +37,6 @@ from tokenmesh.engine.ranks.frames import (
     WakeRanks,
 )
 from tokenmesh.engine.ranks.link import End, FollowerLink
-from tokenmesh.engine.ranks.pipe import Pipe
 from tokenmesh.engine.ranks.placement import Move
 from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.engine.ranks.rendezvous import join_group
@@ -61,7 +61,7 @@ def follow(place: RankPlace, end: End) -> None:
         role = Role(
             group.ranks,
             group.local_world,
-            partial(_runner, link, group.ranks.pipe),
+            partial(_runner, link, group.ranks, group.model.speculative_config.has_head),
             FollowingPoolRunner,
         )
         built = build_here(group.model, group.worker, lambda done, total: None, role)
@@ -80,7 +80,8 @@ def follow(place: RankPlace, end: End) -> None:
 
 def _runner(
     link: FollowerLink,
-    pipe: Pipe,
+    ranks: Ranks,
+    has_head: bool,
     model: LanguageModel,
     store: KvStore,
     rows: HostRows,
@@ -88,9 +89,10 @@ def _runner(
     **options: Any,
 ) -> TorchRunner:
     draws = FollowedDraws(link.drawn)
-    if pipe.stages > 1:
-        return StageRunner(model, store, rows, draws, pipe=pipe, **options)
-    return TorchRunner(model, store, rows, draws, **options)
+    if ranks.pipe.stages > 1:
+        return StageRunner(model, store, rows, draws, pipe=ranks.pipe, **options)
+    head = {"ranks": ranks, "has_head": has_head, **options}
+    return FollowingRunner(model, store, rows, draws, link=link, **head)
 
 
 class FollowingPoolRunner(PoolRunner):

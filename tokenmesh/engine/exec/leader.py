@@ -20,6 +20,7 @@ from tokenmesh.engine.exec.role import Role
 from tokenmesh.engine.exec.rows import HostRows
 from tokenmesh.engine.exec.runner import TorchRunner
 from tokenmesh.engine.exec.shared_adapters import SharedAdapters
+from tokenmesh.engine.exec.shared_ends import shared_ends
 from tokenmesh.engine.models.api import LanguageModel, Progress
 from tokenmesh.engine.models.fingerprint import fingerprint
 from tokenmesh.engine.models.kv_store import KvStore
@@ -27,7 +28,7 @@ from tokenmesh.engine.models.location import locate
 from tokenmesh.engine.models.tree.expert_slots import ExpertSlots
 from tokenmesh.engine.plan import StepPlan, StepResult
 from tokenmesh.engine.ranks.ends import end_process
-from tokenmesh.engine.ranks.frames import Finish, MoveExpert, SleepRanks, WakeRanks
+from tokenmesh.engine.ranks.frames import Finish, HeadRead, MoveExpert, SleepRanks, WakeRanks
 from tokenmesh.engine.ranks.launch import launch_process
 from tokenmesh.engine.ranks.link import End, LeaderLink
 from tokenmesh.engine.ranks.placement import Move
@@ -59,7 +60,7 @@ def build_ranked(
     check_divisible(model, worker)
     group = lead_group(model, worker, rank_place(), launch, end)
     try:
-        built = build_here(model, worker, progress, _role(group, worker, end))
+        built = build_here(model, worker, progress, _role(group, model, worker, end))
         group.link.is_loaded = True
         _compare(locate(model, with_code=model.trust_remote_code), group.link)
     except Exception as error:
@@ -70,7 +71,7 @@ def build_ranked(
     return replace(built, group=group)
 
 
-def _role(group: LeaderGroup, worker: WorkerSettings, end: End) -> Role:
+def _role(group: LeaderGroup, model: ModelSettings, worker: WorkerSettings, end: End) -> Role:
     ranks, pipe, balances = group.ranks, group.ranks.pipe, None
     if worker.enable_eplb:
         nodes = max(1, ranks.world // group.local_world)
@@ -78,12 +79,19 @@ def _role(group: LeaderGroup, worker: WorkerSettings, end: End) -> Role:
     return Role(
         group.ranks,
         group.local_world,
-        partial(LeadingRunner, link=group.link, end=end, balances=balances)
+        partial(
+            LeadingRunner,
+            link=group.link,
+            end=end,
+            balances=balances,
+            has_head=model.speculative_config.has_head,
+        )
         if pipe.stages == 1
         else partial(LeadingStage, link=group.link, end=end, pipe=pipe),
         partial(LeadingPoolRunner, link=group.link, end=end),
         partial(LeadingResident, link=group.link, end=end),
         partial(SharedAdapters, link=group.link),
+        partial(shared_ends, group.link, ranks),
     )
 
 
@@ -110,11 +118,13 @@ class LeadingRunner(TorchRunner):
         link: LeaderLink,
         end: End,
         balances: Balances | None = None,
+        has_head: bool = False,
         **options: Any,
     ) -> None:
-        """balances: makes what moves experts between ranks; None: they stay."""
+        """balances: makes what moves experts between ranks; None: they stay. has_head: a head
+        drafts with all ranks' parts of the model."""
         super().__init__(model, store, rows, SharedSampler(sampler, link), **options)
-        self._link, self._end = link, end
+        self._link, self._end, self._has_head = link, end, has_head
         self._balancer = None
         if balances is not None:
             facts: Any = model.facts
@@ -145,6 +155,12 @@ class LeadingRunner(TorchRunner):
 
     def carry_out(self, plan: StepPlan) -> StepResult:
         return _or_end(partial(super().carry_out, plan), self._link, self._end)
+
+    def _propose(self, plan: StepPlan, *states: Any) -> dict[int, list[int]]:
+        drafts = super()._propose(plan, *states)
+        if self._has_head:
+            self._link.send_head_read(HeadRead())
+        return drafts
 
 
 class LeadingPoolRunner(PoolRunner):

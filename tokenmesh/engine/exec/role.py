@@ -8,6 +8,7 @@ from tokenmesh.engine.adapters.adapter import AdapterSource
 from tokenmesh.engine.exec.pool_runner import PoolRunner
 from tokenmesh.engine.exec.resident import TorchResident
 from tokenmesh.engine.exec.runner import TorchRunner
+from tokenmesh.engine.models.api import LanguageModel
 from tokenmesh.engine.ranks.ranks import ALONE, Ranks
 
 
@@ -26,6 +27,8 @@ class Role:
     """With those of `TorchResident`."""
     share_adapters: Callable[[AdapterSource], AdapterSource] = lambda reader: reader
     """Reads adapters on all ranks, where this one leads them."""
+    share_ends: Callable[[LanguageModel], LanguageModel] = lambda model: model
+    """Returns what a head is given of the model that it drafts for."""
 
 
 ALONE_ROLE: Final = Role()

@@ -1,5 +1,6 @@
 """TorchRunner: a step is prepare, forward, sample, in this order, on the compute thread."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -119,14 +120,25 @@ class TorchRunner:
         self._save(plan)
         result = self.sample(inputs, logits)
         taken = {} if self._branches is None else self._branches.settle(result.tokens)
-        if self.drafter is not None and inputs is not None and logits.hidden is not None:
-            states = logits.hidden, logits.taps
-            with torch.inference_mode():
-                given = inputs.step, result.tokens, *states, taken
-                result.drafts = self.drafter.propose(plan, *given)
+        if inputs is not None and logits.hidden is not None:
+            result.drafts = self._propose(plan, inputs.step, result.tokens, logits, taken)
         if copied is not None and (again := copied.take_back(result)):
             self.forward(build_inputs(again, self._rows, self._store.page_size))
         return result
+
+    @torch.inference_mode()
+    def _propose(
+        self,
+        plan: StepPlan,
+        step: HostStep,
+        drawn: dict[int, list[int]],
+        logits: StepLogits,
+        taken: Mapping[int, int],
+    ) -> dict[int, list[int]]:
+        """Let the drafter read a followed step; see `Drafter.propose`."""
+        assert self.drafter is not None
+        assert logits.hidden is not None
+        return self.drafter.propose(plan, step, drawn, logits.hidden, logits.taps, taken)
 
     @torch.inference_mode()
     def _save(self, plan: StepPlan) -> None:

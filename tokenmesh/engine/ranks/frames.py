@@ -31,6 +31,8 @@ class FrameKind(IntEnum):
     """Both ways, last: why the sender ends."""
     ADAPTER = 8
     """Up: an adapter is read, or cannot be."""
+    READ_BY_HEAD = 9
+    """Down: what a head on the leader reads of the model."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
@@ -85,6 +87,14 @@ class MoveExpert(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = SleepRanks | WakeRanks | Finish | TakeAdapter | DropAdapters | MoveExpert
+
+
+class HeadRead(msgspec.Struct, frozen=True):
+    """A head on the leader needs the embeddings of these tokens, or the logits of so many states,
+    which the leader gives all ranks; neither: it has drafted."""
+
+    token_ids: list[int] = []
+    num_states: int = 0
 
 
 class AdapterRead(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from tokenmesh.engine.ranks.frames import (
     DropAdapters,
     Failure,
     FrameKind,
+    HeadRead,
     RankDone,
     RankFrames,
     TakeAdapter,
@@ -180,6 +181,10 @@ class LeaderLink(Link):
         """Return what each row of a step drew, in the order of the step; nothing: it failed."""
         self.send(FrameKind.DRAWN, _encode(token_ids))
 
+    def send_head_read(self, read: HeadRead) -> None:
+        """Let all ranks compute their parts of what a head reads."""
+        self.send(FrameKind.READ_BY_HEAD, _encode(read))
+
     def send_command(self, command: Command) -> None:
         """Let all followers do something; `wait_done` waits for them."""
         self.send(FrameKind.COMMAND, _encode(command))
@@ -248,6 +253,7 @@ class FollowerLink(Link):
         """None: the leader has ended."""
         self.drawn: SimpleQueue[list[list[int]] | None] = SimpleQueue()
         self.adapters: SimpleQueue[TakeAdapter | None] = SimpleQueue()
+        self.head_reads: SimpleQueue[HeadRead | None] = SimpleQueue()
         self.progress = Beat()
 
     def done(self, done: RankDone) -> None:
@@ -265,6 +271,8 @@ class FollowerLink(Link):
             self.work.put(decode_plan(payload))
         elif kind is FrameKind.DRAWN:
             self.drawn.put(_drawn_decoder.decode(payload))
+        elif kind is FrameKind.READ_BY_HEAD:
+            self.head_reads.put(msgspec.msgpack.decode(payload, type=HeadRead))
         elif kind is FrameKind.COMMAND:
             command = _command_decoder.decode(payload)
             if isinstance(command, TakeAdapter):
@@ -276,3 +284,4 @@ class FollowerLink(Link):
         self.work.put(None)
         self.drawn.put(None)
         self.adapters.put(None)
+        self.head_reads.put(None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch.distributed import AllreduceOptions, ReduceOp
+from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp
 
 from tokenmesh.engine.ranks.pipe import Pipe
 from tokenmesh.shared.clock import perf_s
@@ -139,6 +139,12 @@ class Ranks:
         whole = x.new_zeros(len(x), size)
         whole[:, self.padded_part(size)] = x
         return self.sum_(whole)
+
+    def share(self, x: torch.Tensor) -> None:
+        """Fill x, contiguous, with the leader's numbers on every rank."""
+        options: Any = BroadcastOptions()
+        options.rootRank = _LEADER
+        self.group.broadcast([x.view(torch.uint8)], options).wait()
 
     @contextmanager
     def alone(self) -> Iterator[None]:

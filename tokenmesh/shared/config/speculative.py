@@ -227,6 +227,11 @@ class SpeculativeConfig(BaseModel):
         return self.method in _DRAFTED
 
     @property
+    def has_head(self) -> bool:
+        """Return whether a head drafts, which reads the model's embeddings and logits."""
+        return self.is_drafted and self.method != "draft_model"
+
+    @property
     def draws_apart(self) -> bool:
         """Return whether the probabilities of drafts are kept until they are verified."""
         return self.is_drafted and self.rejection_sample_method == PROBABILISTIC
