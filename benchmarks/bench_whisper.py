@@ -3,8 +3,8 @@
     python -m benchmarks.bench_whisper DIRECTORY --python VENV/bin/python --types default int8
 
 DIRECTORY is that of a Whisper of CTranslate2. `--python` has the packages faster-whisper and
-espeakng-loader. Twenty recordings (speech of espeak-ng in four languages, some in noise, noise,
-silence) and a long one go to both, greedy at temperature 0, each to one and then to the other.
+espeakng-loader. Recordings (speech of espeak-ng in four languages, some in noise or quiet, noise,
+hiss, silence) and a long one go to both, greedy at temperature 0, to one and then to the other.
 Printed are wrong words, words in which the two differ, and seconds of speech a second, of which
 the ratio is of this run.
 
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 
@@ -72,6 +72,15 @@ def different(one: str, other: str) -> int:
     return row[-1]
 
 
+class Heard(NamedTuple):
+    """It holds what faster-whisper answers about a recording."""
+
+    text: str
+    seconds: float
+    logprobs: list[float]
+    """By segment: the mean over the tokens of its window."""
+
+
 class FasterWhisper:
     """A process of the other Python, frozen while it is not asked."""
 
@@ -80,8 +89,8 @@ class FasterWhisper:
         self._answer()
         os.kill(process.pid, signal.SIGSTOP)
 
-    def ask(self, clip: Clip, padded_s: float, *, timed: bool) -> tuple[str, float]:
-        """The text, and the seconds that it took. Raises RuntimeError."""
+    def ask(self, clip: Clip, padded_s: float, *, timed: bool) -> Heard:
+        """Raises RuntimeError."""
         own = {"path": str(clip.path), "padded_s": padded_s, "language": clip.language}
         task = {**own, **_GREEDY, "without_timestamps": not timed}
         os.kill(self._process.pid, signal.SIGCONT)
@@ -90,7 +99,7 @@ class FasterWhisper:
         self._process.stdin.flush()
         found = self._answer()
         os.kill(self._process.pid, signal.SIGSTOP)
-        return found["text"], found["seconds"]
+        return Heard(found["text"], found["seconds"], found["logprobs"])
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -118,15 +127,15 @@ def faster_whisper(
             process.kill()
 
 
-async def transcribe(url: str, http: httpx.AsyncClient, clip: Clip, *, timed: bool) -> str:
-    """By the mesh. Raises RuntimeError."""
+async def transcribe(url: str, http: httpx.AsyncClient, clip: Clip, *, timed: bool) -> Any:
+    """The mesh's answer. Raises RuntimeError."""
     data = {"model": NAME, "language": clip.language, "temperatures[]": "0"}
     data["response_format"] = "verbose_json" if timed else "json"
     file = {"file": (clip.path.name, clip.path.read_bytes())}
     found = await http.post(f"{url}/v1/audio/transcriptions", data=data, files=file)
     if found.status_code != 200:
         raise RuntimeError(found.text)
-    return str(found.json()["text"]).strip()
+    return found.json()
 
 
 async def compare(
@@ -142,10 +151,11 @@ async def compare(
         for _ in range(rounds):
             for clip in clips:
                 began_s = time.perf_counter()
-                text = await transcribe(url, http, clip, timed=timed)
+                answer = await transcribe(url, http, clip, timed=timed)
+                text = str(answer["text"]).strip()
                 answers = {"mesh": (text, time.perf_counter() - began_s)}
-                answers["padded"] = peer.ask(clip, WINDOW_S, timed=timed)
-                answers["own padding"] = peer.ask(clip, 0, timed=timed)
+                answers["padded"] = peer.ask(clip, WINDOW_S, timed=timed)[:2]
+                answers["own padding"] = peer.ask(clip, 0, timed=timed)[:2]
                 for name, (text, took_s) in answers.items():
                     found[name].texts[clip.name] = text
                     key = name, clip.name

@@ -1,4 +1,4 @@
-"""Twenty recordings: speech in four languages and in noise, noise, silence; and a long one."""
+"""Recordings: speech in four languages, in noise or quiet, noise, hiss, silence; a long one."""
 
 import json
 import subprocess
@@ -38,6 +38,8 @@ SENTENCES: Final = {
 }
 _NOISE: Final = 0.02
 """Its standard deviation; speech has peaks near 0.5."""
+_QUIET: Final = 0.003
+_HISS: Final = 0.001
 _PAUSE_S: Final = 0.6
 
 
@@ -71,7 +73,10 @@ def make_clips(python: Path, folder: Path) -> list[Clip]:
         found.append(
             _written(folder, f"{language}-in-noise", language, SENTENCES[language][0], noisy)
         )
+    quiet = _QUIET * spoken["en", 0]
+    found.append(_written(folder, "en-quiet", "en", SENTENCES["en"][0], quiet))
     nothing = {"noise": _NOISE * random.standard_normal(6 * RATE), "silence": numpy.zeros(6 * RATE)}
+    nothing["hiss"] = _HISS * random.standard_normal(8 * RATE)
     found += [_written(folder, name, "en", "", samples) for name, samples in nothing.items()]
     pause = numpy.zeros(int(_PAUSE_S * RATE))
     sentences = [*SENTENCES["en"]] * 4

@@ -20,6 +20,7 @@ from tests.fakes.tiny import prompt_of
 from tests.fakes.whisper import END, FIRST_TIME, HIDDEN, STATES, WhisperOracle, whisper
 from tokenmesh.engine.core.outputs import StepOutput
 from tokenmesh.engine.plan import NewRow
+from tokenmesh.engine.sampling.sampler import Sampler
 from tokenmesh.engine.sampling.speech import SpeechState
 from tokenmesh.shared.ids import BlobKey
 from tokenmesh.shared.messages.media import MediaItem
@@ -236,6 +237,40 @@ def test_transcripts_match_those_of_transformers(
     for clip, outcome in zip(clips, ours, strict=True):
         wanted = theirs.tokens(encoded(oracle, clip), prompt, timed=timed)
         assert [token for token in outcome.token_ids if token != END] == wanted[:92]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("shows_processed", [False, True])
+def test_log_probabilities_of_a_transcript_are_of_what_its_rules_allow(
+    temperature: float, shows_processed: bool
+) -> None:
+    """OpenAI's Whisper and CTranslate2 take them after the rules, before temperature."""
+    first, end = 20, 19
+    rule = SpeechRule(
+        suppress_ids=[1, 2], end_id=end, no_timestamps_id=first - 1, first_timestamp_id=first
+    )
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(3, 40, generator=generator)
+    logits[:, 1] = 9.0  # what the model wants to say is suppressed
+    sampler = Sampler(40, frozenset({end}), shows_processed=shows_processed)
+    for row, speech in enumerate((rule, None, rule)):
+        sampling = SamplingParams(
+            seed=row, max_tokens=9, temperature=temperature, logprobs=0, speech=speech
+        )
+        sampler.add(NewRow(row, [5, 6], 2, sampling, [], False))
+    drawn = sampler.draw([0, 1, 2], logits.clone()).draw_by_row
+    for row in (0, 2):
+        token, entry = drawn[row].token_id, drawn[row].logprobs
+        assert token >= first, "a transcript begins with a timestamp"
+        assert entry is not None
+        wanted = logits[row, first:].log_softmax(-1)
+        assert entry.logprob == pytest.approx(float(wanted[token - first]), abs=1e-5)
+        assert entry.rank == 1 + int((wanted > wanted[token - first]).sum())
+    plain = drawn[1].logprobs
+    assert plain is not None
+    scale = temperature if shows_processed and temperature else 1.0
+    wanted = (logits[1] / scale).log_softmax(-1)
+    assert plain.logprob == pytest.approx(float(wanted[drawn[1].token_id]), abs=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [7, 64])

@@ -1,4 +1,7 @@
-"""Log-probabilities as clients see them: of the model's own distribution, before any processing."""
+"""Log-probabilities as clients see them: of the model's own distribution, before any processing.
+
+Those of a transcript are of what its rules allow, before temperature, as in Whisper.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

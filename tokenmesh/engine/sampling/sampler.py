@@ -294,6 +294,8 @@ class Sampler(RowStates[_HostState]):
         self._bad_words.apply(logits, numbers)
         self._thinking.apply(logits, numbers)
         self._speech.apply(logits, numbers)
+        spoken = [i for i, at in enumerate(asked) if numbers[at] in self._speech]
+        ruled = logits[[asked[i] for i in spoken]] if spoken else None
         tokens = self._choice.apply(logits, numbers, ahead)
         if judged:
             at = list(judged)
@@ -301,6 +303,9 @@ class Sampler(RowStates[_HostState]):
             tokens[at] = self._choice.judge(logits[at], spots, list(judged.values()))
         if raw is not None and self._shows_processed:
             raw = self._choice.kept(logits[asked], [numbers[i] for i in asked])
+        if raw is not None and ruled is not None:
+            # who judges a transcript compares it with what its rules allow, at any temperature
+            raw[spoken] = ruled
 
         token_ids, values = tokens.tolist(), logits.numpy()
         is_possible = [math.isfinite(values[each]) for each in enumerate(token_ids)]

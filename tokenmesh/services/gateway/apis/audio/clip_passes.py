@@ -92,15 +92,17 @@ class ClipPasses:
     charges: RecordingCharges = field(default_factory=RecordingCharges)
 
     async def first_tokens(self, transcripts: Sequence[Transcript]) -> list[int | None]:
-        """Return what is drawn after the start token: a language."""
+        """Return the most likely language after the start token, and note how likely speech is."""
         facts = self.recording.task.facts
+        languages = sorted(facts.languages.values())
+        hears = facts.no_speech_id >= 0
+        # nothing restricts the draw: a worker may show log-probabilities of what is left by that
         sampling = SamplingParams(
             seed=0,
             max_tokens=1,
             temperature=0.0,
-            allowed_token_ids=sorted(facts.languages.values()) or None,
             logprobs=0,
-            logprob_token_ids=[facts.no_speech_id] if facts.no_speech_id >= 0 else [],
+            logprob_token_ids=[*languages, facts.no_speech_id] if hears else languages,
         )
         found: list[int | None] = [None] * len(transcripts)
         jobs = [
@@ -111,10 +113,13 @@ class ClipPasses:
             async with self.deliver(jobs) as delivery:
                 async for chunks in delivery.chunks():
                     for chunk in chunks:
-                        found[chunk.choice] = next(iter(chunk.token_ids), found[chunk.choice])
                         for entry in chunk.logprobs:
                             values = entry.top_logprobs
-                            transcripts[chunk.choice].no_speech = exp(values[0]) if values else 0.0
+                            if languages and values:
+                                best = values.index(max(values[: len(languages)]))
+                                found[chunk.choice] = languages[best]
+                            no_speech = exp(values[-1]) if hears and values else 0.0
+                            transcripts[chunk.choice].no_speech = no_speech
         return found
 
     async def align(self, transcripts: Sequence[Transcript]) -> None:
