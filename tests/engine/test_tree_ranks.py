@@ -24,11 +24,7 @@ from tokenmesh.engine.ranks.ranks import Ranks
 from tokenmesh.shared.config.model import ModelSettings
 from tokenmesh.shared.errors import ConfigError
 
-UNDIVIDED: Final = {
-    "lfm2": "no test has compared parts of the model type 'lfm2'",
-}
-"""Families of docs/models.md that are refused, with the reason."""
-NAMES: Final = [each for each in (*GENERAL, *VARIANTS) if each not in UNDIVIDED]
+NAMES: Final = [*GENERAL, *VARIANTS]
 FEW: Final = {
     "qwen3_next": "2 heads of keys are not divisible by 4 ranks",
     **dict.fromkeys(("mamba2", "nemotron_h"), "^.*: n_groups of 2 is not divisible by 4 ranks"),
@@ -174,6 +170,14 @@ def test_trees_on_all_ranks_sleep_and_wake(mixture: Pair, level: int) -> None:
         ("mixtral", {}, 3, "num_attention_heads of 4 is not divisible by 3 ranks"),
         ("qwen3_moe", {"moe_intermediate_size": 23}, 2, "moe_intermediate_size of 23"),
         ("qwen2_moe", {"num_key_value_heads": 4}, 8, "num_attention_heads of 4 is not"),
+        (
+            "lfm2",
+            {
+                **{"num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 96},
+                "block_auto_adjust_ff_dim": False,
+            },
+            *(6, "64 channels of a convolution are not divisible by 6 ranks"),
+        ),
         ("gemma2", {"vocab_size": 161, "num_key_value_heads": 4}, 4, None),
     ],
 )
@@ -192,10 +196,27 @@ def test_sizes_that_do_not_divide_are_refused_with_both_numbers(
     assert caught.value.param == "worker.tensor_parallel_size"
 
 
-@pytest.mark.parametrize("name", UNDIVIDED)
-def test_families_that_are_not_divided_are_refused_by_name(tiny: Tiny, name: str) -> None:
-    with pytest.raises(ConfigError, match=UNDIVIDED[name]):
-        TreePart(facts_of(tiny(name).directory), Ranks(0, 2)).check()
+def test_a_family_that_no_test_has_compared_is_refused_by_name(tmp_path: Path) -> None:
+    make_fake(Fake("Starcoder2"), HEADS).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has compared parts of the model type 'starcoder2'"):
+        TreePart(facts_of(tmp_path), Ranks(0, 2)).check()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"conv_bias": True, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.5},
+        {"block_auto_adjust_ff_dim": False},
+    ],
+    ids=["biases", "as-it-says"],
+)
+def test_channels_of_short_convolutions_are_divided(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    fake = GENERAL["lfm2"]
+    make_fake(replace(fake, sizes={**fake.sizes, **sizes}), HEADS).save_pretrained(tmp_path)
+    many = both(tmp_path, jobs(), max_num_batched_tokens=16)
+    one = EngineDriver(tmp_path).model.kv_bytes
+    assert 2 * many.model.kv_bytes.row == one.row, "each rank keeps the states of its channels"
+    many.close()
 
 
 def test_a_norm_over_all_heads_names_the_kind_that_divides_it(tiny: Tiny) -> None:
@@ -210,7 +231,7 @@ def test_each_family_of_the_page_is_divided_or_refused() -> None:
     written = {row.split("`")[1].removesuffix("ForCausalLM") for row in page.splitlines()[2:]}
     assert written <= families
     types = {config_of(each).model_type for each in fakes.values()}
-    assert types == (PROVED - WITH_MEDIA) | UNDIVIDED.keys()
+    assert types == PROVED - WITH_MEDIA
 
 
 def test_a_tree_whose_tensors_have_another_shape_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,11 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmesh.engine.models.tree.cuts import Cut, CutTensor, Shapes
 from tokenmesh.engine.models.tree.facts import HfFacts, empty_tree
+from tokenmesh.engine.models.tree.part_convolutions import (
+    adjusted_width,
+    is_short_convolution,
+    narrow,
+)
 from tokenmesh.engine.models.tree.part_experts import names_of_others, part_of_experts, take_form
 from tokenmesh.engine.models.tree.part_pieces import pieces_of
 from tokenmesh.engine.models.tree.quantized.expert_codes import is_experts
@@ -43,6 +48,8 @@ _JOINED: Final = "qwen3_next"
 """The model type whose states' weights lie by heads of keys, each with its heads of values."""
 _EXPANSIONS: Final = ("mamba_expand", "expand")
 """Keys that say how many times as wide as the model its states are."""
+_ADJUSTED: Final = "block_auto_adjust_ff_dim"
+"""The key that says that MLPs have another width than `intermediate_size`."""
 _OF_SIZES: Final = frozenset(
     (
         *("num_heads", "num_attention_heads", "num_key_value_heads", "num_key_value_groups"),
@@ -71,7 +78,7 @@ PROVED: Final = frozenset(
         *("hunyuan_v1_moe", "glm4_moe", "exaone_moe", "minimax_m2", "gpt_oss", "ernie4_5_moe"),
         *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear"),
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),
-        *("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
+        *("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "lfm2"),
         *("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "hunyuan_vl_text"),
     )
 )
@@ -90,7 +97,7 @@ class TreePart:
     def facts(self) -> HfFacts:
         """The facts of the smaller tree."""
         experts = part_of_experts(self._whole_tree, self.ranks)
-        kind = _part_kind(self.whole.kind, experts)
+        kind = _part_kind(self.whole.kind, experts, self.ranks.world)
         return replace(self.whole, config=part_config(self.whole, self.ranks), kind=kind)
 
     @cached_property
@@ -216,7 +223,7 @@ def _as_in(tree: PreTrainedModel, shapes: Shapes) -> tuple[Shapes, str]:
 
 
 def _part_kind(
-    kind: type[PreTrainedModel], experts: Mapping[str, torch.nn.Module]
+    kind: type[PreTrainedModel], experts: Mapping[str, torch.nn.Module], world: int
 ) -> type[PreTrainedModel]:
     """A class whose trees are as wide as their configs say, also where a norm over all heads takes
     its width from another key. experts: what its own are like, by their paths."""
@@ -226,6 +233,8 @@ def _part_kind(
         for path, like in experts.items():
             take_form(self.get_submodule(path), like)
         for module in self.modules():
+            if is_short_convolution(module):
+                narrow(module, world)
             for norm, projection in (("q_norm", "q_proj"), ("k_norm", "k_proj")):
                 weight = getattr(getattr(module, norm, None), "weight", None)
                 size = getattr(getattr(module, projection, None), "out_features", None)
@@ -242,6 +251,9 @@ def part_config(facts: HfFacts, ranks: Ranks) -> PreTrainedConfig:
     values: dict[str, Any] = {}
     if getattr(text, "head_dim", None) is None and hasattr(text, "num_attention_heads"):
         values["head_dim"] = text.hidden_size // text.num_attention_heads
+    if getattr(text, _ADJUSTED, False):
+        setattr(text, _ADJUSTED, False)
+        text.intermediate_size = adjusted_width(text)
     for key, size in _numbers(text, _EQUAL):
         if size % world == 0:
             values[key] = size // world

@@ -4,6 +4,8 @@ from typing import Any, Final
 
 import torch
 
+from tokenmesh.engine.models.tree.part_convolutions import is_short_convolution
+
 _HALVES: Final = ("gate_up_proj", "input_linear")
 """Gate above up. Rows of both that alternate are cut as one."""
 
@@ -23,6 +25,8 @@ def pieces_of(tree: torch.nn.Module, name: str, size: int) -> list[int]:
         return [heads * holder.head_dim, *[own * holder.head_dim] * 2]
     if child in ("conv1d", "in_proj_qkv"):
         return _convolved(holder, size)
+    if child == "in_proj" and is_short_convolution(holder):
+        return [size // 3] * 3
     if child == "in_proj" and hasattr(holder, "ssm_state_size"):
         inner = holder.intermediate_size
         return [inner, *_convolved(holder, holder.conv_dim), holder.num_heads]
