@@ -22,7 +22,11 @@ from tokenmesh.shared.config.mesh import BusSettings, RedisSettings
 from tokenmesh.shared.messages.place import KvOrigin
 from tokenmesh.shared.tokens import pack_ids, unpack_ids
 
-FAMILIES = ("llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "gemma3_text", "gguf", "adapters")
+FAMILIES = (
+    *("llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "gemma3_text", "gguf", "adapters"),
+    # prompts longer than its original length have other keys than short ones
+    "phi3_longrope_short",
+)
 GREEDY = {"temperature": 0.0}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"sampling": GREEDY},

@@ -47,6 +47,8 @@ class KvExchange:
         return 1 + len(self._cache.keys.marks)
 
     def keys_of(self, request: Request, num_blocks: int) -> list[bytes]:
+        # a request of another worker was not seen here before
+        self._cache.keys.choose_side(request)
         self._cache.keys.hash_up_to(request, num_blocks)
         marks = (b"", *self._cache.keys.marks)
         return [each + mark for each in request.kv.hashes[:num_blocks] for mark in marks]
