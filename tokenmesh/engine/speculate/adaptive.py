@@ -60,13 +60,16 @@ class Rates:
 
     def note(self, strength: int, num_right: int, *, ended_wrong: bool) -> None:
         """So many drafts were right; `ended_wrong`: and the next one was not."""
-        means, weights = self._means[strength], self._weights[strength]
+        means, weights, kept = self._means[strength], self._weights[strength], self._kept
         for place in range(num_right + ended_wrong):
             if place == len(means):
                 means.append(self._begun(strength, place))
                 weights.append(_PRIOR_WEIGHT)
-            weights[place] = min(weights[place] + 1, self._kept)
-            means[place] += ((place < num_right) - means[place]) / weights[place]
+            weight = weights[place]
+            if weight < kept:
+                weights[place] = weight = weight + 1
+            mean = means[place]
+            means[place] = mean + ((place < num_right) - mean) / weight
 
     def _begun(self, strength: int, place: int) -> float:
         if self._prior is not None:
@@ -146,12 +149,12 @@ class StepCost:
         """The same for several numbers of drafts, of which each is one more than the one before."""
         known = self._drafted.get(num_rows.bit_length(), {})
         # one step may have been disturbed: what few have shown is tried again sooner
-        points = sorted(
-            (number, max(1.0, mean))
+        points = [
+            (number, mean if mean > 1.0 else 1.0)
             for number, (mean, count, step) in known.items()
             if self._num_steps - step <= _STALE_STEPS * count // _KEPT_STEPS
-        )
-        points.reverse()
+        ]
+        points.sort(reverse=True)
         below, low = 0, 1.0
         slope = _PRIOR_COST / (1.0 + _PRIOR_COST * num_rows)
         found = []
@@ -174,18 +177,31 @@ def choose(cost: StepCost, num_rows: int, kept: Sequence[Sequence[float]]) -> li
     lengths = [0] * len(kept)
     if not cost.is_known(num_rows):
         return lengths
-    offered = [(-value, row) for row, values in enumerate(kept) for value in values]
-    offered.sort(key=lambda each: each[0])
+    offering = [row for row, values in enumerate(kept) if values]
+    if len(offering) == 1:
+        (row,) = offering
+        lengths[row] = _best(cost, num_rows, kept[row])
+        return lengths
+    offered = [(-value, row) for row in offering for value in kept[row]]
+    # of equal ones those of the first row
+    offered.sort()
+    for _, row in offered[: _best(cost, num_rows, [-negative for negative, _ in offered])]:
+        lengths[row] += 1
+    return lengths
+
+
+def _best(cost: StepCost, num_rows: int, kept: Sequence[float]) -> int:
+    """Return how many of these drafts, the likeliest first, give the most tokens a second."""
     best, best_rate, tokens = 0, num_rows * MIN_GAIN, float(num_rows)
-    factors = cost.factors(num_rows, range(1, 1 + len(offered)))
-    for number, ((negative, _), factor) in enumerate(zip(offered, factors, strict=True), start=1):
-        tokens -= negative
+    if not kept:
+        return best
+    factors = cost.factors(num_rows, range(1, 1 + len(kept)))
+    for number, (value, factor) in enumerate(zip(kept, factors, strict=True), start=1):
+        tokens += value
         rate = tokens / factor
         if rate > best_rate:
             best, best_rate = number, rate
-    for _, row in offered[:best]:
-        lengths[row] += 1
-    return lengths
+    return best
 
 
 def _bucket(number: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 Text = Sequence[int]
 """Ids: a list, or an array of 32 bits; texts that are compared have one type."""
@@ -19,8 +20,10 @@ _FEW: Final = 16
 _MIN_SLOTS: Final = 1 << 10
 _MAX_WALK: Final = 16
 """Ends of a slot that are looked at: other runs of tokens share it by chance."""
-_MULTIPLIER: Final = 0x9E3779B97F4A7C15
-_MASK: Final = (1 << 64) - 1
+_HASH_BITS: Final = 29
+"""With a token added, a hash is still one digit of Python's integers: products of two are fast."""
+_MASK: Final = (1 << _HASH_BITS) - 1
+_MULTIPLIER: Final = 0x278DDE6D
 _WORD: Final = 4
 
 
@@ -32,59 +35,34 @@ class Match(NamedTuple):
     length: int
 
 
-class _Runs:
-    """Where the runs of `length` tokens end: a hash table without keys.
-
-    A slot has the end of its latest run, and each end a link to the one before it in its slot. What
-    is found is compared with the text, so 32-bit positions are all that is kept.
-    """
-
-    __slots__ = ("heads", "length", "links")
-
-    def __init__(self, length: int, num_slots: int) -> None:
-        self.length = length
-        self.heads = array("i", bytes(_WORD * num_slots))
-        """By slot: the latest end; 0: none."""
-        self.links = array("i", bytes(_WORD))
-        """By end: the one before it in its slot."""
-
-    def add(self, slots: np.ndarray, first: int) -> None:
-        """Many at once: the slots of the runs that end at `first` and after it."""
-        # runs of the same slot one after the other, each linked to the one before it
-        order = np.argsort(slots, kind="stable")
-        slots, ends = slots[order], (order + first).astype(np.int32)
-        is_first = np.ones(len(slots), dtype=bool)
-        is_first[1:] = slots[1:] != slots[:-1]
-        heads = np.frombuffer(self.heads, dtype=np.int32)
-        before = np.empty_like(ends)
-        before[1:] = ends[:-1]
-        before[is_first] = heads[slots[is_first]]
-        links = np.empty_like(ends)
-        links[order] = before
-        is_last = np.roll(is_first, -1)
-        heads[slots[is_last]] = ends[is_last]
-        self.links.frombytes(links.tobytes())
-
-
 class IndexedText:
-    """Ids and the ends of their runs, of several lengths; a run that ends the text is not in."""
+    """Ids and the ends of their runs, of several lengths; a run that ends the text is not in.
+
+    A hash table without keys for each length: a slot has the end of its latest run, and each end a
+    link to the one before it in its slot. What is found is compared with the text, so 32-bit
+    positions are all that is kept.
+    """
 
     def __init__(self, ids: Text, lengths: Sequence[int]) -> None:
         """The ids are the caller's, who may append to them."""
         self.ids = ids
         self._lengths = sorted(lengths, reverse=True)
-        self._runs: list[_Runs] = []
+        self._num_slots = 0
+        """Each length has so many."""
         self._shift = 0
-        self._latest: tuple[int, list[int]] = (0, [])
-        """An end of this text, and the slots of the runs there: they are taken in next."""
+        self._places: list[tuple[int, int]] = []
+        """They hold each length's first slot, and the length; the longest comes first."""
+        self._heads = array("i")
+        """By slot: the latest end; 0: none. The last one is that of runs that are too long."""
+        self._links = array("i")
+        """By end and length: the end before it in its slot."""
+        self._mixed: list[int] = []
+        """By length from 1 on: the hash of the run that ends where the next one to index does."""
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of the index: 6 to 12 a token and length."""
-        if not self._runs:
-            return 0
-        # those of all lengths have the same sizes
-        return _WORD * len(self._runs) * (len(self._runs[0].heads) + len(self._runs[0].links))
+        return _WORD * (len(self._heads) + len(self._links))
 
     def update(self) -> bool:
         """Index what was appended; False: there is more than one call takes.
@@ -92,36 +70,34 @@ class IndexedText:
         A table that is full is made anew, twice as large.
         """
         ids, longest = self.ids, self._lengths[0]
-        if not self._runs or len(ids) > len(self._runs[0].heads):
+        if len(ids) > self._num_slots:
             self._make_tables()
-        first = len(self._runs[0].links)
+        first = len(self._links) // len(self._lengths)
         last = min(len(ids), first + CHUNK)
         # the many are of all lengths: not before the longest run can end
         few = last if last - first <= _FEW else min(last, max(first, longest))
-        for end in range(first, few):
-            known, slots = self._latest
-            if known != end:
-                slots = self._slots(ids[max(0, end - longest) : end])
-            for runs, slot in zip(self._runs, slots, strict=True):
-                runs.links.append(runs.heads[slot] if slot >= 0 else 0)
-                if slot >= 0:
-                    runs.heads[slot] = end
+        self._add_few(first, few)
         if few < last:
-            for runs, many in zip(self._runs, self._many_slots(few, last), strict=True):
-                runs.add(many, few)
+            self._add_many(few, last)
         return last == len(ids)
 
     def find(self, tail: Text, most: int) -> Match | None:
         """The longest match with the end of `tail`, the last one of its length, up to `most`
         tokens; None: there is none of any of the lengths. `tail` may be the ids themselves."""
-        if not self._runs:
+        if not self._num_slots:
             return None
-        slots = self._slots(tail[-self._lengths[0] :])
-        if tail is self.ids:
-            self._latest = (len(tail), slots)
-        for runs, slot in zip(self._runs, slots, strict=True):
-            if slot >= 0 and (end := self._end_of(runs, slot, tail)):
-                return Match(end, self._length_of(end, runs.length, tail, most))
+        size, count, heads, shift = len(tail), len(self._lengths), self._heads, self._shift
+        is_next = tail is self.ids and len(self._links) == size * count
+        mixed = self._mixed if is_next else self._mixed_of(tail[-self._lengths[0] :])
+        base, length = self._places[-1]
+        if length > size or not heads[base + (mixed[length - 1] >> shift)]:
+            return None  # nor is a longer run there
+        for index, (base, length) in enumerate(self._places):
+            if length > size:
+                continue
+            end = heads[base + (mixed[length - 1] >> shift)]
+            if end and (end := self._end_of(index, length, end, tail)):
+                return Match(end, self._length_of(end, length, tail, most))
         return None
 
     def after(self, end: int, limit: int) -> list[int]:
@@ -133,48 +109,100 @@ class IndexedText:
         return found
 
     def _make_tables(self) -> None:
-        num_slots = max(_MIN_SLOTS, 1 << len(self.ids).bit_length())
-        self._shift = 65 - num_slots.bit_length()
-        self._runs = [_Runs(length, num_slots) for length in self._lengths]
-        self._latest = (0, [])
+        self._num_slots = max(_MIN_SLOTS, 1 << len(self.ids).bit_length())
+        self._shift = 1 + _HASH_BITS - self._num_slots.bit_length()
+        self._places = [(n * self._num_slots, each) for n, each in enumerate(self._lengths)]
+        self._heads = array("i", bytes(_WORD * (len(self._lengths) * self._num_slots + 1)))
+        self._links = array("i")
+        self._mixed = self._mixed_of(())
 
-    def _end_of(self, runs: _Runs, slot: int, tail: Text) -> int:
-        """The latest end of the run that `tail` ends with; 0: there is none."""
-        ids, length, end = self.ids, runs.length, runs.heads[slot]
-        wanted = tail[-length:]
+    def _add_few(self, first: int, last: int) -> None:
+        """Add the runs that end at `first` up to before `last`."""
+        ids, longest, mixed = self.ids, self._lengths[0], self._mixed
+        places, heads, links, shift = self._places, self._heads, self._links, self._shift
+        for end in range(first, last):
+            if end < longest:
+                slots = [
+                    base + (mixed[length - 1] >> shift) if length <= end else -1
+                    for base, length in places
+                ]
+            else:
+                slots = [base + (mixed[length - 1] >> shift) for base, length in places]
+            links.extend([heads[slot] for slot in slots])
+            for slot in slots:
+                heads[slot] = end
+            heads[-1] = 0
+            token = ids[end] + 1
+            mixed = [(each + token) * _MULTIPLIER & _MASK for each in (0, *mixed[:-1])]
+        self._mixed = mixed
+
+    def _add_many(self, first: int, last: int) -> None:
+        """Add the same with numpy; each run is as long as it is to be."""
+        longest, num_ends = self._lengths[0], last - first
+        ids = np.array(self.ids[first - longest : last], dtype=np.uint64) + np.uint64(1)
+        mixed, factor = np.zeros(num_ends, dtype=np.uint64), 1
+        heads = np.frombuffer(self._heads, dtype=np.int32)
+        links = np.empty((num_ends, len(self._lengths)), dtype=np.int32)
+        index = len(self._lengths)
+        for length in range(1, longest + 1):
+            factor = factor * _MULTIPLIER & _MASK
+            start = longest - length
+            mixed += ids[start : start + num_ends] * np.uint64(factor)
+            if length in self._lengths:
+                index -= 1
+                base, _ = self._places[index]
+                slots = ((mixed & _MASK) >> np.uint64(self._shift)).astype(np.int64) + base
+                links[:, index] = _linked(heads, slots, first)
+        self._links.frombytes(links.tobytes())
+        self._mixed = self._mixed_of(self.ids[last - longest : last])
+
+    def _end_of(self, index: int, length: int, end: int, tail: Text) -> int:
+        """Return the latest end, from this one of its slot on, of the run that `tail` ends with;
+        0: there is none."""
+        ids, links, count = self.ids, self._links, len(self._lengths)
+        token, wanted = tail[-1], tail[-length:]
         for _ in range(_MAX_WALK):
-            if end == 0 or ids[end - length : end] == wanted:
+            # most that are there by chance end with another token
+            if ids[end - 1] == token and ids[end - length : end] == wanted:
                 return end
-            end = runs.links[end]
+            end = links[end * count + index]
+            if not end:
+                break
         return 0
 
     def _length_of(self, end: int, length: int, tail: Text, most: int) -> int:
         ids, longest = self.ids, min(most, end, len(tail))
+        if longest > length and ids[end - longest : end] == tail[-longest:]:
+            return longest
         while length < longest and ids[end - length - 1] == tail[-length - 1]:
             length += 1
         return length
 
-    def _slots(self, run: Text) -> list[int]:
-        """Return the slots of the runs that end where this one does, longest first; -1 for those it
-        is too short for."""
-        mixed, slots = 0, dict.fromkeys(self._lengths, -1)
-        for length, token in enumerate(reversed(run), start=1):
-            mixed = (mixed + token + 1) * _MULTIPLIER & _MASK
-            if length in slots:
-                slots[length] = mixed >> self._shift
-        return list(slots.values())
+    def _mixed_of(self, run: Text) -> list[int]:
+        """Return the hashes of the runs that end where this one does, by length from 1 on."""
+        mixed, factor, found = 0, 1, []
+        for token in reversed(run):
+            factor = factor * _MULTIPLIER & _MASK
+            mixed = mixed + (token + 1) * factor & _MASK
+            found.append(mixed)
+        return found + [mixed] * (self._lengths[0] - len(found))
 
-    def _many_slots(self, first: int, last: int) -> list[np.ndarray]:
-        """Return the slots of the runs that end at `first` up to before `last`, by length, longest
-        first."""
-        longest, num_ends = self._lengths[0], last - first
-        ids = np.array(self.ids[first - longest : last - 1], dtype=np.uint64)
-        mixed = np.zeros(num_ends, dtype=np.uint64)
-        found = []
-        for length in range(1, longest + 1):
-            start = longest - length
-            mixed += ids[start : start + num_ends] + np.uint64(1)
-            mixed *= np.uint64(_MULTIPLIER)
-            if length in self._lengths:
-                found.append((mixed >> np.uint64(self._shift)).astype(np.int64))
-        return found[::-1]
+
+def _linked(
+    heads: npt.NDArray[np.int32], slots: npt.NDArray[np.int64], first: int
+) -> npt.NDArray[np.int32]:
+    """Add the runs that end at `first` and after it to the heads of these slots; return the link of
+    each."""
+    # runs of the same slot one after the other, each linked to the one before it
+    order = np.argsort(slots, kind="stable")
+    slots, ends = slots[order], (order + first).astype(np.int32)
+    is_first = np.ones(len(slots), dtype=bool)
+    is_first[1:] = slots[1:] != slots[:-1]
+    before = np.empty_like(ends)
+    before[1:] = ends[:-1]
+    before[is_first] = heads[slots[is_first]]
+    links = np.empty_like(ends)
+    links[order] = before
+    is_last = np.roll(is_first, -1)
+    heads[slots[is_last]] = ends[is_last]
+    return links

@@ -200,7 +200,9 @@ class LookupProposer:
         """Index what the stream drew; whether its text can be looked through."""
         is_complete = row.text is not None and row.text.update()
         self._row_bytes -= row.num_bytes
-        row.num_bytes = sum(each.num_bytes for each in (row.text, row.prediction) if each)
+        row.num_bytes = 0 if row.text is None else row.text.num_bytes
+        if row.prediction is not None:
+            row.num_bytes += row.prediction.num_bytes
         if self._row_bytes + row.num_bytes > MAX_BYTES:
             row.text, row.prediction, row.num_bytes = None, None, 0
             return False
