@@ -119,7 +119,7 @@ async def _parts(file: UploadFile) -> AsyncIterator[bytes]:
         yield part
 
 
-def _check_size(num_bytes: int, purpose: str, limits: GatewaySettings) -> None:
+def _check_size(num_bytes: int, purpose: str, limits: UploadSettings) -> None:
     setting = "max_media_bytes" if purpose in _IMAGE_PURPOSES else "max_file_bytes"
     limit = getattr(limits, setting)
     if num_bytes > limit:

@@ -7,7 +7,7 @@ from tokenmesh.services.gateway.apis.openai.request import CompletionRequest
 from tokenmesh.services.gateway.apis.openai.request_builder import RequestBuilder
 from tokenmesh.services.gateway.core.context import RequestContext
 from tokenmesh.services.gateway.core.generation.parsing import ModelText
-from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.http import BodySettings
 from tokenmesh.shared.errors import InvalidInput, PayloadTooLarge
 from tokenmesh.shared.messages.beat import ModelCard
 from tokenmesh.shared.text import Vocabulary
@@ -97,7 +97,7 @@ async def read_suffix(
     return Suffix(body.suffix, markers, marker_ids, pack_ids([*ids, marker_ids[2]]))
 
 
-def check_copies(body: CompletionRequest, length: int, kind: type, limits: GatewaySettings) -> None:
+def check_copies(body: CompletionRequest, length: int, kind: type, limits: BodySettings) -> None:
     """Raises PayloadTooLarge where the suffix of that length, which each prompt of a kind holds a
     copy of, makes the prompts larger than a body may be."""
     name, what = ("max_body_bytes", "characters") if kind is str else ("max_json_ids", "token ids")

@@ -177,7 +177,7 @@ class Server:
 
 def _connect(
     handshakes: Handshakes | None,
-    settings: GatewaySettings,
+    settings: ListenerSettings,
     max_connections: int,
     refusals: RateLimitedLog,
     **uvicorns: Any,

@@ -27,6 +27,7 @@ from tokenmesh.services.gateway.core.pooling.job import (
 from tokenmesh.shared.blobs import Blobs, check_of
 from tokenmesh.shared.bus.base import Bus
 from tokenmesh.shared.clock import now_s
+from tokenmesh.shared.config.calls import CallSettings
 from tokenmesh.shared.config.gateway import GatewaySettings
 from tokenmesh.shared.errors import (
     DeadlineExceeded,
@@ -223,7 +224,7 @@ class PoolDispatcher:
 class _Attempts:
     """The placements of one batch."""
 
-    def __init__(self, settings: GatewaySettings, deadline_s: float) -> None:
+    def __init__(self, settings: CallSettings, deadline_s: float) -> None:
         self._settings = settings
         self._deadline_s = deadline_s
         self._num_counted = 0

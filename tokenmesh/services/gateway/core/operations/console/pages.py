@@ -23,6 +23,7 @@ from tokenmesh.services.gateway.core.operations.console.state import StateReader
 from tokenmesh.services.gateway.core.tenancy.tenant import Access
 from tokenmesh.shared.clock import monotonic_s
 from tokenmesh.shared.config.gateway import GatewaySettings
+from tokenmesh.shared.config.http import ConsoleSettings
 from tokenmesh.shared.errors import Cancelled, NotFound, Overloaded
 from tokenmesh.shared.telemetry import Tally
 
@@ -112,7 +113,7 @@ class ConsolePages:
     """Reads the state once per interval while a page is open, once for all admins."""
 
     reader: StateReader
-    settings: GatewaySettings
+    settings: ConsoleSettings
     draining: asyncio.Event
     _pages: dict[Page, None] = field(default_factory=dict)
     _task: asyncio.Task[None] | None = None
