@@ -140,7 +140,8 @@ class StepPlan(msgspec.Struct):
     @property
     def has_drafts(self) -> bool:
         """Return whether any row has drafts."""
-        return any(entry.drafts for entry in self.scheduled)
+        # most steps only decode: nothing is made to find that out
+        return bool(self.scheduled) and any(entry.drafts for entry in self.scheduled)
 
     @property
     def rows(self) -> list[int]:

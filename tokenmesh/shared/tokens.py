@@ -2,12 +2,14 @@
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
-from struct import iter_unpack
+from collections.abc import Iterable
+from struct import Struct
 from typing import Final
 
 BYTES_PER_ID: Final = 4
 _MUST_SWAP: Final = sys.byteorder != "little"
+pack_id: Final = Struct("<I").pack
+"""It encodes one id as `pack_ids` does."""
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
@@ -25,11 +27,6 @@ def unpack_ids(data: bytes) -> list[int]:
     if _MUST_SWAP:
         packed.byteswap()
     return packed.tolist()
-
-
-def split_ids(data: bytes) -> Iterator[tuple[bytes]]:
-    """Each id in `data` by itself, still encoded."""
-    return iter_unpack(f"{BYTES_PER_ID}s", data)
 
 
 def count_ids(data: bytes) -> int:

@@ -129,7 +129,8 @@ class DecodeWheel:
 
     def outgrown(self) -> list[Request]:
         """Requests that know the token past their boundary: all known tokens are computed again."""
-        return [each for each in self._outgrown if each.num_known == each.decode_end]
+        outgrown = self._outgrown
+        return outgrown and [each for each in outgrown if each.num_known == each.decode_end]
 
     def turn(self) -> list[Request]:
         """Compute a token of every turning member; those that reach a border by that, in no order.

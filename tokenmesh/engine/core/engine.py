@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from tokenmesh.engine.core.idle_saves import save_rest
-from tokenmesh.engine.core.in_flight import InFlightStep
+from tokenmesh.engine.core.in_flight import InFlightStep, StepNotes
 from tokenmesh.engine.core.landing import Landing
 from tokenmesh.engine.core.outbox import Outbox
 from tokenmesh.engine.core.outputs import EngineTotals, StepOutput, stats_of
@@ -115,9 +115,11 @@ class Engine:
         while self._num_lanes > 1 and any(each.lane == self._lane for each in self._in_flight):
             self._land()
         plan = self._scheduler.schedule(self._lane)
-        self._note_preempted()
+        notes = self._scheduler.notes
+        if notes.preempted:
+            self._note_preempted(notes.preempted)
         if plan.num_rows:
-            self._launch(plan)
+            self._launch(plan, notes)
         elif self._num_lanes == 1:
             self.settle()
         elif self._in_flight:
@@ -158,8 +160,7 @@ class Engine:
         output.stats = stats_of(self._scheduler, self._cache, self._rates, self._totals)
         return output
 
-    def _launch(self, plan: StepPlan) -> None:
-        notes = self._scheduler.notes
+    def _launch(self, plan: StepPlan, notes: StepNotes) -> None:
         started_ns, started_s = now_ns(), perf_s()
         num_prefill = 0
         for chunk in notes.prefills:
@@ -186,7 +187,8 @@ class Engine:
         else:
             self._num_failures = 0
             self._landing.land(step, result, self._in_flight)
-            self._cache.images.landed(step.plan.step, ok=True)
+            if self._cache.host is not None:
+                self._cache.images.landed(step.plan.step, ok=True)
         self.busy_since_s = monotonic_s() if self._in_flight else None
 
     def _fail(self, step: InFlightStep, error: Exception) -> None:
@@ -209,7 +211,7 @@ class Engine:
         if self._num_failures >= self._settings.max_step_failures:
             raise EngineBroken(f"{self._num_failures} steps in a row failed, last: {error}")
 
-    def _note_preempted(self) -> None:
-        for request in self._scheduler.notes.preempted:
+    def _note_preempted(self, preempted: list[Request]) -> None:
+        for request in preempted:
             self._totals.preemptions += 1
             request.timeline.preempted_ns.append(now_ns())

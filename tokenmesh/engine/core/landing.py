@@ -77,8 +77,10 @@ class Landing:
 
     def _publish(self, step: InFlightStep, result: StepResult, ended_ns: int) -> None:
         number = step.plan.step
-        starts = {entry.row: entry.start for entry in step.plan.scheduled}
-        self._note_prompts(number, result, starts)
+        scheduled = step.plan.scheduled
+        starts = {entry.row: entry.start for entry in scheduled} if scheduled else {}
+        if result.prompt_logprobs or result.alignments:
+            self._note_prompts(number, result, starts)
         owners, ends, ids = self._scheduler.draw(step.plan, result.tokens)
         if result.drafts:
             self._scheduler.note_drafts(number, result.drafts)
@@ -89,9 +91,9 @@ class Landing:
                 computed.timeline.first_token_ns = ended_ns
                 self._outbox.end(computed, COMPUTED)
         # a request draws its first token in the step that computes the last of its prompt
-        special = {*ends, *result.logprobs, *starts}
+        is_special = bool(ends or result.logprobs or starts)
         by_gateway = self._outbox.output.deltas
-        if ids is not None and not special and None not in owners:
+        if ids is not None and not is_special and None not in owners:
             add_token_deltas(by_gateway, cast("list[Request]", owners), ids)
             return
         for row, request, packed in each_draw(result, owners):
@@ -146,10 +148,11 @@ class Landing:
         self._totals.prefill_tokens += step.num_prefill
         self._totals.decode_tokens += step.num_decode
         self._rates.note(duration_s, step.num_prefill, step.num_decode)
-        if not step.num_prefill:
+        speculating = self._scheduler.speculating
+        if speculating.is_on and not step.num_prefill:
             # its rows were in the step before: what lies between is a cost of not overlapping
             taken_s = ended_s - (self._ended_s or step.started_s)
-            self._scheduler.speculating.note_step(step.plan, taken_s)
+            speculating.note_step(step.plan, taken_s)
         self._ended_s = ended_s
         num_used = self._cache.pool.num_used
         self._outbox.log.add(TimelineStep(ended_ns, batch_size, num_tokens, num_used))

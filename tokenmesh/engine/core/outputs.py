@@ -24,7 +24,7 @@ from tokenmesh.engine.request.spec import Ending
 from tokenmesh.shared.errors import InvalidInput
 from tokenmesh.shared.failed import Failed, to_failed
 from tokenmesh.shared.ids import GatewayId
-from tokenmesh.shared.tokens import count_ids, pack_ids, split_ids
+from tokenmesh.shared.tokens import count_ids, pack_id, pack_ids
 
 
 @dataclass(slots=True)
@@ -121,10 +121,10 @@ def add_token_deltas(
     deltas: dict[GatewayId, list[Delta]], owners: list[Request], ids: list[int]
 ) -> None:
     """A delta of one token, and nothing else, for each request."""
-    for request, (packed,) in zip(owners, split_ids(pack_ids(ids)), strict=True):
+    for request, token in zip(owners, ids, strict=True):
         gateway, stream, attempt, _ = request.key
         offset = len(request.token_ids) - 1 - request.num_prompt
-        deltas[gateway].append(Delta(stream, attempt, offset, packed))
+        deltas[gateway].append(Delta(stream, attempt, offset, pack_id(token)))
 
 
 def each_draw(

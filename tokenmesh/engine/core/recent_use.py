@@ -30,13 +30,15 @@ class RecentUse:
 
     def note(self, rows: Mapping[str, int], prefills: Iterable[tuple[TenantShare, int]]) -> None:
         """A step: rows that tenants hold, and tokens of prefill."""
-        shares = {tenant: number / self._max_rows for tenant, number in rows.items()}
+        shares: dict[str, float] = {}
         for owner, num_tokens in prefills:
             self._meet(owner)
-            shares[owner.tenant] = shares.get(owner.tenant, 0.0) + num_tokens / self._max_tokens
+            share = shares.get(owner.tenant, rows.get(owner.tenant, 0) / self._max_rows)
+            shares[owner.tenant] = share + num_tokens / self._max_tokens
         for tenant, use in list(self._uses.items()):
-            self._uses[tenant] = use + (shares.get(tenant, 0.0) - use) / _STEPS
-            if self._uses[tenant] < _NOTHING and tenant not in rows:
+            share = shares.get(tenant, rows.get(tenant, 0) / self._max_rows)
+            self._uses[tenant] = use = use + (share - use) / _STEPS
+            if use < _NOTHING and tenant not in rows:
                 del self._uses[tenant], self._weights[tenant]
 
     def is_lighter(self, owner: TenantShare, other: TenantShare) -> bool:

@@ -68,8 +68,6 @@ class RowTable:
 
     def take_stale(self, step: int) -> set[int]:
         """Rows whose token in that step is not for their holder; to be called in step order."""
-        if not self._stale:
-            return set()
         last_by_row = self._stale
         self._stale = {row: last for row, last in last_by_row.items() if last > step}
         return {row for row, last in last_by_row.items() if last >= step}
@@ -93,7 +91,7 @@ class RowTable:
         another reason. No other is admitted in a step that makes room.
         """
         by_row = self.requests
-        stale = self.take_stale(step)
+        stale = self.take_stale(step) if self._stale else set()
         if not stale:
             return [by_row[row] for row in rows], stale
         late = {row: self._late.pop(row) for row in stale.intersection(rows, self._late)}

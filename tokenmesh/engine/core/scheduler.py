@@ -84,7 +84,8 @@ class Scheduler:
         """The next step of a lane, of which none is in flight if there are several. Computes
         nothing only when all that the lane's requests need is in flight."""
         live = self.live
-        live.select(lane)
+        if live.num_lanes > 1:
+            live.select(lane)
         plan = StepPlan(step=next(self._steps))
         live.notes = notes = StepNotes()
         self.rows.expect_no_late()
@@ -96,17 +97,18 @@ class Scheduler:
         budget = self._budget - len(plan.decodes) - len(plan.scheduled)
         if len(live.prefilling):
             budget -= self._prefill.go_on(plan, budget)
-        if not is_short and len(notes.preempted) == num_gave_way:
+        if len(live.waiting) and not is_short and len(notes.preempted) == num_gave_way:
             self._admission.admit(plan, budget)
         if self.speculating.is_on:
             self.speculating.draft(plan, self._budget - plan.num_tokens)
-        prefills = ((each.request.spec.owner, each.num_tokens) for each in notes.prefills)
+        prefills = [(each.request.spec.owner, each.num_tokens) for each in notes.prefills]
         live.recent.note(self.rows.by_tenant, prefills)
         if plan.num_rows:
             plan.saves = self._cache.take_saved()
-            # others wait for what is computed for them, and there may be no further step
-            is_awaited = bool(notes.computed)
-            plan.host_saves = self._cache.images.take_saves(plan.step, all_of_them=is_awaited)
+            if self._cache.host is not None:
+                # others wait for what is computed for them, and there may be no further step
+                is_awaited = bool(notes.computed)
+                plan.host_saves = self._cache.images.take_saves(plan.step, all_of_them=is_awaited)
         self.rows.note_step(plan)
         return plan
 
@@ -121,7 +123,8 @@ class Scheduler:
         """Append what a step drew, but what is past a stream's end, which `tokens` lose as well."""
         owners, late = self.rows.owners(plan.step, tokens)
         ids = single_ids(tokens)
-        num_drawn = {row: len(drawn) for row, drawn in tokens.items()} if plan.has_drafts else {}
+        has_drafts = plan.has_drafts
+        num_drawn = {row: len(drawn) for row, drawn in tokens.items()} if has_drafts else {}
         if ids is None:
             ends = self.speculating.land(owners, tokens)
         else:
@@ -129,13 +132,13 @@ class Scheduler:
             for request, token in zip(owners, ids, strict=True):
                 if request is not None:
                     request.token_ids.append(token)
-        if plan.has_drafts:
+        if has_drafts:
             by_row = dict(zip(tokens, owners, strict=True))
             self.speculating.count(plan, by_row, num_drawn, tokens)
         if late:
             ends |= late  # their end is not watched any more
             self.live.num_queued_tokens += sum(len(tokens[row]) for row in late)
-        registered, register = self.notes.registered, self._cache.register
+        registered, register = self.live.notes.registered, self._cache.register
         for request in self._filling:
             length = len(request.token_ids)
             # a request that lost its row has no capacity

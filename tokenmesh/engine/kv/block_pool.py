@@ -58,7 +58,7 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         """Blocks that requests hold."""
-        return self.num_blocks - 1 - self.num_free
+        return self.num_blocks - 1 - len(self._free)
 
     @property
     def num_cached(self) -> int:
