@@ -31,6 +31,7 @@ from benchmarks.page.mesh import (
     chaos_section,
     fairness_section,
     guided_chaos_section,
+    prefill_apart_section,
     recovery_section,
     replay_section,
 )
@@ -59,6 +60,7 @@ SECTIONS: Final[tuple[tuple[str, Any, Callable[[Any], Iterator[str]]], ...]] = (
     ("chaos.json", dict[str, Any], chaos_section),
     ("chaos_torch.json", dict[str, Any], guided_chaos_section),
     ("fairness.json", dict[str, Any], fairness_section),
+    ("prefill_apart.json", dict[str, Any], prefill_apart_section),
     ("ops_cpu.json", Sweep, ops_section),
     ("ops_cuda.json", Sweep, ops_section),
 )
@@ -66,7 +68,7 @@ RUN_BY_HAND: Final = frozenset(
     {
         *("replay_conversation.json", "recovery.json", "fairness.json", "mesh_peers.json"),
         *("chaos.json", "chaos_torch.json", "ops_cuda.json", "embeddings.json"),
-        "real_models.json",
+        *("real_models.json", "prefill_apart.json"),
     }
 )
 """Results that `make bench` leaves out: faults that take long, a trace and models that are not

@@ -121,6 +121,35 @@ def fairness_section(result: Result) -> Iterator[str]:
     yield f"Ratio at p95: {number(result['ratio_p95'], 2)}; holds: {reached}."
 
 
+def prefill_apart_section(result: Result) -> Iterator[str]:
+    """Streams that decode while long prompts arrive."""
+    config, found = result["config"], result["gaps"]
+    yield "## Prefill apart from decode"
+    yield ""
+    yield origin(result["environment"], None)
+    yield (
+        f"{config['streams']} streams decode while {config['rate']:g} new prompts of "
+        f"{config['prompt']:,} tokens arrive a second; two `sim` workers of "
+        f"{config['prefill_speed']:,.0f} prompt tokens a second and {config['step']:g} s a step. "
+        f"Bar: {config['bound']:g} times the gaps at p99 of no prompts. "
+        "`python -m benchmarks.bench_prefill_apart`."
+    )
+    yield ""
+    heads = ["gaps of streams, ms", "p50", "p99", "first token of a prompt, p50"]
+    rows = (
+        [name, *(number(each[key], 0) for key in ("p50_ms", "p99_ms", "prompt_p50_ms"))]
+        for name, each in found.items()
+    )
+    yield from table(heads, rows)
+    yield ""
+    ratios = result["ratios_p99"]
+    apart = ratios["prefill apart"]
+    yield (
+        f"Ratio at p99: {number(apart, 2)}, of ordinary workers "
+        f"{number(ratios['ordinary workers'], 2)}; holds: {_held(apart <= config['bound'])}."
+    )
+
+
 def replay_section(result: Result) -> Iterator[str]:
     """Policies of placement on a trace of conversations."""
     config = result["config"]
