@@ -137,6 +137,14 @@ def test_blocks_from_the_host_tier_change_no_token(
     assert min(counts[kind] for kind in EVENTS) > 3
 
 
+def test_a_prompt_goes_on_while_a_request_of_another_tenant_gives_way_again_and_again() -> None:
+    # the other one has had less, and begins anew in every second step
+    schedule = Schedule(
+        11_001_673, 0.0, is_async=True, has_tenants=True, has_boundary=True, has_host=True
+    )
+    schedule.run()
+
+
 def test_what_a_row_made_of_lost_blocks_is_forgotten_when_its_request_has_left() -> None:
     # the row that shares blocks with one that fails has given way before that is known
     schedule = Schedule(7_007_417, 0.15, is_async=True, has_tenants=True, has_windows=True)

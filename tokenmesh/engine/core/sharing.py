@@ -132,7 +132,7 @@ class Sharing:
             is_short = True
         if len(self._waiting) and not is_short:
             self._make_way(self._waiting.first)
-        self._shares = self._split(budget)
+        self._shares = self._split(budget, admits=not is_short)
         return is_short
 
     def allowed(self, request: Request, num_tokens: int) -> int:
@@ -172,13 +172,15 @@ class Sharing:
             self._live.preempt(found)
         return found is not None
 
-    def _split(self, budget: int) -> dict[str, int]:
+    def _split(self, budget: int, *, admits: bool) -> dict[str, int]:
         """Steps in which a tenant prefills that has had much less than another are not shared with
         that other: they are few, and short ones bring the first token sooner."""
         prefilling = self._live.in_lane(self._live.prefilling)
         left = max(0, budget - self._live.num_running_in_lane + len(prefilling))
+        # one that cannot begin in this step must not keep others from what they could compute
         if (
-            len(self._waiting)
+            admits
+            and len(self._waiting)
             and self._rows.has_free
             and self._live.find(self._waiting.first) is not None
         ):
