@@ -110,7 +110,8 @@ def test_bfloat16_logits_are_close_to_float32(tiny: Tiny) -> None:
         loaded, _ = load(tiny("qwen3").directory, dtype=dtype)
         runner = loaded.runner
         assert isinstance(runner, TorchRunner)
-        step = runner.forward(runner.prepare(plan))
+        with torch.inference_mode():
+            step = runner.forward(runner.prepare(plan))
         assert step.sampled is not None
         logits.append(step.sampled)
     assert loaded.dtype == "bfloat16"

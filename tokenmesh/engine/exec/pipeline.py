@@ -52,6 +52,7 @@ class StageRunner(TorchRunner):
         self._pipe = pipe
         self._begun: deque[_Begun] = deque()
 
+    @torch.inference_mode()
     def carry_out(self, plan: StepPlan) -> StepResult:
         """The first half; the second one is `finish`."""
         inputs = self.prepare(plan)
@@ -63,6 +64,7 @@ class StageRunner(TorchRunner):
         self._begun.append(_Begun(inputs, {number: self._rows[number] for number in numbers}))
         return StepResult()
 
+    @torch.inference_mode()
     def finish(self) -> StepResult:
         """The second half of the oldest step that has begun."""
         begun = self._begun.popleft()
@@ -74,7 +76,6 @@ class StageRunner(TorchRunner):
         inputs, logits = _only(kept, begun.inputs, logits)
         return self.sample(inputs, logits)
 
-    @torch.inference_mode()
     def _compute_stage(self, inputs: StepInputs) -> None:
         pipe, model = self._pipe, self._model
         if pipe.is_first:
@@ -90,7 +91,6 @@ class StageRunner(TorchRunner):
             index = None if inputs.prompt_spans else inputs.last_tokens
             pipe.send(hidden if index is None else hidden.index_select(0, index), _FIRST)
 
-    @torch.inference_mode()
     def _returned(self, inputs: StepInputs) -> StepLogits:
         """Logits of the states that come back. Other stages have none, and draw nothing."""
         pipe, model = self._pipe, self._model

@@ -111,13 +111,17 @@ class TorchRunner:
     def launch(self, plan: StepPlan) -> Task:
         return self._compute.submit(partial(self.carry_out, plan))
 
+    @torch.inference_mode()
     def carry_out(self, plan: StepPlan) -> StepResult:
-        """The whole step; blocks."""
+        """The whole step; blocks. The parts of it are for callers in inference mode: entering it
+        takes as long as some of them."""
         inputs = self.prepare(plan)
-        self._fill(plan)
+        if plan.scheduled:
+            self._fill(plan)
         copied = self._copy_states(plan)
         logits = self.forward(inputs, is_followed=self._is_followed(plan))
-        self._save(plan)
+        if plan.saves or plan.host_saves:
+            self._save(plan)
         result = self.sample(inputs, logits)
         taken = {} if self._branches is None else self._branches.settle(result.tokens)
         if inputs is not None and logits.hidden is not None:
@@ -126,7 +130,6 @@ class TorchRunner:
             self.forward(build_inputs(again, self._rows, self._store.page_size))
         return result
 
-    @torch.inference_mode()
     def _propose(
         self,
         plan: StepPlan,
@@ -140,7 +143,6 @@ class TorchRunner:
         assert logits.hidden is not None
         return self.drafter.propose(plan, step, drawn, logits.hidden, logits.taps, taken)
 
-    @torch.inference_mode()
     def _save(self, plan: StepPlan) -> None:
         """Copy states, and blocks to the host tier, once everything of the step is computed."""
         for saved in plan.saves:
@@ -150,7 +152,6 @@ class TorchRunner:
             blocks, slots = torch.tensor(plan.host_saves).T
             self._store.copy_out(blocks, self._arena, slots)
 
-    @torch.inference_mode()
     def _copy_states(self, plan: StepPlan) -> DraftedStates | None:
         return DraftedStates(self._store, plan) if self.has_states and plan.has_drafts else None
 
@@ -205,7 +206,6 @@ class TorchRunner:
             self.drafter.take_model(model)
         self._model = model
 
-    @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> StepInputs | None:
         """Apply the plan's row changes; None when it computes nothing."""
         apply_rows(plan, self._rows, self._remove, self._add)
@@ -239,7 +239,6 @@ class TorchRunner:
         if rule is not None and rule.align_states and self._model.aligner is not None:
             self._model.aligner.begin(new.row, rule.align_from, rule.align_states)
 
-    @torch.inference_mode()
     def _fill(self, plan: StepPlan) -> None:
         """Blocks that come from the host tier, before anything reads them."""
         fills = [fill for entry in plan.scheduled for fill in entry.fills]
@@ -248,7 +247,6 @@ class TorchRunner:
             blocks, slots = torch.tensor(fills).T
             self._store.copy_in(blocks, self._arena, slots)
 
-    @torch.inference_mode()
     def forward(self, inputs: StepInputs | None, *, is_followed: bool = False) -> StepLogits:
         """Write the step's keys and values; compute logits only where a token is drawn.
         is_followed: keep the states that the drafter reads."""
@@ -287,10 +285,11 @@ class TorchRunner:
         if not self._logits.numel():
             self._logits = self._model.logits(hidden)
             return self._logits
-        if len(hidden) > len(self._logits):
-            size = len(hidden), self._logits.shape[1]
-            self._logits = huge_pages.empty(size, self._logits.dtype)
-        return self._model.logits(hidden, self._logits[: len(hidden)])
+        wanted, (there, width) = hidden.shape[0], self._logits.shape
+        if wanted > there:
+            self._logits = huge_pages.empty((wanted, width), self._logits.dtype)
+        room = self._logits if wanted >= there else self._logits[:wanted]
+        return self._model.logits(hidden, room)
 
     def _alignments(self, inputs: StepInputs) -> dict[int, list[int]]:
         """Those of rows whose prompt is complete."""
@@ -304,7 +303,6 @@ class TorchRunner:
                     found[number] = states
         return found
 
-    @torch.inference_mode()
     def sample(self, inputs: StepInputs | None, logits: StepLogits) -> StepResult:
         """Draw a token for each row that samples, and one more after each draft that is right."""
         if inputs is None:

@@ -167,7 +167,7 @@ class Sampler(RowStates[_HostState]):
             ahead += range(1, len(each.token_ids) + 1)
             places += range(each.first, each.first + len(each.token_ids))
         # a copy only where rows in between are drawn place by place
-        chosen = logits if len(places) == len(logits) else logits[places]
+        chosen = logits if len(places) == logits.shape[0] else logits[places]
         drawn = self._draw(rows, chosen, ahead, judged)
         draws = Draws()
         for index, number in enumerate(numbers):
@@ -182,7 +182,9 @@ class Sampler(RowStates[_HostState]):
                     break
                 self._note(draws, drawn, place, each.row)
             index += len(each.token_ids)
-        self._draw_place_by_place([each for each in drafted if each not in at_once], logits, draws)
+        if drafted:
+            one_by_one = [each for each in drafted if each not in at_once]
+            self._draw_place_by_place(one_by_one, logits, draws)
         return draws
 
     def guess(self, numbers: Sequence[int], logits: torch.Tensor, ahead: int) -> list[int]:
@@ -288,12 +290,14 @@ class Sampler(RowStates[_HostState]):
         asked = [i for i, number in enumerate(numbers) if number in self._num_logprobs]
         raw = logits[asked] if asked else None
 
-        failed = self._grammars.apply(logits, numbers)
-        self._vocabulary.apply(logits, numbers, ahead)
-        self._penalties.apply(logits, numbers)
-        self._bad_words.apply(logits, numbers)
-        self._thinking.apply(logits, numbers)
-        self._speech.apply(logits, numbers)
+        failed: Mapping[int, str] = {}
+        if not is_plain:
+            failed = self._grammars.apply(logits, numbers)
+            self._vocabulary.apply(logits, numbers, ahead)
+            self._penalties.apply(logits, numbers)
+            self._bad_words.apply(logits, numbers)
+            self._thinking.apply(logits, numbers)
+            self._speech.apply(logits, numbers)
         spoken = [i for i, at in enumerate(asked) if numbers[at] in self._speech]
         ruled = logits[[asked[i] for i in spoken]] if spoken else None
         tokens = self._choice.apply(logits, numbers, ahead)

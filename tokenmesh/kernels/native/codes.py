@@ -141,12 +141,13 @@ class NativeCodes:
         """Rows of the decoded weight: index [N] -> [N, I]. Raises IndexError for one that is not
         an output."""
         index = index.long().contiguous()
-        out = torch.empty((len(index), self.in_features), dtype=dtype)
+        count = index.shape[0]
+        out = torch.empty((count, self.in_features), dtype=dtype)
         assert dtype in (torch.float32, torch.bfloat16)
         problem = library().tm_quantized_rows(
             ctypes.byref(self.arguments),
             _P(index.data_ptr()),
-            ctypes.c_long(len(index)),
+            ctypes.c_long(count),
             _P(out.data_ptr()),
             ctypes.c_int(dtype == torch.bfloat16),
         )
