@@ -127,6 +127,15 @@ async def test_a_source_of_another_scope_or_epoch_is_refused_and_the_prompt_comp
         answer = await p.ask(p.source, message)
         assert isinstance(answer, Refused)
         assert "other keys" in answer.reason
+        # hashes are for what is there, and all of them
+        for changes, reason in (
+            ({"hashes": b"k" * 17}, "17 bytes"),
+            ({"hashes": b"k" * 16, "computes": True}, "to be computed"),
+            ({"hashes": b"j" * 16}, "other keys"),
+        ):
+            answer = await p.ask(p.source, msgspec.structs.replace(message, **changes))
+            assert isinstance(answer, Refused)
+            assert reason in answer.reason
 
 
 def _generate(p: Pair, stream: int = 900) -> Generate:

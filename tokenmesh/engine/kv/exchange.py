@@ -16,6 +16,8 @@ class Wanted(NamedTuple):
 
     num_blocks: int
     last_key: bytes
+    hashes: bytes
+    """All hashes, of a prompt with embeddings of a client: others do not know them; else empty."""
     num_hits: int
     """Blocks that the pool has."""
     first: int
@@ -46,9 +48,14 @@ class KvExchange:
     def _num_groups(self) -> int:
         return 1 + len(self._cache.keys.marks)
 
-    def keys_of(self, request: Request, num_blocks: int) -> list[bytes]:
+    def keys_of(
+        self, request: Request, num_blocks: int, known: Sequence[bytes] = ()
+    ) -> list[bytes]:
+        """Return the keys of its first blocks. known: their hashes; none: they are found here."""
         # a request of another worker was not seen here before
         self._cache.keys.choose_side(request)
+        if known:
+            request.kv.hashes = list(known)
         self._cache.keys.hash_up_to(request, num_blocks)
         marks = (b"", *self._cache.keys.marks)
         return [each + mark for each in request.kv.hashes[:num_blocks] for mark in marks]
@@ -79,8 +86,9 @@ class KvExchange:
         num_blocks = (request.num_known - 1) // size
         keys = self.keys_of(request, num_blocks)
         if host is None or num_hits == num_blocks or not self._cache.may_skip(request):
-            return Wanted(num_blocks, b"", num_hits, 0, (), (), is_awaited=False)
-        last_key = request.kv.hashes[num_blocks - 1]
+            return Wanted(num_blocks, b"", b"", num_hits, 0, (), (), is_awaited=False)
+        hashes = request.kv.hashes[:num_blocks]
+        names = hashes[-1], b"".join(hashes) if request.prepared.embeds_keys else b""
         first = num_hits * self._num_groups
         kept = len(request.kv.pins)
         slots = host.reserve(keys[first:], most)
@@ -93,7 +101,7 @@ class KvExchange:
         end = first + len(slots)
         is_awaited = end < len(keys) and host.is_coming(keys[end])
         return Wanted(
-            num_blocks, last_key, num_hits, first, keys[first:end], slots, is_awaited=is_awaited
+            num_blocks, *names, num_hits, first, keys[first:end], slots, is_awaited=is_awaited
         )
 
     def arrived(

@@ -58,7 +58,6 @@ from tokenmesh.shared.messages import (
 )
 from tokenmesh.shared.messages.beat import WorkerLoad
 from tokenmesh.shared.messages.failed import to_failed
-from tokenmesh.shared.messages.media import EMBEDS
 from tokenmesh.shared.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -200,9 +199,7 @@ class WorkerActor(Actor):
         request = admit(message, self._loaded, block_size, sampled(traceparent), lora)
         request.timeline.arrived_ns = now_ns()
         if not computes:
-            if all(item.kind != EMBEDS for item in request.spec.media):
-                return request
-            return Refused(reason="keys of embeddings are unknown here", retry_after_s=0.0)
+            return request
         refusal = self._book.refusal(request.num_known, request.spec.owner, self._streams)
         return request if refusal is None else refusal
 

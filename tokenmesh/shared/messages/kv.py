@@ -24,6 +24,9 @@ class PrefillKv(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     """The hash of the last of them, which covers all before: the source must find the same."""
     computes: bool = False
     """Compute what is not there; else only what is there counts."""
+    hashes: bytes = b""
+    """All hashes up to that one, where the prompt has embeddings of a client and is not computed:
+    the source, which does not fetch them, cannot know these."""
 
 
 class KvStarted(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

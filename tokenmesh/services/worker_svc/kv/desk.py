@@ -9,6 +9,7 @@ from itertools import count
 from typing import Final
 
 from tokenmesh.engine.core.outputs import StepOutput
+from tokenmesh.engine.kv.block_pool import HASH_BYTES
 from tokenmesh.engine.kv.shared_arena import SharedKv
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.request.spec import StreamKey
@@ -119,9 +120,10 @@ class KvDesk:
 
     async def _learn(self, lease: ReaderLease, message: PrefillKv) -> None:
         """Ask the engine for the keys of a lease. Raises NotFound where it has other ones."""
-        part = lease.request
+        part, given = lease.request, message.hashes
+        known = [given[at : at + HASH_BYTES] for at in range(0, len(given), HASH_BYTES)]
         keys = await ask(
-            self.host, lambda engine: engine.exchange.keys_of(part, message.num_blocks)
+            self.host, lambda engine: engine.exchange.keys_of(part, message.num_blocks, known)
         )
         if part.kv.hashes[message.num_blocks - 1] != message.last_key:
             raise NotFound("this worker has other keys for the prompt")
@@ -137,6 +139,11 @@ class KvDesk:
         most = (request.num_known - 1) // self.shared.block_size
         if not 0 < message.num_blocks <= most:
             return f"{message.num_blocks} blocks of {most}"
+        if message.hashes and message.computes:
+            # what is computed is kept under hashes that this worker has made
+            return "hashes of a prompt that is to be computed"
+        if len(message.hashes) not in (0, HASH_BYTES * message.num_blocks):
+            return f"{len(message.hashes)} bytes are not the hashes of {message.num_blocks} blocks"
         return None
 
     def _started(self, lease: ReaderLease) -> KvStarted:

@@ -289,6 +289,7 @@ class KvFetcher:
             num_blocks=wanted.num_blocks,
             last_key=wanted.last_key,
             computes=origin.computes,
+            hashes=b"" if origin.computes else wanted.hashes,
         )
         limit_s = self.settings.kv.silent_s
         if theirs.media:
