@@ -28,9 +28,9 @@ BODY = {
 
 
 @contextmanager
-def stream(client: httpx.Client) -> Iterator[Iterator[str]]:
+def stream(client: httpx.Client, **other: str) -> Iterator[Iterator[str]]:
     """The texts of one completion as they arrive."""
-    with client.stream("POST", "/v1/completions", json=BODY) as response:
+    with client.stream("POST", "/v1/completions", json={**BODY, **other}) as response:
         assert response.status_code == 200
 
         def texts() -> Iterator[str]:

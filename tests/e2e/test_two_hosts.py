@@ -1,4 +1,7 @@
-"""The guide to several hosts, with two network namespaces in their place: only one has a mesh."""
+"""The guide to several hosts, with two network namespaces in their place: only one has a mesh.
+
+Where these are not permitted, both agents of torchrun run on one host.
+"""
 
 import os
 import re
@@ -7,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -37,8 +41,8 @@ def ip(*words: str) -> None:
 
 
 @pytest.fixture
-def hosts() -> Iterator[tuple[str, str]]:
-    """Two namespaces with one wire between them, and no other network."""
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two of them with one wire between them, and no other network."""
     names = f"tm{os.getpid()}a", f"tm{os.getpid()}b"
     try:
         for name in names:
@@ -70,23 +74,23 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 
 class Host:
-    """Processes of one namespace."""
+    """Processes of one namespace, or of this host."""
 
-    def __init__(self, name: str, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, name: str, folder: Path, stack: ExitStack, *, is_here: bool) -> None:
         self._name, self._folder, self._stack = name, folder, stack
+        self._enter = [] if is_here else ["ip", "netns", "exec", name]
 
     def start(self, what: str, *words: str) -> psutil.Popen:
         """Start a process, which is killed at the end with its children."""
         log = self._stack.enter_context((self._folder / f"{self._name}-{what}.log").open("wb"))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = ["ip", "netns", "exec", self._name, *words]
-        process = psutil.Popen(command, env=environment, stdout=log, stderr=log)
+        process = psutil.Popen([*self._enter, *words], env=environment, stdout=log, stderr=log)
         self._stack.callback(end, process)
         return process
 
     def get(self, method: str, url: str, body: object = None) -> str:
-        command = ["ip", "netns", "exec", self._name, sys.executable, "-c", ASK, method, url]
-        made = subprocess.run([*command, repr(body)], capture_output=True, text=True, check=False)
+        command = [*self._enter, sys.executable, "-c", ASK, method, url, repr(body)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
         return made.stdout
 
 
@@ -98,27 +102,33 @@ def end(process: psutil.Popen) -> None:
     process.wait(10)
 
 
-def guide_lines(nats: str, redis: str) -> list[list[str]]:
-    """The torchrun lines of the guide, for this model."""
+def guide_lines(nats: str, redis: str, other: dict[str, str]) -> list[list[str]]:
+    """The torchrun lines of the guide, for this model; other: what they say otherwise."""
     text = GUIDE.read_text().replace("\\\n", " ")
     found = re.findall(r"^torchrun --.*$", text, re.MULTILINE)
-    values = {"FIRST_HOST": FIRST, "./my-model": str(MODEL), "--nats URL": f"--nats {nats}"}
-    values["--redis URL"] = f"--redis {redis}"
+    values = {"./my-model": str(MODEL), "--nats URL": f"--nats {nats}"}
+    values |= {"--redis URL": f"--redis {redis}", "FIRST_HOST": FIRST}
+    values |= other
     for name, value in values.items():
         found = [line.replace(name, value) for line in found]
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     return [[torchrun, *shlex.split(line)[1:]] for line in found]
 
 
+Hosts = AbstractContextManager[tuple[Host, list[psutil.Popen], int]]
+
+
 @contextmanager
 def two_hosts(
-    names: tuple[str, str], folder: Path
+    names: tuple[str, str], folder: Path, other: dict[str, str] | None = None
 ) -> Iterator[tuple[Host, list[psutil.Popen], int]]:
-    """The mesh of the guide; what runs the ranks of each host, and the gateway's port."""
+    """The mesh of the guide; what runs the ranks of each host, and the gateway's port. other: what
+    the lines of the guide say otherwise on one host."""
     nats_port, redis_port, port = free_port(), free_port(), free_port()
     nats, redis = f"nats://127.0.0.1:{nats_port}", f"redis://127.0.0.1:{redis_port}"
     with ExitStack() as stack:
-        first, second = (Host(name, folder, stack) for name in names)
+        is_here = other is not None
+        first, second = (Host(name, folder, stack, is_here=is_here) for name in names)
         first.start("nats", _nats_program(), "-js", "-p", str(nats_port), "-sd", str(folder / "js"))
         first.start("redis", _redis_program(), "--port", str(redis_port), "--save", "")
         of_mesh = ("--model", str(MODEL), "--nats", nats, "--redis", redis)
@@ -126,7 +136,7 @@ def two_hosts(
             first.start(service, sys.executable, "-m", "tokenmesh", "serve", service, *of_mesh)
         gateway = ("serve", "gateway", "--port", str(port), *of_mesh)
         first.start("gateway", sys.executable, "-m", "tokenmesh", *gateway)
-        lines = guide_lines(nats, redis)
+        lines = guide_lines(nats, redis, other or {})
         assert len(lines) == 2
         ranks = [
             host.start("ranks", *line) for host, line in zip((first, second), lines, strict=True)
@@ -134,13 +144,34 @@ def two_hosts(
         yield first, ranks, port
 
 
-def test_the_guide_to_two_hosts_serves_a_model(hosts: tuple[str, str], tmp_path: Path) -> None:
+def test_the_guide_to_two_hosts_serves_a_model(
+    namespaces: tuple[str, str], expected: Any, tmp_path: Path
+) -> None:
+    check(two_hosts(namespaces, tmp_path), expected, "tokenmesh:stages{", tmp_path)
+
+
+def test_two_agents_of_torchrun_on_one_host_serve_a_model(expected: Any, tmp_path: Path) -> None:
+    other = {
+        "FIRST_HOST": "127.0.0.1",
+        "29500": str(any_port()),
+        "--pipeline-parallel-size": "--tensor-parallel-size",
+    }
+    check(two_hosts(("first", "second"), tmp_path, other), expected, "tokenmesh:ranks{", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Any:
+    """Return what one rank answers."""
     with mesh(any_port()) as alone:
-        expected = chat(alone.url, TEXT, temperature=0.0, max_tokens=12).json()["choices"]
-    with two_hosts(hosts, tmp_path) as (first, ranks, port):
+        return chat(alone.url, TEXT, temperature=0.0, max_tokens=12).json()["choices"]
+
+
+def check(hosts: Hosts, expected: Any, metric: str, folder: Path) -> None:
+    """The mesh of two agents answers as one rank does; where one agent ends, so does the other."""
+    with hosts as (first, ranks, port):
         url, give_up = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
         while '"id"' not in first.get("GET", f"{url}/v1/models"):
-            assert time.monotonic() < give_up, [each.read_text() for each in tmp_path.glob("*.log")]
+            assert time.monotonic() < give_up, [each.read_text() for each in folder.glob("*.log")]
             assert all(each.poll() is None for each in ranks)
             time.sleep(0.5)
         message = {"role": "user", "content": TEXT}
@@ -150,7 +181,7 @@ def test_the_guide_to_two_hosts_serves_a_model(hosts: tuple[str, str], tmp_path:
         body = {"model": name, "messages": [message], "temperature": 0.0, "max_tokens": 12}
         answer = first.get("POST", f"{url}/v1/chat/completions", body)
         assert httpx.Response(200, text=answer).json()["choices"] == expected
-        assert "tokenmesh:stages{" in first.get("GET", f"{url}/metrics")
+        assert metric in first.get("GET", f"{url}/metrics")
         # the second host dies, and with it the rank of the first one
         end(ranks[1])
         assert ranks[0].wait(15) != 0
