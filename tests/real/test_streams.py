@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -27,6 +27,9 @@ ATOL = 1e-3
 MOST_WORSE = 0.010
 """Perplexity by default is at most this much above that of float32, or below: bfloat16 and integer
 products. Measured on 2026-11-28: see docs/log.md."""
+MOST_WORSE_OF_Q4_1: Final = 0.004
+"""The same for SmolLM2's own file and 100 kB, of which 0.06 % are the standard error; less text is
+left to chance, and other files were not measured."""
 WINDOW = 1024
 GREEDY = SamplingParams(
     seed=0,
@@ -74,6 +77,7 @@ class Case:
     file: Path
     reference: Any
     tokenizer: Tokenizer
+    is_q4_1: bool
 
     def engine(self, **settings: Any) -> EngineDriver:
         return EngineDriver(self.file, max_model_len=4096, num_gpu_blocks_override=2200, **settings)
@@ -105,7 +109,8 @@ def case(
         file = copy_as(original, kind, target)
     torch.set_num_threads(2)
     tokenizer = Tokenizer.from_file(str(unpacked(original) / "tokenizer.json"))
-    return Case(file, model_of(file, read_config(name, original)), tokenizer)
+    reference = model_of(file, read_config(name, original))
+    return Case(file, reference, tokenizer, is_q4_1=(name, kind) == FILES[0])
 
 
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
@@ -153,4 +158,5 @@ def test_perplexity_by_default_is_near_that_of_float32(case: Case, num_bytes: in
     assert len(ours) == len(theirs) >= len(ids) - len(windows)
     ratio = perplexity(ours) / perplexity(theirs)
     logger.info("perplexity %.3f, exact %.3f", perplexity(ours), perplexity(theirs))
-    assert abs(ratio - 1) <= MOST_WORSE
+    is_measured = case.is_q4_1 and num_bytes == 100_000
+    assert abs(ratio - 1) <= (MOST_WORSE_OF_Q4_1 if is_measured else MOST_WORSE)
