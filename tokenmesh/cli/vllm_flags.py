@@ -20,6 +20,10 @@ _REPLICAS: Final = "replicas are workers of their own: `up --workers N`, or more
 _HOSTS: Final = (
     "torchrun starts ranks on several hosts, as docs/guides/more-than-one-device.md shows"
 )
+_WHOLE_SEQUENCES: Final = (
+    "a rank has the keys of whole sequences for its heads: --tensor-parallel-size divides KV, a "
+    "head that several ranks need is on each"
+)
 _PROFILE: Final = "a profile has what torch records by default"
 
 FIXED: Final = {
@@ -29,6 +33,7 @@ FIXED: Final = {
     "config-format": Fixed("checkpoints are in Hugging Face's format", ("auto", "hf")),
     "cpu-offload-gb": Fixed("weights are on one device", ("0",)),
     "data-parallel-size": Fixed(_REPLICAS, ("1",)),
+    "decode-context-parallel-size": Fixed(_WHOLE_SEQUENCES, ("1",)),
     "disable-cascade-attn": Fixed("cascade attention is not implemented"),
     "disable-custom-all-reduce": Fixed("sums are those of torch.distributed"),
     "disable-log-requests": Fixed("requests are traced, not logged"),
@@ -60,6 +65,7 @@ FIXED: Final = {
         "states are saved at ends of blocks; `worker.saved_states` 0 saves none", ("align",)
     ),
     "nnodes": Fixed(_HOSTS, ("1",)),
+    "prefill-context-parallel-size": Fixed(_WHOLE_SEQUENCES, ("1",)),
     "profiler-config.profiler": Fixed("torch's profiler is the one there is", ("torch",)),
     "profiler-config.torch-profiler-dump-cuda-time-total": Fixed(_PROFILE, ()),
     "profiler-config.torch-profiler-record-shapes": Fixed(_PROFILE, ()),
@@ -161,7 +167,11 @@ ADVICE: Final = {
 _NOTHING_TO_DIVIDE: Final = "a model is divided by layers or within them; leave it out"
 _NO_LOCK_STEP: Final = (
     "replicas do not compute in lock step, since each has all experts; leave it out, --workers N "
-    "starts N of them"
+    "starts N of them, --tensor-parallel-size with --enable-expert-parallel divides experts"
+)
+_NO_HALVES: Final = (
+    "halves of a step do not take turns while their sums travel; leave it out, "
+    "--pipeline-parallel-size has several steps in flight"
 )
 _CHOSEN: Final = "kernels are chosen by the device and the types; leave it out"
 _READ_AS_IT_IS: Final = "a checkpoint is read as what it is; leave it out"
@@ -172,23 +182,27 @@ _MEASURES: Final = "statistics are at GET /metrics and in traces; leave it out"
 
 _REASONS: Final = {
     _NOTHING_TO_DIVIDE: """
-        cp-kv-cache-interleave-size cpu-distributed-timeout-seconds dcp-comm-backend
-        dcp-kv-cache-interleave-size dcp-q-replicate decode-context-parallel-size
-        distributed-timeout-seconds ec-manager-config ec-transfer-config
-        enable-batch-sharded-sampling enable-hc-sp enable-nccl-comm-suspend
-        max-parallel-loading-workers mm-encoder-tp-mode prefill-context-parallel-size
-        ray-workers-use-nsight ubatch-size worker-cls
+        cpu-distributed-timeout-seconds distributed-timeout-seconds ec-manager-config
+        ec-transfer-config enable-batch-sharded-sampling enable-hc-sp enable-nccl-comm-suspend
+        max-parallel-loading-workers mm-encoder-tp-mode
+        ray-workers-use-nsight worker-cls
     """,
     _NO_LOCK_STEP: """
         all2all-backend data-parallel-address data-parallel-backend
         data-parallel-external-lb data-parallel-hybrid-lb
         data-parallel-multi-port-external-lb data-parallel-rpc-port data-parallel-start-rank
-        data-parallel-supervisor-port dbo-decode-token-threshold dbo-prefill-token-threshold
+        data-parallel-supervisor-port
         disable-nccl-for-dp-sync disable-nccl-for-dp-synchronization
         dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s
-        dp-supervisor-probe-timeout-s dp-sync-interval elastic-ep-max-dp-size enable-dbo
+        dp-supervisor-probe-timeout-s dp-sync-interval elastic-ep-max-dp-size
         enable-elastic-ep enable-ep-weight-filter enable-fault-tolerance
         expert-placement-strategy fault-tolerance-config
+    """,
+    _NO_HALVES: """
+        dbo-decode-token-threshold dbo-prefill-token-threshold enable-dbo ubatch-size
+    """,
+    _WHOLE_SEQUENCES: """
+        cp-kv-cache-interleave-size dcp-comm-backend dcp-kv-cache-interleave-size dcp-q-replicate
     """,
     _CHOSEN: """
         diffusion-config enable-cumem-allocator enable-flash-late-interaction
@@ -250,6 +264,8 @@ SHORT: Final = {
     "-pp": "pipeline-parallel-size",
     "-dp": "data-parallel-size",
     "-asc": "api-server-count",
+    "-dcp": "decode-context-parallel-size",
+    "-pcp": "prefill-context-parallel-size",
     "-q": "quantization",
     "-cc": "compilation-config",
     "-sc": "speculative-config",

@@ -71,6 +71,13 @@ def test_expert_parallelism_is_a_setting_of_workers() -> None:
     assert settings_of("--enable-expert-parallel").worker.enable_expert_parallel
 
 
+@pytest.mark.parametrize("flag", ["-dcp", "--decode-context-parallel-size", "-pcp"])
+def test_sequences_are_not_divided(flag: str) -> None:
+    assert settings_of(flag, "1").worker.tensor_parallel_size == 1
+    with pytest.raises(ConfigError, match="--tensor-parallel-size divides KV"):
+        settings_of(flag, "2")
+
+
 def test_ranks_of_data_parallelism_are_replicas() -> None:
     assert settings_of("-dp", "3").up.workers == 3
     with pytest.raises(ConfigError, match="replicas are workers of their own"):

@@ -25,5 +25,8 @@ def build(
         problem = "there is one rank, which has all experts: it needs --tensor-parallel-size"
         raise ConfigError(f"enable_eplb: {problem}", param="worker.enable_eplb")
     if worker.enable_expert_parallel:
-        logger.warning("enable_expert_parallel has no effect on one rank")
+        logger.warning(
+            "enable_expert_parallel has no effect on one rank: each replica has all experts; "
+            "--tensor-parallel-size divides them"
+        )
     return build_here(model, worker, progress)
