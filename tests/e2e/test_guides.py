@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.e2e.mesh_process import mesh
 from tests.fakes.adapters import write_adapter
@@ -62,6 +62,27 @@ def test_commands_of_the_guides_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.chdir(folder)
         started += run_page(page, tmp_path)
     assert started >= 10
+
+
+def test_commands_of_the_guide_to_ranks_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_model(tmp_path / "my-model")
+    copy_model(tmp_path / "my-mixture")
+    write_mixture(tmp_path / "my-mixture")
+    monkeypatch.chdir(tmp_path)
+    # the lines of torchrun are those of test_two_hosts.py
+    assert run_page("guides/more-than-one-device.md", tmp_path) == 2
+
+
+def write_mixture(folder: Path) -> None:
+    """A mixture of experts in the place of a model, with its tokenizer."""
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = json.loads((folder / "config.json").read_text())
+    kept = {key: config[key] for key in ("vocab_size", "max_position_embeddings")}
+    made = Qwen3MoeConfig(hidden_size=64, num_hidden_layers=2, **sizes, **heads, **kept)
+    Qwen3MoeForCausalLM(made).save_pretrained(folder)
 
 
 def run_page(page: str, folder: Path) -> int:
