@@ -2,7 +2,8 @@
 
 Starts NATS, Redis, gateways, tokenizers, schedulers and workers as processes, keeps streams
 running, and meanwhile kills, freezes and terminates processes and restarts the servers: what, when
-and which process follows from `--seed`. Gateways die too: those that serve stored responses only.
+and which process follows from `--seed`. Gateways die too: those that serve stored responses, and
+with `--prefill-workers` chats whose clients ask again.
 At the end no stream may have failed or have a wrong, lost or doubled token, nothing may be held
 (blocks, streams, reservations, marks, subscriptions) and no process or file be left, and each
 tenant must have been charged the usage that its clients received, to the token. With `--engine
@@ -26,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chaos_run import completions
-from benchmarks.chaos_run.accounts import RECORDER, Audit, audit, servers_of, write_key_file
+from benchmarks.chaos_run.accounts import RECORDER, ROAMER, Audit, audit, servers_of, write_key_file
 from benchmarks.chaos_run.bodies import chats, responses
 from benchmarks.chaos_run.cluster import Cluster
 from benchmarks.chaos_run.completions import Completions
@@ -67,7 +68,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tokenizers", type=int, default=2)
     add("--schedulers", type=int, default=2)
     add("--gateways", type=int, default=2)
-    add("--responders", type=int, default=2, help="gateways for stored responses, which may die")
+    add("--responders", type=int, default=2, help="further gateways, which may die")
     add("--engine", choices=("sim", "torch"), default="sim")
     add("--timeout", type=float, default=120.0, help="seconds for one request")
     add(
@@ -201,6 +202,9 @@ async def request_kinds(
         servers, recorder, bodies, own_random(), predicts=predicts, is_salted=moves_kv
     )
     weights: dict[RequestKind, int] = {recorded: 8 if moves_kv else 2}
+    if moves_kv and cluster.responder_urls:
+        roaming = servers_of(cluster.responder_urls, (ROAMER,))
+        weights[recorded.asking_again(roaming, own_random())] = 8
     if engine == "sim":
         oracle = await SimOracle.learn(recorder, model)
         weights[Completions(servers, model, oracle, own_random())] = 6

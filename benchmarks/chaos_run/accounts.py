@@ -29,6 +29,8 @@ from tokenmesh.shared.subjects import response_log
 TENANTS = ("amber", "birch", "cedar")
 RECORDER = "recorder"
 """Asks for what the others' answers are compared with, in peace."""
+ROAMER = "dahlia"
+"""Asks again when a gateway dies. Is not audited: the death takes what was not counted yet."""
 ADMIN = "ops"
 
 _KINDS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
@@ -42,7 +44,7 @@ Counts = Mapping[str, Counter[str]]
 def write_key_file(folder: Path) -> Path:
     """A key for each tenant: its name."""
     lines = []
-    for name in (*TENANTS, RECORDER, ADMIN):
+    for name in (*TENANTS, RECORDER, ROAMER, ADMIN):
         digest = hashlib.sha256(name.encode()).hexdigest()
         lines += [f"[tenants.{name}]", f"admin = {str(name == ADMIN).lower()}"]
         lines += ["[[keys]]", f'sha256 = "{digest}"', f'tenant = "{name}"']
@@ -51,9 +53,9 @@ def write_key_file(folder: Path) -> Path:
     return path
 
 
-def servers_of(urls: Sequence[str]) -> dict[str, list[Target]]:
+def servers_of(urls: Sequence[str], tenants: Sequence[str] = TENANTS) -> dict[str, list[Target]]:
     """The gateways as each tenant may ask them."""
-    return {tenant: [Target(url, tenant) for url in urls] for tenant in TENANTS}
+    return {tenant: [Target(url, tenant) for url in urls] for tenant in tenants}
 
 
 def reported(received: Iterable[ReceivedResponse]) -> Counts:

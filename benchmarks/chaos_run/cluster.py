@@ -37,7 +37,8 @@ class Cluster:
     ) -> None:
         """`environments`: what a process's environment has more, by its name (`worker 2`).
 
-        `num_responders`: further gateways, which may die: they are to serve stored responses only.
+        `num_responders`: further gateways, which may die: they are to serve stored responses, and
+        chats whose clients ask again.
         """
         plan = make_plan(settings, folder, with_admin=True)
         if is_redis_durable:

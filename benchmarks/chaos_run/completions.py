@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
+from http import HTTPStatus
 from random import Random
 
 from benchmarks.chaos_run.received import ReceivedChoice, ReceivedResponse
@@ -140,8 +141,15 @@ def note_usage(reply: Reply, received: ReceivedResponse) -> None:
     )
 
 
+def leaves(reply: Reply) -> bool:
+    """Return whether the gateway says that it drains: the client must use another one."""
+    return reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"draining"' in reply.body
+
+
 def fault_of_reply(reply: Reply, received: ReceivedResponse) -> str | None:
     """Name what is wrong with an answer, whatever its text; None: nothing."""
+    if leaves(reply):
+        return "draining"
     if reply.status != 200:
         return f"http_{reply.status}"
     if reply.error is not None:

@@ -31,7 +31,13 @@ _CHOICES: list[tuple[Kind, str]] = [
 ]
 TRANSFER: Final = "transfer"
 """In the place of a service: the process of a worker that moves KV."""
-_OF_KV: list[tuple[Kind, str]] = [("kill", TRANSFER), ("freeze", TRANSFER)]
+_OF_KV: list[tuple[Kind, str]] = [
+    ("kill", TRANSFER),
+    ("freeze", TRANSFER),
+    # gateways whose streams have KV on its way
+    ("kill", "responder"),
+    ("terminate", "responder"),
+]
 _TRANSFER_MODULE: Final = "tokenmesh.services.worker_svc.kv.transfer"
 _RARE: list[tuple[Kind, str]] = [("long outage", "nats"), ("long outage", "redis")]
 _ROUNDS_A_RARE_ONE = 3

@@ -45,6 +45,13 @@ class ReceivedChoice:
         wrong = (each for each in parts if self.expected.get(each, "") != self.texts.get(each, ""))
         return next((f"wrong_{part}" for part in wrong), None)
 
+    @property
+    def is_otherwise(self) -> bool:
+        """True where what came does not begin what is expected."""
+        return any(
+            not self.expected.get(part, "").startswith(text) for part, text in self.texts.items()
+        )
+
 
 @dataclass(slots=True)
 class ReceivedResponse:
@@ -84,6 +91,11 @@ class ReceivedResponse:
     def wrong(self) -> str | None:
         """The part that is not as expected in any choice."""
         return next((shown.fault for shown in self.choices if shown.fault is not None), None)
+
+    @property
+    def is_otherwise(self) -> bool:
+        """True where a choice does not begin what is expected."""
+        return any(shown.is_otherwise for shown in self.choices)
 
 
 class RequestKind(Protocol):

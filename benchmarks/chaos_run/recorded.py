@@ -15,6 +15,9 @@ from tokenmesh.cli.bench.client import ChunkChoice, StreamChunk, Target
 
 Body = dict[str, Any]
 
+_PAUSE_S: Final = 0.1
+_FAREWELLS: Final = ("draining", "stream_draining")
+"""A gateway that drains answers so."""
 _KIND_BY_FIELD: Final = {
     "response_format": "guided",
     "tools": "tools",
@@ -53,8 +56,10 @@ class Chats:
         random: Random,
         *,
         is_salted: bool = False,
+        asks_again: bool = False,
     ) -> None:
         self._is_salted = is_salted
+        self._asks_again = asks_again
         self._servers = servers
         self._chats = chats
         self._random = random
@@ -81,17 +86,37 @@ class Chats:
             chats = [_predicted(each) for each in chats]
         return cls(servers, chats, random, is_salted=is_salted)
 
+    def asking_again(self, servers: Mapping[str, list[Target]], random: Random) -> "Chats":
+        """Return the same chats at gateways that may die: what one has begun is asked again."""
+        return Chats(servers, self._chats, random, is_salted=self._is_salted, asks_again=True)
+
     async def send(self, received: ReceivedResponse) -> str | None:
         """See `RequestKind.send`."""
         chat = self._random.choice(self._chats)
         received.described = repr(chat.body)
         received.kind = kind_of(chat.body)
         received.tenant = self._random.choice([*self._servers])
-        server = self._random.choice(self._servers[received.tenant])
         salt = {"cache_salt": f"{self._random.getrandbits(64):x}"} if self._is_salted else {}
-        fault = await _send(server, {**chat.body, **salt}, received)
-        for shown, expected in zip(received.choices, chat.choices, strict=True):
-            shown.expected = expected
+        fault: str | None
+        left: str | None
+        while True:
+            server = self._random.choice(self._servers[received.tenant])
+            try:
+                fault = await _send(server, {**chat.body, **salt}, received)
+            except OSError as error:
+                if not self._asks_again:
+                    raise
+                fault = left = type(error).__name__
+            else:
+                left = fault if self._asks_again and fault in _FAREWELLS else None
+            for shown, expected in zip(received.choices, chat.choices, strict=True):
+                shown.expected = expected
+            if left is None:
+                break
+            if received.is_otherwise:
+                return "wrong_beginning"
+            received.moves.append(f"chat {left}")
+            await asyncio.sleep(_PAUSE_S)
         is_usage_right = received.num_tokens == chat.num_tokens
         return fault or received.wrong or (None if is_usage_right else "wrong_usage")
 

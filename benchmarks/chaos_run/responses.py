@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from random import Random
 from typing import Any
 
 import msgspec
 
+from benchmarks.chaos_run.completions import leaves
 from benchmarks.chaos_run.received import ReceivedChoice, ReceivedResponse
 from tokenmesh.cli.bench.client import Reply, Target
 
@@ -170,7 +170,7 @@ class StoredResponses:
             reason = "moved" if len(reading.events) == leave_at else type(error).__name__
         else:
             reason = "cut" if reply.status == 200 else f"http_{reply.status} {_code_of(reply)}"
-            if reply.status != 200 and not _leaves(reply):
+            if reply.status != 200 and not leaves(reply):
                 reading.fault = f"{method}_{reason}"
         if reading.ended is None:
             reading.received.moves.append(f"{method} {reason}")
@@ -195,7 +195,7 @@ class StoredResponses:
                 continue
             if again and _is_farewell(_decode(again[-1])):
                 again.pop()
-            if reply.status != 200 and not _leaves(reply):
+            if reply.status != 200 and not leaves(reply):
                 return f"again_http_{reply.status}"
             if len(again) < len(reading.events) and again == reading.events[: len(again)]:
                 # Its gateway has gone in the middle.
@@ -207,11 +207,6 @@ class StoredResponses:
 def _is_farewell(event: _Event) -> bool:
     """Return whether a gateway says that it may wait no longer: another one has the rest."""
     return event.type == "error" and event.code == "draining"
-
-
-def _leaves(reply: Reply) -> bool:
-    """Return whether the gateway says that it drains: the client must use another one."""
-    return reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"draining"' in reply.body
 
 
 def _code_of(reply: Reply) -> str:
