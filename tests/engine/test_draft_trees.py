@@ -147,7 +147,7 @@ def test_streams_are_the_same_with_a_tree_of_drafts(
     proposer = RunnerDrafts(
         driver.model.runner, 1000, len(TREE.paths), FreeDrafts(), tree=DraftTree.of(TEXT)
     )
-    blocks: dict[str, Any] = {"num_blocks": 60 if kind == "model" else 9, "kv_watermark": 0.0}
+    blocks: dict[str, Any] = {"num_blocks": 50 if kind == "model" else 9, "kv_watermark": 0.0}
     drafted = driver.again(proposer=proposer, **(blocks if is_tight else {}))
     outcomes = drafted.run(jobs(), steps_between=1)
     check(outcomes, expected)

@@ -15,6 +15,7 @@ from tests.fakes.grammars import EOS, Grammars, json_schema, make_checkpoint
 from tests.fakes.reference_layers import reference_layers
 from tests.fakes.tiny import Tiny, prompt_of
 from tokenmesh.engine.core.engine import Engine
+from tokenmesh.engine.core.outputs import StepOutput
 from tokenmesh.engine.plan import StepPlan
 from tokenmesh.engine.request.request import Request
 from tokenmesh.engine.speculate.runner_drafts import RunnerDrafts
@@ -225,3 +226,31 @@ def test_more_drafts_than_the_model_proposes_are_refused_at_the_start(
     driver, _ = made
     with pytest.raises(ConfigError, match="proposes 0 at most"):
         RunnerDrafts(driver.model.runner, max_rows=8, max_drafts=4)
+
+
+class FirstOnly(DiceProposer):
+    """The first request is asked for drafts, and has none; the others decode without."""
+
+    def wants(self, request: Request) -> bool:
+        return request.key.stream == 1
+
+    def _of(self, request: Request, limit: int) -> list[int]:
+        return []
+
+
+def test_rows_with_drafts_and_without_are_computed_in_the_same_steps(tiny: Tiny) -> None:
+    driver = EngineDriver(tiny("llama").directory)
+    some = [Job(prompt_of(12, seed=seed), greedy(NUM_TOKENS)) for seed in range(3)]
+    expected = driver.tokens(some)
+    driver = EngineDriver(tiny("llama").directory).again(
+        proposer=FirstOnly(Random(1), lambda request: [], VOCAB)
+    )
+    sizes: list[int] = []
+
+    def note(output: StepOutput) -> None:
+        sizes.append(sum(map(len, output.deltas.values())))
+
+    driver.on_output = note  # type: ignore[method-assign]
+    assert driver.tokens(some) == expected
+    # each step has a token of each stream, but for the steps in which they begin and end
+    assert sum(size == 3 for size in sizes) >= NUM_TOKENS - 2

@@ -114,6 +114,8 @@ class Engine:
             return
         while self._num_lanes > 1 and any(each.lane == self._lane for each in self._in_flight):
             self._land()
+        if self._num_lanes == 1 and self._scheduler.speculating.awaits_landing:
+            self.settle()
         plan = self._scheduler.schedule(self._lane)
         notes = self._scheduler.notes
         if notes.preempted:

@@ -75,6 +75,13 @@ class Speculating:
         self._begun: list[tuple[Request, ScheduledRow]] = []
         """Requests that compute the last of their prompts in this step."""
 
+    @property
+    def awaits_landing(self) -> bool:
+        """True while a step is in flight that draws for requests that are held: the next one would
+        leave them out, and compute fewer rows at a time."""
+        held = self._wheel.held() if self.is_on and not self._is_idle else ()
+        return any(each.num_known == each.num_computed for each in held)
+
     def begin_step(self) -> None:
         """Hold the decoding requests, or release them where too many run; then get blocks for last
         known tokens. Others may be preempted for that, before they are in the step's plan."""
