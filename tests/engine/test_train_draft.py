@@ -47,6 +47,22 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_layer_that_is_named_twice_is_read_twice(deep: Path, native: bool) -> None:
+    runner = EngineDriver(deep, native_kernels=native).model.runner
+    assert isinstance(runner, TorchRunner)
+    torch.use_deterministic_algorithms(True)
+    try:
+        # in this mode torch fills new memory with NaN
+        _, taps = runner.states(prompt_of(12), (2, 3, 3))
+        _, other = runner.states(prompt_of(12), (3, 2, 4))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(taps[:, 0], other[:, 1])
+    assert torch.equal(taps[:, 1], other[:, 0])
+    assert torch.equal(taps[:, 2], other[:, 0])
+
+
 def test_a_head_learns_its_models_answers_and_drafts_them(deep: Path, tmp_path: Path) -> None:
     driver = EngineDriver(deep, max_num_seqs=16)
     some = [Job(prompt_of(12, seed=n % 4), greedy(40)) for n in range(12)]
@@ -66,10 +82,9 @@ def test_a_head_learns_its_models_answers_and_drafts_them(deep: Path, tmp_path: 
     stored = load_file(trained / "model.safetensors")
     assert torch.equal(stored["d2t"] + torch.arange(100), stored["t2d"].nonzero().flatten())
     assert json.loads((trained / "config.json").read_text())["draft_vocab_size"] == 100
-    # how much it learns depends on roundings of the processor: 0.27 to 0.72 of its drafts, with
-    # other seeds as well; of those of a head that has learned nothing 0.02 are accepted
+    # 0.60 of its drafts, and 0.01 of those of a head that has learned nothing
     assert _accepted(untrained, deep, some, texts) < 0.05
-    assert _accepted(trained, deep, some, texts) > 0.15
+    assert _accepted(trained, deep, some, texts) > 0.4
 
 
 def _accepted(head: Path, model: Path, jobs: list[Job], texts: list[LearnedText]) -> float:

@@ -173,8 +173,18 @@ class Decoder:
         self, hidden: torch.Tensor, step: Step, store: KvStore, taps: Taps | None = None
     ) -> torch.Tensor:
         """See `Model.forward`; hidden [T, hidden] is overwritten."""
-        assert store.pool is not None
         tapped = {} if taps is None else dict(zip(taps.layers, taps.states.unbind(1), strict=True))
+        final = self._run(hidden, step, store, tapped)
+        if taps is not None and len(tapped) < len(taps.layers):
+            # of a layer that is named twice, as 2, L // 2 and L - 3 of six do, one was written
+            for number, states in zip(taps.layers, taps.states.unbind(1), strict=True):
+                states.copy_(tapped[number])
+        return final
+
+    def _run(
+        self, hidden: torch.Tensor, step: Step, store: KvStore, tapped: dict[int, torch.Tensor]
+    ) -> torch.Tensor:
+        assert store.pool is not None
         if self.program is not None and isinstance(step, HostStep) and _runs_in_c(step):
             groups = self.config.grouping if self.config.windows is not None else None
             inputs = program_inputs(self.config, self.rotaries, step, store, groups)
