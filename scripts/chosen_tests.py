@@ -29,8 +29,9 @@ from scripts.changed_tests import (
 )
 
 _RECORD: Final = ".ci/engine_inputs.sha256"
-ALWAYS: Final = ("pyproject.toml", "uv.lock", "tests/repeated.txt")
-"""Versions, and how tests run. What collects and marks them is imported by their conftest."""
+ALWAYS: Final = ("pyproject.toml", "tests/repeated.txt", "tests/used_files.py", "uv.lock")
+"""Versions, and how tests run. What collects and marks them is imported by their conftest, but for
+what notes the files that they use."""
 _FOLDERS: Final = tuple(
     f"tests/{each}/" for each in ("engine", "kernels", "ops", "unit/speculate", "unit/worker_svc")
 )
