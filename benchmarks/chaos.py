@@ -3,7 +3,8 @@
 Starts NATS, Redis, gateways, tokenizers, schedulers and workers as processes, keeps streams
 running, and meanwhile kills, freezes and terminates processes and restarts the servers: what, when
 and which process follows from `--seed`. Gateways die too: those that serve stored responses, and
-with `--prefill-workers` chats whose clients ask again.
+with `--prefill-workers` chats, whose clients send the request again.
+
 At the end no stream may have failed or have a wrong, lost or doubled token, nothing may be held
 (blocks, streams, reservations, marks, subscriptions) and no process or file be left, and each
 tenant must have been charged the usage that its clients received, to the token. With `--engine

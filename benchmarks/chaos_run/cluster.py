@@ -38,7 +38,7 @@ class Cluster:
         """`environments`: what a process's environment has more, by its name (`worker 2`).
 
         `num_responders`: further gateways, which may die: they are to serve stored responses, and
-        chats whose clients ask again.
+        chats, whose clients send the request again.
         """
         plan = make_plan(settings, folder, with_admin=True)
         if is_redis_durable:

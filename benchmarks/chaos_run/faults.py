@@ -34,7 +34,7 @@ TRANSFER: Final = "transfer"
 _OF_KV: list[tuple[Kind, str]] = [
     ("kill", TRANSFER),
     ("freeze", TRANSFER),
-    # gateways whose streams have KV on its way
+    # gateways with streams whose KV is being sent to a worker
     ("kill", "responder"),
     ("terminate", "responder"),
 ]

@@ -14,7 +14,7 @@ from tokenmesh.shared.config import Settings, load_settings
 
 CHART = ROOT / "deploy/chart"
 KUBERNETES = "1.34"
-"""The version against whose schemas manifests are checked."""
+"""The version of Kubernetes whose schemas the manifests have to match."""
 POD_IP = "10.1.2.3"
 Manifest = dict[str, Any]
 Values = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Prompts with media and with a client's embeddings whose KV comes from another worker.
+"""KV from another worker, of prompts with media and of prompts that are embeddings.
 
 Each draws the tokens of a prompt that is computed where it is decoded; what stands at the same
 places of another prompt is never taken for it.
