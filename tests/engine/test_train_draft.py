@@ -88,7 +88,7 @@ def test_a_head_learns_its_models_answers_and_drafts_them(deep: Path, tmp_path: 
 
 
 def _accepted(head: Path, model: Path, jobs: list[Job], texts: list[LearnedText]) -> float:
-    """The share of accepted drafts of the head, whose streams have to be those of the texts."""
+    """Return the share of the head's drafts that is accepted. The streams have to be the texts."""
     config = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
     served = with_drafts(EngineDriver(model, speculative_config=config, max_num_seqs=16))
     assert served.tokens(jobs) == [text.output for text in texts]

@@ -91,8 +91,9 @@ def _runner(
     draws = FollowedDraws(link.drawn)
     if ranks.pipe.stages > 1:
         return StageRunner(model, store, rows, draws, pipe=ranks.pipe, **options)
-    head = {"ranks": ranks, "has_head": has_head, **options}
-    return FollowingRunner(model, store, rows, draws, link=link, **head)
+    return FollowingRunner(
+        model, store, rows, draws, link=link, ranks=ranks, has_head=has_head, **options
+    )
 
 
 class FollowingPoolRunner(PoolRunner):

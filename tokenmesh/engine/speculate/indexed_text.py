@@ -55,7 +55,7 @@ class IndexedText:
         self._heads = array("i")
         """By slot: the latest end; 0: none. The last one is that of runs that are too long."""
         self._links = array("i")
-        """By end and length: the end before it in its slot."""
+        """They hold, by end and length, the end before it in its slot."""
         self._mixed: list[int] = []
         """By length from 1 on: the hash of the run that ends where the next one to index does."""
 
