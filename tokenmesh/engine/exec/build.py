@@ -71,12 +71,7 @@ def build_runner(
     native = worker.native_kernels and device.type == "cpu" and native_kernels.has_started()
     maker = replace(_maker_of(model, worker, native, device), role=role)
     # what cannot draft is refused before any weights are read
-    raw = read_config(maker.directory)
-    target = DraftTarget(
-        *(model, maker.directory, maker.facts, worker, device, maker.dtype, native, raw),
-        role.share_ends,
-    )
-    drafting = DraftMaker.of(target) if role.ranks.leads else None
+    drafting = _drafting(model, worker, maker, native) if role.ranks.leads else None
     with torch.inference_mode():
         gpu = gpu_budget(maker.device, worker)
         with fitting(f"{_weights_of(maker)} do not fit the GPU", "model"):
@@ -110,6 +105,23 @@ def build_runner(
             AdapterReader(loaded.sites, maker.dtype, worker.lora.max_lora_rank)
         ),
     )
+
+
+def _drafting(
+    model: ModelSettings, worker: WorkerSettings, maker: RunnerMaker, native: bool
+) -> DraftMaker | None:
+    target = DraftTarget(
+        settings=model,
+        directory=maker.directory,
+        facts=maker.facts,
+        worker=worker,
+        device=maker.device,
+        dtype=maker.dtype,
+        native=native,
+        raw=read_config(maker.directory),
+        share_ends=maker.role.share_ends,
+    )
+    return DraftMaker.of(target)
 
 
 def _get_ready(runner: CudaRunner, maker: RunnerMaker) -> None:
